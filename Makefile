@@ -1,0 +1,44 @@
+# Needs python >= 3.11 with venv, and a package index; everything else is set up here.
+#   make demo            make demo ARGS="--problems 16 --json out.json"
+#   make test            make lint            make clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+
+.PHONY: demo test lint clean install
+
+demo: install
+	@$(BIN)/sglang-parse demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(STAMP)
+
+# Re-made when pyproject.toml changes. PYTHON=... chooses the interpreter.
+$(STAMP): pyproject.toml
+	@set -e; python=""; \
+	for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	    if $$candidate -c '$(SUPPORTED)' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "make: sglang_parse needs python 3.11 to 3.13, found" \
+	        "$$(python3 --version 2>/dev/null || echo no python3);" \
+	        "install one, or name it with PYTHON=/path/to/python." >&2; exit 1; \
+	fi; \
+	$(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || $$python -m venv --clear $(VENV) || { \
+	    echo "make: $$python cannot create $(VENV); install its venv module" \
+	        "(Debian: apt install python3-venv)." >&2; exit 1; }
+	$(BIN)/python -m pip install --progress-bar off -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,173 @@
+"""Modes against the target alone: how fast, how right, how late the first token?
+
+    python -m benchmarks.bench_modes --out benchmarks/results/modes.jsonl
+    python -m benchmarks.bench_modes --concurrency 1 16 --problems 64 --repeats 3
+
+Arms on the embedded task, same server flags: `target` (stock SGLang), `semantic`,
+`semantic-no-tail`, `exact` (token-level speculation with the same draft), `off`, and
+`hostile` / `hostile-exact`: a server whose draft has its output rows shuffled, so that
+it never says what it means. Servers are up together and measured one at a time; the
+arms of a concurrency follow one another and the whole sweep is repeated. One JSON line
+per measurement with argv, commit, versions and machine; then medians and spreads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from sglang_parse.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED, load_tokenizer
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded.task import make_problems
+from sglang_parse.launch import ServerProcess, running
+from sglang_parse.load import encode_prompts, measure
+from sglang_parse.summary import ArmSummary, summarise
+
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "target": ("target", {}),
+    "semantic": ("parse", {"parse_mode": "semantic"}),
+    "semantic-no-tail": ("parse", {"parse_exact_tail": False}),
+    "exact": ("parse", {"parse_mode": "exact"}),
+    "off": ("parse", {"parse_mode": "off"}),
+    "hostile": ("hostile", {"parse_mode": "semantic"}),
+    "hostile-exact": ("hostile", {"parse_mode": "exact"}),
+}
+
+
+def make_hostile_draft(out: Path) -> None:
+    """The embedded draft with shuffled LM-head rows: same cost, other tokens."""
+    shutil.copytree(DRAFT_PATH, out)
+    weights = load_file(out / "model.safetensors")
+    head = weights["lm_head.weight"]
+    order = torch.randperm(len(head), generator=torch.Generator().manual_seed(0))
+    weights["lm_head.weight"] = head[order].contiguous()
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def server_args(kind: str, hostile_path: Path) -> list[str]:
+    args = ["--model-path", str(TARGET_PATH), *SERVER_ARGS]
+    if kind == "target":
+        return args
+    draft = hostile_path if kind == "hostile" else DRAFT_PATH
+    args += ["--speculative-draft-model-path", str(draft)]
+    return [*args, "--speculative-algorithm", "PARSE"]
+
+
+def provenance() -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
+    ).stdout.strip()
+    packages = ("sglang", "torch", "transformers", "sglang-parse")
+    return {
+        "argv": sys.argv,
+        "commit": commit,
+        "versions": {name: version(name) for name in packages},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def run(args: argparse.Namespace) -> list[ArmSummary]:
+    summaries: list[ArmSummary] = []
+    with tempfile.TemporaryDirectory(prefix="sglang-parse-bench-") as folder:
+        hostile_path = Path(folder) / "hostile"
+        make_hostile_draft(hostile_path)
+        kinds = {ARMS[arm][0] for arm in args.arms}
+        servers = {
+            kind: ServerProcess(
+                server_args(kind, hostile_path),
+                kind,
+                Path(folder) / f"{kind}.log",
+                num_threads=args.threads,
+            )
+            for kind in sorted(kinds)
+        }
+        tokenizer = load_tokenizer(str(TARGET_PATH))
+        warm_up = encode_prompts(tokenizer, make_problems(8, WARM_UP_SEED))
+        with running(list(servers.values())), args.out.open("a") as out:
+            for repeat in range(args.repeats):
+                for concurrency in args.concurrency:
+                    num = max(args.problems, 4 * concurrency)
+                    problems = make_problems(num, EVAL_SEED + repeat)
+                    prompts = encode_prompts(tokenizer, problems)
+                    base: float | None = None
+                    for arm in args.arms:
+                        kind, custom = ARMS[arm]
+                        measured = measure(
+                            servers[kind].url,
+                            prompts,
+                            concurrency=concurrency,
+                            warm_up=warm_up,
+                            custom_params=custom,
+                        )
+                        summary = summarise(
+                            arm, concurrency, measured.results, measured.wall_s, base
+                        )
+                        if arm == "target":
+                            base = summary.output_tok_s
+                        summaries.append(summary)
+                        row = {"repeat": repeat, **summary.as_dict(), **provenance()}
+                        out.write(json.dumps(row) + "\n")
+                        out.flush()
+                        print(brief([summary]), flush=True)
+    return summaries
+
+
+def brief(group: list[ArmSummary]) -> str:
+    """One Markdown row: medians, and the spread of the ratio, over repeats."""
+
+    def median(name: str) -> float:
+        return statistics.median(getattr(s, name) or 1.0 for s in group)
+
+    ratios = [s.ratio or 1.0 for s in group]
+    first = group[0]
+    return (
+        f"| {first.arm} | {first.concurrency} | {100 * median('accuracy'):.1f} "
+        f"| {median('output_tok_s'):.0f} | {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f}-{max(ratios):.2f}) | {median('passes_per_answer'):.1f} "
+        f"| {1000 * median('ttft_p95_s'):.0f} | {1000 * median('latency_p95_s'):.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16, 32])
+    parser.add_argument("--problems", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/modes.jsonl")
+    )
+    args = parser.parse_args()
+    if "target" in args.arms:
+        args.arms.sort(key=lambda arm: arm != "target")
+    summaries = run(args)
+    print("\n| arm | conc. | right % | tok/s | ratio | passes | p95 TTFT | p95 ms |")
+    print("|---|---|---|---|---|---|---|---|")
+    groups: dict[tuple[int, str], list[ArmSummary]] = {}
+    for summary in summaries:
+        groups.setdefault((summary.concurrency, summary.arm), []).append(summary)
+    for _, group in sorted(groups.items()):
+        print(brief(group))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Train the embedded pair from nothing: python -m benchmarks.train_pair --out DIR.
+
+Stages and measured times are in this folder's README.md.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+import torch
+
+from benchmarks.train_pair.data import Example, Examples
+from benchmarks.train_pair.export import export
+from benchmarks.train_pair.grow import grow
+from benchmarks.train_pair.model import ModelConfig, TinyLlama, block
+from benchmarks.train_pair.tokenizer import Encoder, build_tokenizer
+from benchmarks.train_pair.train import Probes, Stage, accuracy, sample, train
+from sglang_parse.embedded import task
+
+logger = logging.getLogger(__name__)
+
+
+def draft_samples(
+    draft: TinyLlama, encoder: Encoder, count: int, seed: int
+) -> dict[int, list[Example]]:
+    """Labelled draft answers to training problems, greedy and at temperature 1."""
+    make, out = Examples(encoder), {}
+    for temperature in (0.0, 1.0):
+        problems = task.make_problems(count, seed + int(temperature), "train")
+        for start in range(0, count, 300):
+            some = problems[start : start + 300]
+            texts = sample(draft, encoder, some, temperature, seed=start)
+            for problem, text in zip(some, texts, strict=True):
+                example = make.from_sample(problem, text)
+                n = len(problem.events)
+                if len(example.prompt) + len(example.answer) <= 25 + 21 * n:
+                    out.setdefault(n, []).append(example)
+    return out
+
+
+def train_draft(encoder: Encoder, vocab: int, block_fn) -> TinyLlama:
+    """Two layers, stopped once they solve about six problems in ten."""
+    torch.manual_seed(0)
+    draft = TinyLlama(ModelConfig(vocab, 2), block_fn)
+    problems = task.make_problems(200, 5, "train")
+
+    def good_enough(step: int, model: TinyLlama) -> bool:
+        if step < 250 or step % 10:
+            return False
+        right, _ = accuracy(model, encoder, problems)
+        logger.info("draft step %d right %.3f", step, right)
+        return right >= 0.55
+
+    stage = Stage("B", 900, other_style=0.4, seed=1)
+    train(draft, encoder, stage, callback=good_enough)
+    return draft
+
+
+def train_target(
+    encoder: Encoder, vocab: int, block_fn, draft: TinyLlama, layers: int, scale: float
+) -> TinyLlama:
+    """Two-layer solver, eight layers to judge, then all layers of the final depth."""
+    torch.manual_seed(3)
+
+    def steps(count: int) -> int:
+        return max(1, int(count * scale))
+
+    target = TinyLlama(ModelConfig(vocab, 2), block_fn)
+    solver = Stage(
+        "A", steps(600), other_style=0.3, error_rate=0.15, final=0.1, seed=11
+    )
+    train(target, encoder, solver)
+    target = grow(target, 8, on_top=True)
+    probes = Probes(target.cfg.hidden, 8)
+    judging = {
+        "error_rate": 0.5, "other_style": 0.5, "probe_weight": 0.5, "sample_rate": 0.4,
+        "samples": draft_samples(draft, encoder, 2500, 100),
+    }  # fmt: skip
+    first = Stage(
+        "A", steps(1200), lr=0.01, adam_lr=1e-3, suffixes=2, seed=12, **judging
+    )
+    train(target, encoder, first, probes)
+    judging |= {"dense_rate": 0.4, "suffixes": 3}
+    for seed, count, lr in ((13, 1000, 0.007), (14, 800, 0.006)):
+        stage = Stage("A", steps(count), lr=lr, adam_lr=lr / 10, seed=seed, **judging)
+        train(target, encoder, stage, probes)
+    target = grow(target, layers, on_top=False)
+    judging["samples"] = draft_samples(draft, encoder, 2500, 200)
+    last = Stage("A", steps(600), lr=0.003, adam_lr=3e-4, seed=15, **judging)
+    train(target, encoder, last, Probes(target.cfg.hidden, layers))
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=24, help="a multiple of 8")
+    parser.add_argument("--scale", type=float, default=1.0, help="target steps factor")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(1)
+    tokenizer = build_tokenizer()
+    encoder, vocab = Encoder(tokenizer), -(-len(tokenizer) // 64) * 64
+    compiled = torch.compile(block)
+    draft = train_draft(encoder, vocab, compiled)
+    export(draft, tokenizer, args.out / "draft")
+    target = train_target(encoder, vocab, compiled, draft, args.layers, args.scale)
+    export(target, tokenizer, args.out / "target")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Stacked weights <-> Hugging Face Llama directories."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.train_pair.model import (
+    EPS,
+    HEAD_DIM,
+    THETA,
+    ModelConfig,
+    TinyLlama,
+)
+
+PER_LAYER = {
+    "input_layernorm": ("norm1", 1),
+    "post_attention_layernorm": ("norm2", 1),
+    "self_attn.o_proj": ("wo", 1),
+    "mlp.down_proj": ("wd", 1),
+}
+FUSED = {
+    "wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "wgu": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def hf_config(cfg: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> dict:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": cfg.vocab,
+        "hidden_size": cfg.hidden,
+        "intermediate_size": cfg.ffn,
+        "num_hidden_layers": cfg.layers,
+        "num_attention_heads": cfg.heads,
+        "num_key_value_heads": cfg.heads,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rope_theta": THETA,
+        "rms_norm_eps": EPS,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "torch_dtype": "float32",
+    }
+
+
+def state_dict(model: TinyLlama) -> dict[str, Tensor]:
+    out = {
+        "model.embed_tokens.weight": model.embed,
+        "model.norm.weight": model.norm,
+        "lm_head.weight": model.head,
+    }
+    for layer in range(model.cfg.layers):
+        prefix = f"model.layers.{layer}."
+        for name, (ours, _) in PER_LAYER.items():
+            out[f"{prefix}{name}.weight"] = getattr(model, ours)[layer]
+        for ours, names in FUSED.items():
+            parts = getattr(model, ours)[layer].chunk(len(names), 0)
+            for name, part in zip(names, parts, strict=True):
+                out[f"{prefix}{name}.weight"] = part
+    return {k: v.detach().float().clone().contiguous() for k, v in out.items()}
+
+
+def export(model: TinyLlama, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+    """Write config, weights, tokenizer and generation config."""
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}  # known to 4.x and 5.x
+    settings.pop("backend", None)
+    text = json.dumps(settings, indent=2) + "\n"
+    (path / "tokenizer_config.json").write_text(text)
+    config = hf_config(model.cfg, tokenizer)
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "do_sample": False,
+    }
+    text = json.dumps(generation, indent=2) + "\n"
+    (path / "generation_config.json").write_text(text)
+    weights = path / "model.safetensors"
+    save_file(state_dict(model), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)
+
+
+def load(path: Path) -> TinyLlama:
+    """The stacked model of an exported directory."""
+    raw = json.loads((path / "config.json").read_text())
+    cfg = ModelConfig(
+        raw["vocab_size"], raw["num_hidden_layers"], raw["hidden_size"],
+        raw["num_attention_heads"], raw["intermediate_size"],
+    )  # fmt: skip
+    model, weights = TinyLlama(cfg), load_file(path / "model.safetensors")
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            param.copy_(_stacked(name, weights, cfg.layers))
+    return model
+
+
+def _stacked(name: str, weights: dict[str, Tensor], layers: int) -> Tensor:
+    single = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+    if name in single:
+        return weights[f"{single[name]}.weight"]
+    names = FUSED.get(name) or [k for k, v in PER_LAYER.items() if v[0] == name]
+    return torch.stack(
+        [
+            torch.cat([weights[f"model.layers.{i}.{n}.weight"] for n in names])
+            for i in range(layers)
+        ]
+    )

@@ -1,0 +1,116 @@
+"""The PARSE algorithm object that SGLang dispatches on, and its start-up checks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_parse.flags import config_from_server_args
+from sglang_parse.platform_entry import ATTENTION_BACKEND
+from sglang_parse.startup import check_pair
+
+logger = logging.getLogger(__name__)
+
+GPU_ATTENTION_BACKEND = "flashinfer"
+SUPPORTED_ATTENTION_BACKENDS = (ATTENTION_BACKEND, GPU_ATTENTION_BACKEND)
+# SGLang sizes per-round reserves and buffers by this width. PARSE takes the slots of
+# a round inside the round (memory.py), so the smallest legal width is right: 2 is the
+# least that keeps TokenizerManager's `num_draft_tokens - 1` positive.
+NUM_DRAFT_TOKENS = 2
+DEFAULT_MAX_RUNNING_REQUESTS = 48
+
+_REFUSED = (
+    ("pp_size", lambda v: v > 1, "--pipeline-parallel-size", "1"),
+    ("attn_dp_size", lambda v: v > 1, "--attn-dp-size", "1"),
+    ("disaggregation_mode", lambda v: v != "null", "--disaggregation-mode", "null"),
+    ("enable_lora", bool, "--enable-lora", "off"),
+    ("lora_paths", bool, "--lora-paths", "unset"),
+    ("enable_hisparse", bool, "--enable-hisparse", "off"),
+    ("enable_hierarchical_cache", bool, "--enable-hierarchical-cache", "off"),
+    ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "off"),
+    ("enable_mixed_chunk", bool, "--enable-mixed-chunk", "off"),
+    ("speculative_adaptive", bool, "--speculative-adaptive", "off"),
+    ("skip_tokenizer_init", bool, "--skip-tokenizer-init", "off"),
+)
+
+_BACKEND_FIELDS = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_draft_attention_backend",
+)
+
+
+def validate_server_args(server_args: Any) -> None:
+    """Refuse what PARSE cannot serve. Raises ValueError with one sentence."""
+    config = config_from_server_args(server_args)
+    for field, is_refused, flag, expected in _REFUSED:
+        value = getattr(server_args, field, None)
+        if value is not None and is_refused(value):
+            raise ValueError(
+                f"--speculative-algorithm PARSE does not support {flag} {value}; "
+                f"expected {expected}."
+            )
+    if server_args.page_size not in (None, 1):
+        raise ValueError(
+            "--speculative-algorithm PARSE needs --page-size 1, got "
+            f"{server_args.page_size}."
+        )
+    if not server_args.speculative_draft_model_path:
+        raise ValueError(
+            "--speculative-algorithm PARSE needs a draft model; give its path with "
+            "--speculative-draft-model-path."
+        )
+    for field in _BACKEND_FIELDS:
+        backend = getattr(server_args, field, None)
+        if backend is not None and backend not in SUPPORTED_ATTENTION_BACKENDS:
+            raise ValueError(
+                "--speculative-algorithm PARSE does not support "
+                f"--{field.replace('_', '-')} {backend}; expected one of "
+                f"{', '.join(SUPPORTED_ATTENTION_BACKENDS)}."
+            )
+    check_pair(server_args, config)
+
+
+class ParseAlgorithm(CustomSpecAlgo):
+    """Duck-typed SpeculativeAlgorithm member.
+
+    The three methods below are called unconditionally by the scheduler and missing
+    from CustomSpecAlgo (sglang/srt/managers/scheduler.py, `init_disaggregation`).
+    """
+
+    def carries_draft_hidden_states(self) -> bool:
+        return False
+
+    def need_topk(self) -> bool:
+        return False
+
+    def create_future_map(
+        self,
+        device: torch.device,
+        req_to_token_pool: Any,
+        needs_cpu_seq_lens: bool = True,
+        needs_confidence_relay: bool = False,
+    ) -> Any:
+        from sglang.srt.managers.overlap_utils import FutureMap
+
+        return FutureMap(
+            device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
+        )
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Defaults SGLang sets for built-in algorithms only."""
+        server_args.disable_overlap_schedule = True
+        server_args.speculative_num_steps = 1
+        server_args.speculative_eagle_topk = 1
+        server_args.speculative_num_draft_tokens = NUM_DRAFT_TOKENS
+        server_args.page_size = 1
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+        if server_args.attention_backend is None:
+            server_args.attention_backend = GPU_ATTENTION_BACKEND
+        server_args.cuda_graph_backend_decode = "disabled"
+        server_args.cuda_graph_backend_prefill = "disabled"

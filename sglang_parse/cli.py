@@ -1,0 +1,141 @@
+"""The console script `sglang-parse`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from sglang_parse import __version__
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = build_parser().parse_args(argv)
+    try:
+        status: int = args.command(args)
+    except KeyboardInterrupt:
+        print("sglang-parse: interrupted; all servers are stopped.", file=sys.stderr)
+        return 130
+    except (RuntimeError, ValueError, OSError) as e:
+        print(f"sglang-parse: {e}", file=sys.stderr)
+        return 1
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sglang-parse", description="PARSE for SGLang: demo and diagnosis."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo", help="measure PARSE against the target alone on real servers"
+    )
+    demo.add_argument(
+        "--problems", type=count, default=64, metavar="N", help="default: 64"
+    )
+    demo.add_argument(
+        "--concurrency",
+        type=count,
+        nargs="+",
+        default=[1, 8],
+        metavar="C",
+        help="requests in flight; default: 1 8",
+    )
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    add_models(demo)
+    demo.set_defaults(command=demo_command)
+
+    models = commands.add_parser("models", help="print where the embedded pair lies")
+    models.set_defaults(command=models_command)
+
+    doctor = commands.add_parser("doctor", help="check this installation and a pair")
+    add_models(doctor)
+    doctor.set_defaults(command=doctor_command)
+    return parser
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The server's own flags for the pair; the embedded one by default."""
+    embedded = "default: the embedded one"
+    parser.add_argument("--model-path", default=str(TARGET_PATH), help=embedded)
+    parser.add_argument(
+        "--speculative-draft-model-path", default=str(DRAFT_PATH), help=embedded
+    )
+
+
+def count(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1.")
+    return int(text)
+
+
+def demo_command(args: argparse.Namespace) -> int:
+    from sglang_parse.demo import DemoOptions, run_demo
+
+    if args.json is not None:
+        check_writable(args.json)
+    for path, flag in (
+        (args.model_path, "--model-path"),
+        (args.speculative_draft_model_path, "--speculative-draft-model-path"),
+    ):
+        if not Path(path).is_dir():
+            raise ValueError(f"{flag} {path!r} is not a folder; give a model folder.")
+    # Leave by an exception, so that the servers are stopped. SIGINT as well: a shell
+    # starts background jobs with it ignored.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _interrupt)
+    run_demo(
+        DemoOptions(
+            problems=args.problems,
+            concurrency=tuple(dict.fromkeys(args.concurrency)),
+            target=args.model_path,
+            draft=args.speculative_draft_model_path,
+            json_path=args.json,
+        )
+    )
+    return 0
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError now rather than lose the figures in the end."""
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as e:
+        raise ValueError(
+            f"--json {str(path)!r} cannot be written ({e.strerror}); give a file in "
+            "a folder that exists."
+        ) from e
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def models_command(args: argparse.Namespace) -> int:
+    print(f"target {TARGET_PATH}")
+    print(f"draft {DRAFT_PATH}")
+    return 0
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    from sglang_parse.doctor import run_checks
+
+    status = 0
+    for finding in run_checks(args.model_path, args.speculative_draft_model_path):
+        mark = "ok     " if finding.ok else "problem"
+        print(f"{mark}  {finding.text}", flush=True)
+        status |= not finding.ok
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""ParseConfig: the frozen settings of PARSE, checked once.
+
+Settings come from the `--speculative-parse-*` flags, from a JSON file
+(`--speculative-parse-config` or the environment variable SGLANG_PARSE_CONFIG, the
+only route for `sglang.Engine(...)`, which rejects unknown keywords) or from the
+defaults, in that order of precedence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CONFIG_ENV = "SGLANG_PARSE_CONFIG"
+FLAG_PREFIX = "--speculative-parse-"
+MODES = ("semantic", "exact", "off")
+KEEP_RULES = ("first-failure", "longest")
+SEGMENTERS = ("line", "paragraph", "sentence", "step", "code")
+DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
+MAX_THRESHOLD = 2.0
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def shown(value: Any) -> str:
+    """`value` as an error message shows it: one short line whatever a client sent."""
+    return _short.repr(value)
+
+
+def parse_fixed_segmenter(name: str) -> int | None:
+    """Length N of a `fixed:N` segmenter, or None if `name` is not of that form."""
+    head, _, tail = name.partition(":")
+    is_count = tail.isascii() and tail.isdigit() and len(tail) <= 7
+    return int(tail) if head == "fixed" and is_count and int(tail) >= 1 else None
+
+
+def check_segmenter(name: Any, field: str) -> str:
+    """Return `name` if it names a segmenter; ValueError names `field` otherwise."""
+    if isinstance(name, str) and (
+        name in SEGMENTERS or parse_fixed_segmenter(name) is not None
+    ):
+        return name
+    raise ValueError(
+        f"{field} is {shown(name)}; expected one of {', '.join(SEGMENTERS)} or fixed:N "
+        "with N >= 1."
+    )
+
+
+def check_choice(value: Any, field: str, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`; ValueError names `field` otherwise."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected one of {', '.join(choices)}."
+        )
+    return value
+
+
+def check_number(value: Any, field: str, low: float, high: float) -> float:
+    """Return `value` as a finite float in [low, high]; ValueError names `field`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # NaN fails the comparison; integers too large for a float do not reach float().
+    if not is_number or not low <= value <= high:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a number from {low:g} to {high:g}."
+        )
+    return float(value)
+
+
+def check_count(value: Any, field: str, low: int, high: int) -> int:
+    """Return `value` if it is an integer in [low, high]; ValueError names `field`."""
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not low <= value <= high:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a whole number from {low} to {high}."
+        )
+    return int(value)
+
+
+def check_text(value: Any, field: str, max_chars: int = 2000) -> str:
+    """Return `value` if it is non-blank text of at most `max_chars` characters.
+
+    Lone surrogates, which JSON can carry and no tokenizer can encode, are no text.
+    """
+    is_text = isinstance(value, str) and value.strip() and len(value) <= max_chars
+    if not is_text or any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(
+            f"{field} is {shown(value)}; expected non-empty text of at most "
+            f"{max_chars} characters."
+        )
+    return value
+
+
+def check_flag(value: Any, field: str) -> bool:
+    """Return `value` if it is a bool; ValueError names `field` otherwise."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{field} is {shown(value)}; expected true or false.")
+    return value
+
+
+def parse_verdict_tokens(text: Any, field: str) -> tuple[tuple[str, str], ...]:
+    """Split "Yes/No,yes/no" into (("Yes", "No"), ("yes", "no")); spaces count."""
+    pairs = []
+    for pair in text.split(",") if isinstance(text, str) else [""]:
+        yes, slash, no = pair.partition("/")
+        if not slash or not yes or not no or yes == no:
+            raise ValueError(
+                f"{field} is {shown(text)}; expected pairs such as 'Yes/No' or "
+                "'Yes/No,yes/no'."
+            )
+        pairs.append((yes, no))
+    return tuple(pairs)
+
+
+@dataclass(frozen=True)
+class ParseConfig:
+    """Settings of one server. Every field has a flag `--speculative-parse-<field>`.
+
+    Raises ValueError naming the flag, the value and what was expected.
+    """
+
+    # Draft tokens a round; 0 drafts the whole response, as in the paper.
+    window: int = 256
+    # Prefixes judged per request in one pass.
+    max_segments: int = 16
+    segmenter: str = "step"
+    judge_suffix: str = DEFAULT_JUDGE_SUFFIX
+    verdict_tokens: str = "Yes/No"
+    # A prefix is valid when P(yes) / (P(yes) + P(no)) >= threshold.
+    threshold: float = 0.5
+    keep_rule: str = "first-failure"
+    mode: str = "semantic"
+    # After the cut, keep draft tokens that equal the target's own choice.
+    exact_tail: bool = True
+    # Windows follow acceptance and measured cost; off: always the full window.
+    adaptive: bool = True
+    # Bound on a round's time where windows adapt, so on what a new request waits.
+    max_round_ms: int = 500
+
+    def __post_init__(self) -> None:
+        flag = flag_name
+        check_count(self.window, flag("window"), 0, 1 << 20)
+        check_count(self.max_segments, flag("max_segments"), 1, 1024)
+        check_segmenter(self.segmenter, flag("segmenter"))
+        check_text(self.judge_suffix, flag("judge_suffix"))
+        parse_verdict_tokens(self.verdict_tokens, flag("verdict_tokens"))
+        check_number(self.threshold, flag("threshold"), 0.0, MAX_THRESHOLD)
+        check_choice(self.keep_rule, flag("keep_rule"), KEEP_RULES)
+        check_choice(self.mode, flag("mode"), MODES)
+        check_flag(self.exact_tail, flag("exact_tail"))
+        check_flag(self.adaptive, flag("adaptive"))
+        check_count(self.max_round_ms, flag("max_round_ms"), 0, 1 << 20)
+
+    @property
+    def verdict_pairs(self) -> tuple[tuple[str, str], ...]:
+        return parse_verdict_tokens(self.verdict_tokens, flag_name("verdict_tokens"))
+
+    @classmethod
+    def from_sources(
+        cls, flags: Mapping[str, Any] | None = None, path: str | None = None
+    ) -> ParseConfig:
+        """Merge flags given on the command line over a JSON file over the defaults.
+
+        flags: field name to value; None values mean "not given". path: JSON file;
+        falls back to $SGLANG_PARSE_CONFIG. Raises ValueError on an unreadable file,
+        an unknown key or a bad value.
+        """
+        values = _read_config_file(path or os.environ.get(CONFIG_ENV))
+        given = {k: v for k, v in (flags or {}).items() if v is not None}
+        return cls(**{**values, **given})
+
+
+def flag_name(field: str) -> str:
+    """`max_segments` -> `--speculative-parse-max-segments`."""
+    return FLAG_PREFIX + field.replace("_", "-")
+
+
+def _read_config_file(path: str | None) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        with open(path, encoding="utf-8") as f:
+            values = json.load(f)
+    except (OSError, ValueError, RecursionError) as e:
+        raise ValueError(
+            f"--speculative-parse-config {path!r} is not a readable JSON file: {e}."
+        ) from e
+    known = [f.name for f in dataclasses.fields(ParseConfig)]
+    unknown = sorted(set(values) - set(known)) if isinstance(values, dict) else [values]
+    if not isinstance(values, dict) or unknown:
+        raise ValueError(
+            f"--speculative-parse-config {path!r} has unknown keys {unknown}; "
+            f"expected a JSON object with keys among {', '.join(known)}."
+        )
+    return values

@@ -1,0 +1,76 @@
+"""Torch-native CPU platform for stock SGLang.
+
+It serves any decoder-only model that has plain torch forwards, with SGLang's own
+scheduler, radix cache and HTTP server, where there is no accelerator.
+`platform_entry.py` decides when.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+from sglang_parse.platform_entry import ATTENTION_BACKEND
+
+# Pool default where the user gives none: a host with hundreds of GiB must not hand
+# half of them to the KV cache of a test model.
+DEFAULT_MAX_TOTAL_TOKENS = 65536
+
+
+def _stock_cpu_backend() -> str:
+    """What SGLang has put into an unset `attention_backend` by the time it asks us.
+
+    Source: sglang/srt/arg_groups/platform_hook.py, `handle_cpu_backends`.
+    """
+    from sglang.srt.utils import is_host_cpu_arm64
+
+    return "torch_native" if is_host_cpu_arm64() else "intel_amx"
+
+
+class ParseCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Device "cpu", out of tree: no Triton, no graphs, no sgl_kernel operators."""
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()
+
+    def get_device(self, device_id: int = 0) -> str:
+        return "cpu"
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        return ATTENTION_BACKEND
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Fill what the user left open; refuse nothing here."""
+        server_args.device = "cpu"
+        if server_args.attention_backend in (None, _stock_cpu_backend()):
+            server_args.attention_backend = ATTENTION_BACKEND
+        if server_args.dtype == "auto":
+            server_args.dtype = "float32"
+        if server_args.max_total_tokens is None:
+            server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = 32
+        if server_args.page_size is None:
+            server_args.page_size = 1
+        server_args.sampling_backend = "pytorch"
+        # The idle scheduler loop would take a core from the servers beside it.
+        server_args.sleep_on_idle = True
+        server_args.disable_overlap_schedule = True
+        server_args.cuda_graph_backend_decode = "disabled"
+        server_args.cuda_graph_backend_prefill = "disabled"
+
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        if kind != "mha":
+            return None
+        from sglang_parse.cpu_ops import CpuMHATokenToKVPool
+
+        return CpuMHATokenToKVPool
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return algorithm.upper() == "PARSE"

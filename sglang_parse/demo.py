@@ -1,0 +1,227 @@
+"""`sglang-parse demo`: PARSE against its target alone, on real servers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from sglang_parse import draw
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded.task import make_problems
+from sglang_parse.launch import ServerProcess, running
+from sglang_parse.load import Prompt, ask_with_report, encode_prompts, measure
+from sglang_parse.summary import ArmSummary, RequestResult, summarise
+
+EVAL_SEED, WARM_UP_SEED = 64, 65  # of task.make_problems, split "eval"
+MANUAL_PORT = 30000
+# One pool size for both arms, so that two servers fit on one GPU.
+SERVER_ARGS = ("--max-total-tokens", "32768", "--max-running-requests", "32")
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What to measure. Problems come from the held-out split of the embedded task."""
+
+    problems: int = 64
+    concurrency: tuple[int, ...] = (1, 8)
+    target: str = str(TARGET_PATH)
+    draft: str = str(DRAFT_PATH)
+    json_path: Path | None = None
+
+
+def arm_args(options: DemoOptions) -> dict[str, list[str]]:
+    """Server flags per arm; the target arm is stock SGLang with the target model."""
+    target = ["--model-path", options.target, *SERVER_ARGS]
+    return {"target": target, "parse": target + parse_args(options)}
+
+
+def parse_args(options: DemoOptions) -> list[str]:
+    draft = ["--speculative-draft-model-path", options.draft]
+    return [*draft, "--speculative-algorithm", "PARSE"]
+
+
+def run_demo(options: DemoOptions) -> None:
+    """Boot both arms, measure one at a time, show table, answer and commands.
+
+    Raises ServerError or LoadError with the logs kept; they are removed otherwise.
+    """
+    console = Console()
+    start = time.monotonic()
+    logs = Path(tempfile.mkdtemp(prefix="sglang-parse-demo-"))
+    servers = {
+        arm: ServerProcess(args, arm, logs / f"{arm}.log")
+        for arm, args in arm_args(options).items()
+    }
+    booting = f"Starting {len(servers)} servers (logs: {logs}/*.log) ..."
+    console.print(booting, highlight=False, soft_wrap=True)
+    with running(list(servers.values())):
+        booted = ", ".join(
+            f"{s.name} after {s.ready_s:.0f} s" for s in servers.values()
+        )
+        console.print(f"Ready: {booted}.", highlight=False)
+        tokenizer = load_tokenizer(options.target)
+        prompts = encode_prompts(tokenizer, make_problems(options.problems, EVAL_SEED))
+        warm_up = encode_prompts(tokenizer, make_problems(8, WARM_UP_SEED))
+        summaries, answers = measure_arms(options, servers, prompts, warm_up, console)
+        telling = prompts[draw.most_telling(answers)]
+        answer = ask_with_report(servers["parse"].url, telling)
+    shutil.rmtree(logs, ignore_errors=True)
+    write_json(options, summaries)
+    console.print(results_table(summaries))
+    show_answer(console, telling, answer, tokenizer)
+    show_commands(console, options, telling.problem.prompt)
+    console.print(f"\nTook {time.monotonic() - start:.0f} s.", highlight=False)
+
+
+def load_tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def measure_arms(
+    options: DemoOptions,
+    servers: dict[str, ServerProcess],
+    prompts: Sequence[Prompt],
+    warm_up: Sequence[Prompt],
+    console: Console,
+) -> tuple[list[ArmSummary], Sequence[RequestResult]]:
+    """Summaries in table order, and PARSE's answers at the first concurrency.
+
+    While one arm is measured the other server sleeps.
+    """
+    summaries: list[ArmSummary] = []
+    answers: Sequence[RequestResult] = ()
+    for concurrency in options.concurrency:
+        baseline = None
+        for arm, server in servers.items():
+            title = f"{arm:>6}, concurrency {concurrency:<2}"
+            with progress_bar(console) as bar:
+                task = bar.add_task(title, total=len(prompts))
+                measured = measure(
+                    server.url,
+                    prompts,
+                    concurrency=concurrency,
+                    warm_up=warm_up,
+                    on_answer=partial(bar.advance, task),
+                )
+            results, wall_s = measured.results, measured.wall_s
+            summary = summarise(arm, concurrency, results, wall_s, baseline)
+            if arm == "target":
+                baseline = summary.output_tok_s
+                summary = summarise(arm, concurrency, results, wall_s, baseline)
+            elif not answers:
+                answers = results
+            summaries.append(summary)
+    return summaries, answers
+
+
+def progress_bar(console: Console) -> Progress:
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=console)
+
+
+def results_table(summaries: Sequence[ArmSummary]) -> Table:
+    """One column per arm and concurrency; narrow enough for 80 characters."""
+    table = Table(title=f"{summaries[0].problems} problems", header_style="bold")
+    table.add_column("concurrency", no_wrap=True)
+    for s in summaries:
+        style = "green" if s.arm == "parse" else None
+        table.add_column(f"{s.concurrency}\n{s.arm}", justify="right", style=style)
+    columns = [table_column(s) for s in summaries]
+    for row in columns[0]:
+        table.add_row(row, *(column[row] for column in columns))
+    return table
+
+
+def table_column(s: ArmSummary) -> dict[str, str]:
+    """Figures of one arm as shown, by the name of their row."""
+    return {
+        "accuracy": f"{s.accuracy:.1%}",
+        "  95% interval": f"{100 * s.accuracy_low:.1f}-{s.accuracy_high:.1%}",
+        "output tok/s": f"{s.output_tok_s:.1f}",
+        "ratio to target": "-" if s.ratio is None else f"{s.ratio:.2f}x",
+        "requests/s": f"{s.requests_s:.2f}",
+        "latency p50/p95 s": f"{s.latency_p50_s:.2f} / {s.latency_p95_s:.2f}",
+        "TTFT p50/p95 s": f"{s.ttft_p50_s:.2f} / {s.ttft_p95_s:.2f}",
+        "kept tokens/pass": (
+            "-" if s.kept_per_pass is None else f"{s.kept_per_pass:.1f}"
+        ),
+        "passes/answer": f"{s.passes_per_answer:.1f}",
+    }
+
+
+def show_answer(
+    console: Console, prompt: Prompt, answer: RequestResult, tokenizer: Any
+) -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    console.print("\nOne answer of PARSE:", style="bold")
+    console.print(prompt.problem.prompt, style="italic", soft_wrap=True)
+    marks = console.color_system is None
+    drawing = draw.draw_answer(draw.answer_spans(answer), decode, marks=marks)
+    console.print(drawing, soft_wrap=True, end="")
+    console.print(draw.legend(marks=marks), soft_wrap=True)
+
+
+def show_commands(console: Console, options: DemoOptions, question: str) -> None:
+    server, curl, client = manual_commands(options, question)
+    for title, command in (
+        ("Start the server by hand:", server),
+        ("Ask it with curl:", curl),
+        ("Ask it with the openai client:", client),
+    ):
+        console.print(f"\n{title}", style="bold")
+        console.print(command, soft_wrap=True, highlight=False, markup=False)
+
+
+def manual_commands(options: DemoOptions, question: str) -> tuple[str, str, str]:
+    """Shell commands that start the server, and ask it with curl and with openai."""
+    url = f"http://127.0.0.1:{MANUAL_PORT}/v1"
+    launch = [sys.executable, "-m", "sglang.launch_server"]
+    models = ["--model-path", options.target, *parse_args(options)]
+    server = shlex.join([*launch, *models, "--port", str(MANUAL_PORT)])
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "default", "messages": messages, "temperature": 0}
+    data = shlex.quote(json.dumps(body))
+    curl = (
+        f"curl -s {url}/chat/completions -H 'Content-Type: application/json' -d {data}"
+    )
+    client = (
+        f"{shlex.quote(sys.executable)} - <<'EOF'\n"
+        "import openai\n"
+        f'client = openai.OpenAI(base_url="{url}", api_key="none")\n'
+        "answer = client.chat.completions.create(\n"
+        f'    model="default", temperature=0, messages={json.dumps(messages)}\n'
+        ")\n"
+        "print(answer.choices[0].message.content)\n"
+        "EOF"
+    )
+    return "OMP_NUM_THREADS=1 " + server, curl, client
+
+
+def write_json(options: DemoOptions, summaries: Sequence[ArmSummary]) -> None:
+    """The figures as data, with what was measured, if a file was asked for."""
+    if options.json_path is None:
+        return
+    data = {
+        "arms": [s.as_dict() for s in summaries],
+        "target": options.target,
+        "draft": options.draft,
+        "argv": sys.argv,
+    }
+    options.json_path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

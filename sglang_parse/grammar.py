@@ -1,0 +1,79 @@
+"""Grammar masks along a draft (JSON schema, regex, EBNF).
+
+The grammar walks ahead with the draft, its mask before each draft token is kept, and
+it is rewound before the scheduler advances it over the tokens that were accepted. The
+draft and the target are thus masked by the same rows. Source of the masking calls:
+sglang/srt/sampling/sampling_batch_info.py, `update_regex_vocab_mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.constrained.base_grammar_backend import GrammarMask
+from torch import Tensor
+
+# xgrammar keeps this many steps to go back (constrained/xgrammar_backend.py,
+# MAX_ROLLBACK_TOKENS is 200); a longer draft could not be rewound.
+MAX_GRAMMAR_WINDOW = 64
+
+
+class GrammarChain:
+    """One request's grammar over one round.
+
+    masks: before each draft token and after the last one, [1, words] int32 each.
+    """
+
+    def __init__(self, grammar: Any, vocab_size: int, device: Any) -> None:
+        self.grammar = grammar
+        self.vocab_size = vocab_size
+        self.device = device
+        self.masks = [self._fill()]
+        self._num_accepted = 0
+
+    def mask_next(self, logits: Tensor) -> None:
+        """Mask logits [1, vocab] of the next draft token in place."""
+        GrammarMask(self.grammar, self._on_device(self.masks[-1])).apply(logits)
+
+    def advance(self, token: int) -> None:
+        """Walk over a draft token that the last mask allowed."""
+        self.grammar.accept_token(token)
+        self._num_accepted += 1
+        self.masks.append(self._fill())
+
+    def rewind(self) -> None:
+        """Back to where the round began."""
+        if self._num_accepted:
+            self.grammar.rollback(self._num_accepted)
+            self._num_accepted = 0
+
+    def _fill(self) -> Tensor:
+        mask = self.grammar.allocate_vocab_mask(self.vocab_size, 1, self.device)
+        if not self.grammar.finished and not self.grammar.is_terminated():
+            self.grammar.fill_vocab_mask(mask, 0)
+        return mask
+
+    def _on_device(self, mask: Tensor) -> Tensor:
+        return self.grammar.move_vocab_mask(mask, self.device)
+
+
+def mask_for_rows(
+    chains: Sequence[GrammarChain | None],
+    owner: Sequence[int],
+    offset: Sequence[int],
+) -> GrammarMask | None:
+    """The mask of sampled rows, or None if no request has a grammar.
+
+    owner: request of each row. offset: draft tokens before the row. Rows of requests
+    without a grammar are unconstrained.
+    """
+    chain = next((c for c in chains if c is not None), None)
+    if chain is None:
+        return None
+    mask = chain.grammar.allocate_vocab_mask(chain.vocab_size, len(owner), chain.device)
+    for row, (i, j) in enumerate(zip(owner, offset, strict=True)):
+        own = chains[i]
+        if own is not None:
+            mask[row] = own.masks[j][0]
+    return GrammarMask(chain.grammar, chain.grammar.move_vocab_mask(mask, chain.device))

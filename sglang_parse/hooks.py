@@ -1,0 +1,152 @@
+"""Every hook PARSE takes on SGLang, in one place, and the check that they hold.
+
+SGLang logs and swallows a hook that does not apply (plugins/hook_registry.py), so the
+worker calls `check_hooks` before it serves anything. File references are to
+sglang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_parse import flags
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One seam: where, what, and why PARSE needs it."""
+
+    target: str
+    function: Callable[..., Any]
+    kind: HookType
+    purpose: str
+
+
+def _add_draft_kv_bytes(result: int, *args: Any, **kwargs: Any) -> int:
+    from sglang_parse.memory import add_draft_cell_size
+
+    return add_draft_cell_size(result, *args, **kwargs)
+
+
+def _select_logits_rows(result: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.verify import select_logits_rows
+
+    return select_logits_rows(result, *args, **kwargs)
+
+
+def _check_request_options(result: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.request import check_sampling_params
+
+    return check_sampling_params(result, *args, **kwargs)
+
+
+def _check_generate_body(result: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.request import check_generate_body
+
+    return check_generate_body(result, *args, **kwargs)
+
+
+def _report_streamer(result: type, *args: Any, **kwargs: Any) -> type:
+    from sglang_parse.report import streamer_class
+
+    return streamer_class(result, *args, **kwargs)
+
+
+def _assign_req_to_token_pool(*args: Any, **kwargs: Any) -> None:
+    from sglang_parse.cpu_ops import assign_req_to_token_pool
+
+    return assign_req_to_token_pool(*args, **kwargs)
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.server_args.ServerArgs.add_cli_args",
+        flags.add_cli_args,
+        HookType.AFTER,
+        "the --speculative-parse-* flags",
+    ),
+    Hook(
+        "sglang.srt.server_args.ServerArgs.from_cli_args",
+        flags.attach_options,
+        HookType.AFTER,
+        "the flags' values ride on the ServerArgs record",
+    ),
+    Hook(
+        "sglang.srt.model_executor.pool_configurator."
+        "DefaultPoolConfigurator._compute_cell_size",
+        _add_draft_kv_bytes,
+        HookType.AFTER,
+        "the draft's KV pool is part of the memory budget",
+    ),
+    Hook(
+        "sglang.srt.layers.logits_processor.LogitsMetadata.from_forward_batch",
+        _select_logits_rows,
+        HookType.AFTER,
+        "the LM head runs at the verdict rows only",
+    ),
+    Hook(
+        "sglang.srt.sampling.sampling_params.SamplingParams.verify",
+        _check_request_options,
+        HookType.AFTER,
+        "bad parse_* request options are answered with HTTP 400",
+    ),
+    Hook(
+        "sglang.srt.entrypoints.api_contract.generate_contract_error",
+        _check_generate_body,
+        HookType.AFTER,
+        "streamed /generate requests get their HTTP 400 too",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class",
+        _report_streamer,
+        HookType.AFTER,
+        "the report of a request is part of its meta_info",
+    ),
+)
+
+CPU_HOOKS = (
+    Hook(
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        _assign_req_to_token_pool,
+        HookType.REPLACE,
+        "the slot table is written without Triton on CPU",
+    ),
+)
+
+
+def active_hooks() -> tuple[Hook, ...]:
+    """The hooks this process needs, by platform."""
+    from sglang.srt.platforms import current_platform
+
+    from sglang_parse.cpu_platform import ParseCpuPlatform
+
+    on_cpu = isinstance(current_platform, ParseCpuPlatform)
+    return HOOKS + CPU_HOOKS if on_cpu else HOOKS
+
+
+def register_hooks() -> None:
+    """Hand all hooks to SGLang's registry; `load_plugins` applies them."""
+    for hook in active_hooks():
+        HookRegistry.register(hook.target, hook.function, hook.kind)
+
+
+def missing_hooks() -> list[Hook]:
+    """Hooks that SGLang did not apply in this process."""
+    return [h for h in active_hooks() if h.target not in HookRegistry._patched]
+
+
+@functools.cache
+def check_hooks() -> None:
+    """Raise RuntimeError naming the first missing hook and the SGLang found."""
+    import sglang
+
+    for hook in missing_hooks():
+        raise RuntimeError(
+            f"sglang {sglang.__version__} has no usable {hook.target}, which PARSE "
+            f"needs so that {hook.purpose}; install sglang==0.5.23."
+        )

@@ -1,0 +1,228 @@
+"""Real SGLang servers as subprocesses on loopback ports; always stopped again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+HOST = "127.0.0.1"
+# Below Linux's range for outgoing connections, which take ports at random.
+PORTS = range(32000, 32768)
+DEFAULT_TIMEOUT_S = 600.0
+STOP_GRACE_S = 10.0
+POLL_S = 0.25
+LOG_LINES = 12
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class ServerError(RuntimeError):
+    """A server that did not come up or went away; the message says why."""
+
+
+def free_port(ports: Sequence[int] = PORTS) -> int:
+    """A port of `ports` that nobody listens on. Raises ServerError if none is left."""
+    for port in random.sample(ports, len(ports)):
+        with socket.socket() as sock:
+            try:
+                sock.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise ServerError(
+        f"No free port on {HOST} from {ports[0]} to {ports[-1]}; stop a server there."
+    )
+
+
+def server_command(args: Sequence[str], port: int) -> list[str]:
+    """The stock server's command line under this interpreter."""
+    launch = [sys.executable, "-m", "sglang.launch_server"]
+    return [*launch, *args, "--host", HOST, "--port", str(port)]
+
+
+def log_tail(path: Path, num_lines: int = LOG_LINES) -> str:
+    """The last lines of a log that hold something, joined; "" without a file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            lines = deque((s.rstrip() for s in f if s.strip()), maxlen=num_lines)
+    except OSError:
+        return ""
+    return "\n".join(lines)
+
+
+class ServerProcess:
+    """Context manager: a server that answers /health inside, and is gone outside.
+
+    args: flags of `sglang.launch_server` without host and port. num_threads: OpenMP
+    threads; the embedded models get slower with more than one. command: replaces the
+    whole command line (tests). Raises ServerError on entry.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        name: str,
+        log_path: Path,
+        *,
+        num_threads: int = 1,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self.timeout_s = timeout_s
+        self.port = free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self.ready_s = 0.0  # from start to readiness
+        self._command = list(command or server_command(args, self.port))
+        self._env = server_env(os.environ, num_threads)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the process in a session of its own, so that Ctrl-C is ours alone."""
+        self._started = time.monotonic()
+        with open(self.log_path, "wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if _LIBC else None,
+            )
+
+    def wait_ready(self) -> None:
+        """Return once /health answers 200. Raises ServerError if that cannot be."""
+        while True:
+            self.check_alive()
+            elapsed = time.monotonic() - self._started
+            if is_healthy(self.url):
+                self.check_alive()  # it was ours that answered
+                self.ready_s = elapsed
+                return
+            if elapsed > self.timeout_s:
+                raise ServerError(
+                    f"The {self.name} server did not answer within "
+                    f"{self.timeout_s:.0f} s; {self._log_note()}"
+                )
+            time.sleep(POLL_S)
+
+    def check_alive(self) -> None:
+        """Raise ServerError if the process has ended."""
+        code = self._process.poll() if self._process else None
+        if code is None:
+            return
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        elapsed = time.monotonic() - self._started
+        raise ServerError(
+            f"The {self.name} server ended after {elapsed:.0f} s with {how}; "
+            f"{self._log_note()}"
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """The server and everything below it; [] when it does not run."""
+        return descendants(self._process.pid) if self._process else []
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL, to the process and all its descendants."""
+        family = self.processes()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _signal_group(process.pid, signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=STOP_GRACE_S)
+        _signal_group(process.pid, signal.SIGKILL)
+        for member in alive:
+            with _gone_is_fine():
+                member.kill()
+        psutil.wait_procs(alive, timeout=STOP_GRACE_S)
+        process.wait()
+
+    def _log_note(self) -> str:
+        tail = log_tail(self.log_path) or "(empty)"
+        return f"the end of its log {self.log_path}:\n{tail}"
+
+
+@contextlib.contextmanager
+def running(servers: Sequence[ServerProcess]) -> Iterator[None]:
+    """All servers, booted side by side; left, none of them runs any more."""
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)
+            server.start()
+        for server in servers:
+            server.wait_ready()
+        yield
+
+
+def server_env(env: Mapping[str, str], num_threads: int) -> dict[str, str]:
+    """`env` for a server; an OMP_NUM_THREADS of the user's own stays."""
+    return {"OMP_NUM_THREADS": str(num_threads), **env}
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a server at `url` answers GET /health with 200."""
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=30) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """The process and everything below it, as far as they still exist."""
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal_group(pid: int, signum: signal.Signals) -> None:
+    with _gone_is_fine():
+        os.killpg(pid, signum)
+
+
+def _gone_is_fine() -> contextlib.AbstractContextManager[None]:
+    return contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """In the child: be terminated when the starting thread dies, however it dies."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,112 @@
+"""KV slots and KV budget: the one place that touches SGLang's allocators.
+
+PARSE takes the slots of a round inside the round (it runs without overlap), so the
+scheduler's own per-round reserve stays at a few tokens and a short pool makes the
+draft shorter instead of retracting requests. Draft tokens live in the request's row
+of `req_to_token`, right behind the committed tokens; suffix tokens live in scratch
+slots that no row names and that are freed before the round returns, so the radix
+cache can never hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocation import (
+    alloc_token_slots,
+    assign_req_to_token_pool_func,
+)
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from torch import Tensor
+
+
+def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
+    """AFTER hook on DefaultPoolConfigurator._compute_cell_size: add the draft's bytes.
+
+    The draft pool has one slot per target slot (shared allocator) and SGLang budgets
+    it for built-in algorithms only (pool_configurator.py). Returns bytes per token.
+    """
+    from sglang_parse.algorithm import ParseAlgorithm
+
+    if kvc.is_draft_worker or not isinstance(kvc.spec_algorithm, ParseAlgorithm):
+        return cell_size
+    return cell_size + draft_cell_size(kvc.server_args, kvc.kv_cache_dtype)
+
+
+def draft_cell_size(server_args: Any, kv_cache_dtype: torch.dtype) -> int:
+    """Bytes of draft KV per token on one rank: K and V, all layers."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.runtime_context import get_parallel
+
+    if not server_args.speculative_draft_model_path:
+        return 0
+    config = ModelConfig.from_server_args(
+        server_args,
+        model_path=server_args.speculative_draft_model_path,
+        model_revision=server_args.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+    heads = config.get_num_kv_heads(get_parallel().attn_tp_size)
+    width = config.head_dim + getattr(config, "v_head_dim", config.head_dim)
+    itemsize = torch._utils._element_size(kv_cache_dtype)
+    return config.num_hidden_layers * heads * width * itemsize
+
+
+class RoundSlots:
+    """Slots of one round over SGLang's shared pool."""
+
+    def __init__(self, req_to_token_pool: Any, allocator: Any) -> None:
+        self.req_to_token_pool = req_to_token_pool
+        self.allocator = allocator
+
+    @property
+    def table(self) -> Tensor:
+        """[num_rows, row_width] int32, the slot of every column of every request."""
+        return self.req_to_token_pool.req_to_token
+
+    def num_free(self, tree_cache: Any) -> int:
+        """Slots obtainable now, evicting cached prefixes if need be."""
+        return self.allocator.available_size() + tree_cache.evictable_size()
+
+    def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
+        """Give each request slots for columns [0, lens[i]); never shrinks a row."""
+        current = [r.kv.kv_allocated_len for r in batch.reqs]
+        wanted = [max(c, n) for c, n in zip(current, lens, strict=True)]
+        num_new = sum(wanted) - sum(current)
+        if num_new == 0:
+            return
+        assign_req_to_token_pool_func(
+            batch.req_pool_indices,
+            self.table,
+            torch.tensor(current, dtype=torch.int32).to(batch.device),
+            torch.tensor(wanted, dtype=torch.int32).to(batch.device),
+            alloc_token_slots(batch.tree_cache, num_new),
+            len(current),
+        )
+        for req, n in zip(batch.reqs, wanted, strict=True):
+            req.kv.kv_allocated_len = n
+
+    def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
+        """Free the columns past lens[i] that the scheduler would not reserve anyway."""
+        reserve = get_alloc_reserve_per_decode()
+        freed = []
+        rows = batch.req_pool_indices.tolist()
+        for req, row, n in zip(batch.reqs, rows, lens, strict=True):
+            keep = n + reserve
+            if req.kv.kv_allocated_len > keep:
+                freed.append(self.table[row, keep : req.kv.kv_allocated_len])
+                req.kv.kv_allocated_len = keep
+        if freed:
+            self.allocator.free(torch.cat(freed).to(torch.int64))
+
+    def take_scratch(self, tree_cache: Any, num_slots: int) -> Tensor:
+        """[num_slots] int64 scratch slots; give them back with `release_scratch`."""
+        if num_slots == 0:
+            return torch.empty(0, dtype=torch.int64, device=self.table.device)
+        return alloc_token_slots(tree_cache, num_slots).to(torch.int64)
+
+    def release_scratch(self, slots: Tensor) -> None:
+        if slots.numel():
+            self.allocator.free(slots)

@@ -1,0 +1,57 @@
+"""The report of a request on its way into `meta_info["parse"]`."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from sglang_parse.metrics import RequestReport
+
+KEY = "parse"
+
+# Req -> report; written by the worker and read by the output streamer, which live in
+# the same scheduler process.
+_reports: weakref.WeakKeyDictionary[Any, RequestReport] = weakref.WeakKeyDictionary()
+
+
+def attach(req: Any, report: RequestReport) -> None:
+    """Make `report` the report of `req` (SGLang's Req)."""
+    _reports[req] = report
+
+
+def report_of(req: Any) -> RequestReport | None:
+    return _reports.get(req)
+
+
+def streamer_class(base: type, *_: Any) -> type:
+    """AFTER hook on Scheduler.get_output_streamer_class."""
+    return _with_report(base)
+
+
+@functools.cache
+def _with_report(base: Any) -> type:
+    class ParseOutputStreamer(base):
+        """Adds the report to the last output of a request.
+
+        One list per emitted request; TokenizerManager extends them over the
+        emissions, so `meta_info["parse"]` is a list with one report
+        (sglang/srt/managers/scheduler_components/output_streamer.py).
+        """
+
+        has_additional_customized_info = True
+
+        def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list]:
+            result = super().build_additional_customized_info(reqs)
+            if any(req in _reports for req in reqs):
+                result[KEY] = [_final_report(req) for req in reqs]
+            return result
+
+    return ParseOutputStreamer
+
+
+def _final_report(req: Any) -> list[dict[str, Any]]:
+    report = _reports.get(req)
+    if report is None or not req.finished():
+        return []
+    return [report.as_dict()]

@@ -1,0 +1,152 @@
+"""Per-request options (`custom_params`) and the mode a request is served in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_parse.config import (
+    KEEP_RULES,
+    MAX_THRESHOLD,
+    MODES,
+    ParseConfig,
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    check_segmenter,
+    check_text,
+)
+from sglang_parse.judge import CUT_MARK
+
+PREFIX = "parse_"
+
+
+def _check_question(value: Any, field: str) -> str:
+    question = check_text(value, field)
+    if CUT_MARK in question:
+        raise ValueError(f"{field} holds {CUT_MARK!r}, expected text without it.")
+    return question
+
+
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "parse_mode": lambda v, f: check_choice(v, f, MODES),
+    "parse_threshold": lambda v, f: check_number(v, f, 0.0, MAX_THRESHOLD),
+    "parse_keep_rule": lambda v, f: check_choice(v, f, KEEP_RULES),
+    "parse_segmenter": check_segmenter,
+    "parse_window": lambda v, f: check_count(v, f, 0, 1 << 20),
+    "parse_judge_suffix": _check_question,
+    "parse_exact_tail": check_flag,
+    "parse_report": check_flag,
+}
+
+
+def check_custom_params(custom_params: Any) -> dict[str, Any]:
+    """The `parse_*` entries of a request's custom_params, checked.
+
+    Raises ValueError naming the field, its value and what is allowed. Entries of other
+    users of custom_params pass untouched.
+    """
+    if not isinstance(custom_params, Mapping):
+        return {}
+    options = {}
+    for key, value in custom_params.items():
+        if not isinstance(key, str) or not key.startswith(PREFIX):
+            continue
+        if key not in _CHECKS:
+            raise ValueError(
+                f"custom_params.{key[:60]} is not a PARSE option; expected one of "
+                f"{', '.join(_CHECKS)}."
+            )
+        options[key] = _CHECKS[key](value, f"custom_params.{key}")
+    return options
+
+
+def check_sampling_params(result: Any, sampling_params: Any, *_: Any) -> Any:
+    """AFTER hook on SamplingParams.verify: its ValueError becomes HTTP 400."""
+    check_custom_params(getattr(sampling_params, "custom_params", None))
+    return result
+
+
+def check_generate_body(result: Any, body: Any, *_: Any) -> Any:
+    """AFTER hook on generate_contract_error: HTTP 400 before a stream begins.
+
+    body: parsed JSON of `/generate`; a batch has a list of sampling_params.
+    """
+    if result is not None or not isinstance(body, Mapping):
+        return result
+    params = body.get("sampling_params")
+    try:
+        for one in params if isinstance(params, list) else [params]:
+            if isinstance(one, Mapping):
+                check_custom_params(one.get("custom_params"))
+    except ValueError as e:
+        return str(e)
+    return result
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How one request is served: the server's settings with its own on top.
+
+    fallback: why `mode` is not the mode asked for, or "".
+    """
+
+    mode: str
+    threshold: float
+    keep_rule: str
+    segmenter: str
+    window: int
+    judge_suffix: str
+    exact_tail: bool
+    report: bool
+    fallback: str
+
+    @classmethod
+    def of(cls, req: Any, config: ParseConfig) -> RequestOptions:
+        """Options of an SGLang Req; its custom_params passed verify() already."""
+        asked = check_custom_params(req.sampling_params.custom_params)
+        mode = asked.get("parse_mode", config.mode)
+        limit, reason = strongest_mode(req)
+        fallback = reason if MODES.index(mode) < MODES.index(limit) else ""
+        return cls(
+            mode=limit if fallback else mode,
+            threshold=asked.get("parse_threshold", config.threshold),
+            keep_rule=asked.get("parse_keep_rule", config.keep_rule),
+            segmenter=asked.get("parse_segmenter", config.segmenter),
+            window=asked.get("parse_window", config.window),
+            judge_suffix=asked.get("parse_judge_suffix", config.judge_suffix),
+            exact_tail=asked.get("parse_exact_tail", config.exact_tail),
+            report=asked.get("parse_report", False),
+            fallback=fallback,
+        )
+
+
+def strongest_mode(req: Any) -> tuple[str, str]:
+    """The most speculative mode in which this request is served right, and why.
+
+    What reads or changes the target's distribution at single tokens has no
+    counterpart in a judged prefix: `exact` where one row of the pass is one step of
+    the target, `off` (one token a round) where a step depends on the tokens before it.
+    """
+    params = req.sampling_params
+    off = (
+        ("sampling_mask", bool(getattr(req, "return_sampling_mask", False))),
+        ("custom_logit_processor", bool(req.custom_logit_processor)),
+        ("frequency_penalty", params.frequency_penalty != 0),
+        ("presence_penalty", params.presence_penalty != 0),
+        ("repetition_penalty", params.repetition_penalty != 1),
+        ("min_new_tokens", params.min_new_tokens > 0),
+    )
+    exact = (
+        ("grammar", req.grammar is not None),
+        ("logprobs", req.return_logprob),
+        ("hidden_states", bool(req.return_hidden_states)),
+        ("logit_bias", bool(params.logit_bias)),
+    )
+    for mode, reasons in (("off", off), ("exact", exact)):
+        for reason, holds in reasons:
+            if holds:
+                return mode, reason
+    return "semantic", ""

@@ -1,0 +1,93 @@
+"""Row-wise views of SGLang's sampling state.
+
+One round samples at several rows of a request (the exact tail) and at none of another;
+SGLang's SamplingBatchInfo has one row per request. `filter_batch` with repeated
+indices gives exactly that view (sglang/srt/sampling/sampling_batch_info.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from torch import Tensor
+
+
+class _NoPenalizer:
+    """Penalties are in the accumulated buffers by now; nothing to filter."""
+
+    def filter(self, keep_indices: Tensor) -> None:
+        return None
+
+
+def expand_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
+    """A copy of forward-only `sampling_info` with one row per entry of `index`."""
+    info = dataclasses.replace(sampling_info, penalizer_orchestrator=_NoPenalizer())
+    rows = torch.tensor(index, dtype=torch.int64, device=device)
+    info.filter_batch(index, rows)
+    for name in ("acc_additive_penalties", "acc_scaling_penalties"):
+        value = getattr(info, name)
+        if value is not None:
+            setattr(info, name, value[rows])
+    # Grammar masks are per row here (grammar.py), not per request.
+    info.grammars = None
+    info.penalizer_orchestrator = None
+    return info
+
+
+def draft_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
+    """Sampling parameters alone, one row per entry of `index`: temperature, top-p,
+    top-k, min-p and seed. Requests with anything else are not drafted for."""
+    bare = dataclasses.replace(
+        sampling_info,
+        acc_additive_penalties=None,
+        acc_scaling_penalties=None,
+        logit_bias=None,
+        has_custom_logit_processor=False,
+        custom_logit_processor=None,
+        return_sampling_masks=None,
+        sampling_mask_batch_indices=None,
+    )
+    return expand_rows(bare, index, device)
+
+
+@dataclasses.dataclass
+class LogprobNeeds:
+    """What the round's requests want to know of sampled tokens, a row each."""
+
+    return_logprob: bool
+    top_logprobs_nums: list[int]
+    token_ids_logprobs: list[list[int] | None]
+
+
+def sample_rows(
+    runner: Any,
+    logits: Tensor,
+    *,
+    sampling_info: Any,
+    positions: Tensor,
+    grammar_mask: Any,
+    needs: LogprobNeeds,
+) -> tuple[Tensor, LogitsProcessorOutput]:
+    """The target's own token at each row, sampled as SGLang samples in a decode step.
+
+    logits: [rows, vocab], modified in place. sampling_info: one row each
+    (`expand_rows`). positions: [rows] of the token each row was computed from (they
+    key seeded sampling). grammar_mask: GrammarMask of the rows or None.
+    Source: sglang/srt/model_executor/model_runner.py, `sample`.
+    """
+    output = LogitsProcessorOutput(next_token_logits=logits)
+    sampling_info.grammar_mask = grammar_mask
+    sampling_info.apply_logits_bias(logits)
+    sampling_info.grammar_mask = None
+    tokens = runner.sampler(
+        output,
+        sampling_info,
+        needs.return_logprob,
+        needs.top_logprobs_nums,
+        needs.token_ids_logprobs,
+        positions,
+    )
+    return tokens.to(torch.int64), output

@@ -1,0 +1,186 @@
+"""Cut a draft into segments: token offsets after which the target judges the prefix.
+
+What a token id decides alone (holds a line break, may end a sentence, is blank) is in a
+table over the vocabulary, built once. What it cannot decide (is this "." a decimal
+point, does the next line open a step) is read from the text around those tokens; see
+segment_rules.py and segment_code.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from sglang_parse.config import check_segmenter, parse_fixed_segmenter
+from sglang_parse.segment_code import code_boundaries
+from sglang_parse.segment_rules import (
+    BLANK,
+    DraftText,
+    line_boundaries,
+    paragraph_boundaries,
+    sentence_boundaries,
+    step_boundaries,
+    token_flags,
+)
+
+RULES = {
+    "line": line_boundaries,
+    "paragraph": paragraph_boundaries,
+    "sentence": sentence_boundaries,
+    "step": step_boundaries,
+    "code": code_boundaries,
+}
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where the drafts of a batch are cut.
+
+    boundaries: per request, increasing offsets b in 1..num_draft_tokens[r]; b means
+        "after the first b draft tokens". Tokens after the last one are the tail.
+    num_draft_tokens: draft tokens per request.
+    """
+
+    boundaries: tuple[tuple[int, ...], ...]
+    num_draft_tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.boundaries) != len(self.num_draft_tokens):
+            raise ValueError(
+                f"{len(self.boundaries)} requests have boundaries but "
+                f"{len(self.num_draft_tokens)} have draft lengths."
+            )
+        for r, (cuts, n) in enumerate(
+            zip(self.boundaries, self.num_draft_tokens, strict=True)
+        ):
+            steps = zip((0, *cuts), cuts, strict=False)
+            if any(a >= b for a, b in steps) or (cuts and cuts[-1] > n):
+                raise ValueError(
+                    f"boundaries {cuts} of request {r} must increase within 1..{n}."
+                )
+
+    @property
+    def bs(self) -> int:
+        return len(self.boundaries)
+
+    @property
+    def num_segments(self) -> tuple[int, ...]:
+        return tuple(len(cuts) for cuts in self.boundaries)
+
+    @property
+    def flat_boundaries(self) -> tuple[int, ...]:
+        """All boundaries, request by request; segment_indptr says whose they are."""
+        return tuple(b for cuts in self.boundaries for b in cuts)
+
+    @property
+    def segment_indptr(self) -> tuple[int, ...]:
+        """[bs + 1] running offsets into flat_boundaries, first entry 0."""
+        return tuple(accumulate(self.num_segments, initial=0))
+
+
+def build_token_texts(tokenizer: Any) -> list[str]:
+    """Decoded text of every id of a Hugging Face tokenizer, leading spaces included.
+
+    Special tokens and unused ids give "", bytes of a cut character U+FFFD. Every token
+    is decoded behind an anchor, since sentencepiece-like decoders drop the space of a
+    first token.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    size = max([len(tokenizer), *(i + 1 for i in added)])
+    special = set(tokenizer.all_special_ids)
+    special |= {i for i, token in added.items() if token.special}
+    pieces = tokenizer.convert_ids_to_tokens(list(range(size)))
+    anchor = tokenizer.convert_ids_to_tokens(
+        tokenizer.encode("a", add_special_tokens=False)
+    )
+    skip = len(tokenizer.convert_tokens_to_string(anchor))
+
+    def text(i: int, piece: str | None) -> str:
+        if piece is None or i in special:
+            return ""
+        if i in added:
+            return str(added[i].content)
+        decoded: str = tokenizer.convert_tokens_to_string([*anchor, piece])
+        return decoded[skip:]
+
+    return [text(i, piece) for i, piece in enumerate(pieces)]
+
+
+class Segmenter:
+    """Finds the boundaries of one draft after another; holds tables, no state.
+
+    name: `line`, `paragraph`, `sentence`, `step`, `code` or `fixed:N`.
+    token_texts: text of every token id, from build_token_texts; larger ids (padding of
+        the model's vocabulary) count as "".
+    Raises ValueError on an unknown name.
+    """
+
+    def __init__(self, name: str, token_texts: Sequence[str]) -> None:
+        self.name = check_segmenter(name, "segmenter")
+        self._fixed = parse_fixed_segmenter(name)
+        # The last entry stands for every id beyond the table.
+        self._texts = [*token_texts, ""]
+        self._flags = b"" if self._fixed else token_flags(self._texts)
+
+    def boundaries(
+        self,
+        tokens: Sequence[int],
+        *,
+        ended: bool,
+        max_segments: int,
+        previous_text: str = "",
+    ) -> tuple[int, ...]:
+        """Boundaries of a draft, increasing, at most max_segments of them.
+
+        tokens: draft token ids without the end token. ended: the draft stopped at the
+        end of the response, so its end is a boundary; otherwise an unfinished tail has
+        none, and a draft that is all tail gives (). previous_text: the last ~200
+        characters committed before the draft.
+
+        A boundary lies after the token that holds the end of the terminator; a line
+        break belongs to the segment before it, and so do letters of the next segment
+        that share its token (".\\nStep"). A blank segment joins the one before it, at
+        the start of the draft the one after it. Of k > max_segments boundaries number
+        floor(j * k / max_segments), j = 1..max_segments, are kept: evenly spread, the
+        last one always, and neighbouring segments merge.
+        """
+        if max_segments < 1:
+            raise ValueError(f"max_segments is {max_segments}; expected at least 1.")
+        n = len(tokens)
+        if not n:
+            return ()
+        if self._fixed:
+            cuts = list(range(self._fixed, n + 1, self._fixed))
+            if ended and (not cuts or cuts[-1] != n):
+                cuts.append(n)
+        else:
+            last = len(self._texts) - 1
+            ids = [min(token, last) for token in tokens]
+            flags = [self._flags[i] for i in ids]
+            pieces = [self._texts[i] for i in ids]
+            found = RULES[self.name](DraftText(pieces, flags, previous_text, ended))
+            cuts = _join_blank({*found, n} if ended else found, flags)
+            if ended and not cuts:
+                cuts = [n]
+        return _thin(cuts, max_segments)
+
+
+def _join_blank(found: Iterable[int], flags: Sequence[int]) -> list[int]:
+    """Sort the boundaries and merge segments that show nothing (see boundaries)."""
+    visible = list(accumulate((not f & BLANK for f in flags), initial=0))
+    cuts: list[int] = []
+    for b in sorted(found):
+        if visible[b] > visible[cuts[-1] if cuts else 0]:
+            cuts.append(b)
+        elif cuts:
+            cuts[-1] = b
+    return cuts
+
+
+def _thin(cuts: Sequence[int], max_segments: int) -> tuple[int, ...]:
+    k = len(cuts)
+    if k <= max_segments:
+        return tuple(cuts)
+    return tuple(cuts[j * k // max_segments - 1] for j in range(1, max_segments + 1))

@@ -1,0 +1,56 @@
+"""Checks of the model pair, before any weight is loaded and again in the worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_parse.config import ParseConfig
+from sglang_parse.judge import build_judge_prompt, check_same_tokenizer
+
+
+def check_target(model_config: Any) -> None:
+    """Refuse targets whose state cannot branch. Raises ValueError.
+
+    model_config: sglang.srt.configs.model_config.ModelConfig of --model-path.
+    """
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    name = model_config.hf_config.architectures[0]
+    reasons = (
+        ("is multimodal", model_config.is_multimodal),
+        ("has a recurrent state", mambaish_config(model_config) is not None),
+        ("uses sliding-window attention", bool(model_config.is_hybrid_swa)),
+        ("is an encoder-decoder", model_config.is_encoder_decoder),
+        ("does not generate", not model_config.is_generation),
+    )
+    for what, holds in reasons:
+        if holds:
+            raise ValueError(
+                f"--model-path: {name} {what}, which --speculative-algorithm PARSE "
+                "does not support; choose a decoder-only text model."
+            )
+
+
+def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
+    """The tokenizer of the target, or of the draft model, as SGLang loads it."""
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+    if of_draft:
+        path = server_args.speculative_draft_model_path
+        revision = server_args.speculative_draft_model_revision
+    else:
+        path = server_args.tokenizer_path or server_args.model_path
+        revision = server_args.revision
+    return get_tokenizer(
+        path,
+        tokenizer_mode=server_args.tokenizer_mode,
+        trust_remote_code=server_args.trust_remote_code,
+        revision=revision,
+    )
+
+
+def check_pair(server_args: Any, config: ParseConfig) -> None:
+    """Tokenizers agree and every verdict word is one token. Raises ValueError."""
+    target = load_tokenizer(server_args, of_draft=False)
+    check_same_tokenizer(target, load_tokenizer(server_args, of_draft=True))
+    build_judge_prompt(target, config.judge_suffix, config.verdict_pairs)

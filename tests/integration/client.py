@@ -1,0 +1,108 @@
+"""A few lines around the servers' HTTP interface."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+TIMEOUT_S = 300
+ANSWER_TOKENS = 160
+# Prompts longer than this are prefilled in chunks by the test servers.
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server. Greedy and answers of the task's length unless told otherwise."""
+
+    url: str
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> requests.Response:
+        return requests.post(self.url + path, json=body, timeout=TIMEOUT_S)
+
+    def is_alive(self) -> bool:
+        """Whether the scheduler still generates; quicker than /health_generate."""
+        try:
+            reply = self.post("/generate", self.body([5], max_new_tokens=1))
+        except requests.RequestException:
+            return False
+        return reply.status_code == 200
+
+    def flush(self) -> None:
+        """Empty the radix cache; SGLang refuses while requests are running."""
+        assert self.post("/flush_cache").status_code == 200
+
+    def body(
+        self,
+        prompt: Sequence[int] | str,
+        *,
+        custom: dict[str, Any] | None = None,
+        top: dict[str, Any] | None = None,
+        **sampling: Any,
+    ) -> dict[str, Any]:
+        """custom: custom_params. top: fields beside sampling_params."""
+        params = {"temperature": 0, "max_new_tokens": ANSWER_TOKENS} | sampling
+        if custom is not None:
+            params["custom_params"] = custom
+        key = "text" if isinstance(prompt, str) else "input_ids"
+        return {key: prompt, "sampling_params": params} | (top or {})
+
+    def generate(self, prompt: Sequence[int] | str, **options: Any) -> dict[str, Any]:
+        reply = self.post("/generate", self.body(prompt, **options))
+        assert reply.status_code == 200, reply.text[:500]
+        return reply.json()
+
+    def generate_all(
+        self, prompts: Sequence[Any], concurrency: int, **options: Any
+    ) -> list[dict[str, Any]]:
+        """The prompts' results in order, `concurrency` of them running at a time."""
+        return self.run_all([(p, options) for p in prompts], concurrency)
+
+    def run_all(
+        self, cases: Sequence[tuple[Any, dict[str, Any]]], concurrency: int
+    ) -> list[dict[str, Any]]:
+        """Results of (prompt, options) in order."""
+        with ThreadPoolExecutor(concurrency) as threads:
+            return list(threads.map(lambda c: self.generate(c[0], **c[1]), cases))
+
+    def stream(
+        self, prompt: Sequence[int] | str, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        body = self.body(prompt, **options) | {"stream": True}
+        with requests.post(
+            self.url + "/generate", json=body, stream=True, timeout=TIMEOUT_S
+        ) as reply:
+            assert reply.status_code == 200, reply.text[:500]
+            for line in reply.iter_lines():
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+
+
+def report(result: dict[str, Any]) -> dict[str, Any]:
+    """`meta_info["parse"]` of one request."""
+    (entry,) = result["meta_info"]["parse"]
+    return entry
+
+
+def finish(result: dict[str, Any]) -> tuple[str, Any]:
+    """Why a request ended: ("stop", what matched) or ("length", how many)."""
+    reason = result["meta_info"]["finish_reason"]
+    return reason["type"], reason.get("matched", reason.get("length"))
+
+
+def outcome(result: dict[str, Any]) -> tuple[Any, ...]:
+    """Everything of a result that two equal servers must agree on."""
+    return result["output_ids"], result["text"], finish(result)
+
+
+def chat_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of one user turn under the chat template."""
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+    return tokenizer.encode(rendered, add_special_tokens=False)

@@ -1,0 +1,114 @@
+"""Real servers of the embedded pair, started once and always stopped.
+
+At most two are alive at a time: the one used least recently makes room. With
+SGLANG_PARSE_TEST_URLS="target=http://...,parse=http://..." running servers are used
+instead of new ones.
+"""
+
+import os
+
+import pytest
+from client import CHUNK, Server, chat_ids
+from transformers import AutoTokenizer
+
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded.task import make_problems
+from sglang_parse.launch import ServerError, ServerProcess
+
+MAX_ALIVE = 2
+COMMON = ("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK))
+PARSE = (
+    *("--speculative-algorithm", "PARSE"),
+    *("--speculative-draft-model-path", str(DRAFT_PATH)),
+)
+# Two or three long requests fit. SGLang admits too carefully to run out of slots often;
+# its own test switch retracts a request every so many rounds.
+SMALL_POOL = ("--max-total-tokens", "600")
+SMALL_ENV = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+FLAGS = {
+    "target": COMMON,
+    # Adaptive windows follow measured times, so semantic answers would differ between
+    # runs; the small pool serves with them.
+    "parse": (*COMMON, *PARSE, "--no-speculative-parse-adaptive"),
+    "small": (*COMMON, *PARSE, *SMALL_POOL),
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "/integration/" in str(item.path):
+            item.add_marker(pytest.mark.server)
+
+
+class ServerPool:
+    """Servers by name, started when first asked for."""
+
+    def __init__(self, log_dir):
+        self.log_dir = log_dir
+        self.alive: dict[str, ServerProcess] = {}
+        given = os.environ.get("SGLANG_PARSE_TEST_URLS", "")
+        self.given = dict(pair.split("=", 1) for pair in given.split(",") if pair)
+
+    def start(self, name: str) -> None:
+        if name in self.alive or name in self.given:
+            return
+        while len(self.alive) >= MAX_ALIVE:
+            self.stop(next(iter(self.alive)))
+        process = ServerProcess(FLAGS[name], name, self.log_dir / f"{name}.log")
+        self.alive[name] = process
+        with pytest.MonkeyPatch.context() as environment:
+            for key, value in SMALL_ENV.items() if name == "small" else ():
+                environment.setenv(key, value)
+            process.start()
+
+    def get(self, name: str) -> Server:
+        if name in self.given:
+            return Server(self.given[name])
+        if name in self.alive:
+            try:
+                self.alive[name].check_alive()
+            except ServerError:
+                self.stop(name)  # an earlier test has killed it, and failed
+        self.start(name)
+        process = self.alive[name] = self.alive.pop(name)
+        process.wait_ready()
+        return Server(process.url)
+
+    def stop(self, name: str) -> None:
+        self.alive.pop(name).stop()
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory):
+    servers = ServerPool(tmp_path_factory.mktemp("servers"))
+    try:
+        # Side by side: booting is mostly imports.
+        servers.start("target")
+        servers.start("parse")
+        yield servers
+    finally:
+        for name in list(servers.alive):
+            servers.stop(name)
+
+
+@pytest.fixture
+def target(pool):
+    return pool.get("target")
+
+
+@pytest.fixture
+def parse(pool):
+    server = pool.get("parse")
+    yield server
+    assert server.is_alive(), "the test left the PARSE server dead"
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TARGET_PATH)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer):
+    """Token ids of 100 prompts of the embedded task, chat template applied."""
+    return [chat_ids(tokenizer, p.prompt) for p in make_problems(100, seed=2024)]

@@ -1,0 +1,334 @@
+"""SGLang behaviours users rely on, against a target-only server or its definition."""
+
+import json
+import threading
+import time
+
+import openai
+import pytest
+import requests
+from client import CHUNK, chat_ids, finish, outcome, report
+
+from sglang_parse.embedded.task import make_problems
+
+# Both must equal the target token for token: every draft rejected, and exact mode.
+AS_TARGET = {
+    "rejecting": {"parse_threshold": 2.0, "parse_window": 40},
+    "exact": {"parse_mode": "exact"},
+}
+KEEP_ALL = {"parse_threshold": 0.0, "parse_window": 0}
+# Tolerance of logprobs: the same sums over other shapes.
+ATOL = 1e-4
+
+SAMPLING = {
+    "stop string at a line": {"stop": ["Step 3"]},
+    "stop string inside a line": {"stop": ["so now", " makes"]},
+    "stop string not trimmed": {"stop": ["Step 2"], "no_stop_trim": True},
+    "stop string that never comes": {"stop": ["nowhere"]},
+    "stop regex": {"stop_regex": "Step [34]"},
+    "no new token": {"max_new_tokens": 0},
+    "one new token": {"max_new_tokens": 1},
+    "two new tokens": {"max_new_tokens": 2},
+    "three new tokens": {"max_new_tokens": 3},
+    "length inside a draft": {"max_new_tokens": 23},
+    "ignore eos": {"ignore_eos": True, "max_new_tokens": 125},
+    "min new tokens": {"min_new_tokens": 130, "max_new_tokens": 140},
+    "frequency penalty": {"frequency_penalty": 0.4, "max_new_tokens": 60},
+    "presence penalty": {"presence_penalty": 0.6, "max_new_tokens": 60},
+    "repetition penalty": {"repetition_penalty": 1.2, "max_new_tokens": 60},
+    "special tokens shown": {"skip_special_tokens": False},
+    "regex": {"regex": r"Step [1-9]: [a-z ,]{5,30}\.", "max_new_tokens": 60},
+    "json schema": {
+        "json_schema": json.dumps(
+            {
+                "type": "object",
+                "properties": {"answer": {"type": "integer", "maximum": 99}},
+                "required": ["answer"],
+            }
+        ),
+        "max_new_tokens": 60,
+    },
+}
+
+
+@pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING.keys())
+def test_sampling_option_equals_target(target, parse, prompts, sampling, custom):
+    """Red if the option is not honoured at a token that came from a draft."""
+    expected = target.generate_all(prompts[:3], 3, **sampling)
+    results = parse.generate_all(prompts[:3], 3, custom=custom, **sampling)
+    assert [outcome(r) for r in results] == [outcome(r) for r in expected]
+
+
+@pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
+def test_logit_bias_equals_target(target, parse, prompts, custom):
+    """Red if the bias applies to one of several sampled rows only."""
+    plain = target.generate(prompts[0], max_new_tokens=30)["output_ids"]
+    bias = {str(plain[3]): -20.0, str(plain[7]): 4.0}
+    expected = target.generate(prompts[0], max_new_tokens=60, logit_bias=bias)
+    result = parse.generate(
+        prompts[0], max_new_tokens=60, logit_bias=bias, custom=custom
+    )
+    assert expected["output_ids"][:30] != plain
+    assert outcome(result) == outcome(expected)
+    if custom is AS_TARGET["rejecting"]:
+        assert report(result)["fallback"] == "logit_bias"
+
+
+@pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
+def test_logprobs_equal_target(target, parse, prompts, custom):
+    """Red if a logprob is read at another row than its token's."""
+    top = {
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 3,
+        "token_ids_logprob": [5, 6],
+    }
+    expected = target.generate_all(prompts[:3], 3, top=top)
+    results = parse.generate_all(prompts[:3], 3, top=top, custom=custom)
+    for result, other in zip(results, expected, strict=True):
+        assert outcome(result) == outcome(other)
+        ours, theirs = result["meta_info"], other["meta_info"]
+        for key in ("input_token_logprobs", "output_token_logprobs"):
+            assert [t for _, t, _ in ours[key]] == [t for _, t, _ in theirs[key]]
+            values = [v for v, _, _ in theirs[key]]
+            assert [v for v, _, _ in ours[key]] == pytest.approx(values, abs=ATOL)
+        for key in ("output_top_logprobs", "output_token_ids_logprobs"):
+            assert len(ours[key]) == len(theirs[key])
+            for a, b in zip(ours[key], theirs[key], strict=True):
+                assert [v for v, _, _ in a] == pytest.approx(
+                    [v for v, _, _ in b], abs=ATOL
+                )
+    assert {report(r)["mode"] for r in results} == {"exact"}
+
+
+# -- Ends inside a kept draft -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def draft_answer(pool, prompts):
+    """An answer that is almost wholly the draft's."""
+    result = pool.get("parse").generate(prompts[1], custom=KEEP_ALL)
+    assert report(result)["kept_tokens"] > 20
+    return result
+
+
+def test_stop_string_inside_a_kept_draft(parse, prompts, draft_answer):
+    """Red if text past the stop is returned, or the stop is not seen in a draft."""
+    whole = draft_answer["text"]
+    for stop in ("Step 2", "get", "Answer"):
+        result = parse.generate(prompts[1], custom=KEEP_ALL, stop=[stop])
+        assert stop in whole
+        assert result["text"] == whole[: whole.index(stop)]
+        assert finish(result) == ("stop", stop)
+
+
+def test_stop_token_inside_a_kept_draft(parse, prompts, draft_answer):
+    """Red if the draft runs over a stop token of the request."""
+    tokens = draft_answer["output_ids"]
+    for token in (tokens[9], tokens[20]):
+        result = parse.generate(prompts[1], custom=KEEP_ALL, stop_token_ids=[token])
+        assert result["output_ids"] == tokens[: tokens.index(token) + 1]
+        assert finish(result) == ("stop", token)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 10, 33])
+def test_length_limit_inside_a_kept_draft(parse, prompts, draft_answer, length):
+    """Red if a draft passes max_new_tokens or stops short of it."""
+    result = parse.generate(prompts[1], custom=KEEP_ALL, max_new_tokens=length)
+    assert len(result["output_ids"]) == length
+    assert finish(result) == ("length", length)
+
+
+def test_end_of_text_ends_a_kept_draft(draft_answer):
+    """Red if an answer whose end the draft wrote does not end."""
+    assert finish(draft_answer)[0] == "stop"
+    assert draft_answer["text"].rstrip().splitlines()[-1].startswith("Answer")
+
+
+# -- Context end, chunks, unicode ---------------------------------------------------
+
+
+def long_prompt(tokenizer, num_tokens: int) -> list[int]:
+    text = " ".join(p.prompt for p in make_problems(80, seed=9))
+    ids = chat_ids(tokenizer, text)
+    tail = ids[-8:]
+    return ids[: num_tokens - len(tail)] + tail
+
+
+@pytest.mark.parametrize("length", [CHUNK - 1, CHUNK + 1, 3 * CHUNK + 17])
+def test_chunked_prefill_equals_target(target, parse, tokenizer, length):
+    """Red if a chunk's KV, or the draft's catch-up over chunks, is wrong."""
+    prompt = long_prompt(tokenizer, length)
+    target.flush()
+    parse.flush()
+    expected = outcome(target.generate(prompt, max_new_tokens=24, ignore_eos=True))
+    for custom in AS_TARGET.values():
+        result = parse.generate(
+            prompt, max_new_tokens=24, ignore_eos=True, custom=custom
+        )
+        assert outcome(result) == expected
+
+
+@pytest.mark.parametrize(
+    "custom", [*AS_TARGET.values(), KEEP_ALL], ids=[*AS_TARGET, "keeping"]
+)
+@pytest.mark.parametrize("room", [7, 21, 60])
+def test_context_end(target, parse, tokenizer, room, custom):
+    """Red if a draft or a suffix runs past the context, or the last token is lost."""
+    prompt = long_prompt(tokenizer, 2048 - room)
+    sampling = {"ignore_eos": True, "max_new_tokens": room}
+    expected = target.generate(prompt, **sampling)
+    result = parse.generate(prompt, custom=custom, **sampling)
+    if custom is KEEP_ALL:
+        assert len(result["output_ids"]) == len(expected["output_ids"])
+        assert finish(result) == finish(expected)
+    else:
+        assert outcome(result) == outcome(expected)
+
+
+def test_context_end_of_several_requests_at_once(target, parse, tokenizer):
+    """Red if a row of the slot table overflows into the next request's (TRAP 3)."""
+    cases = []
+    customs = [*AS_TARGET.values(), *AS_TARGET.values()]
+    for room, custom in zip((8, 30, 12, 45), customs, strict=True):
+        options = {"ignore_eos": True, "max_new_tokens": room, "custom": custom}
+        cases.append((long_prompt(tokenizer, 2048 - room), options))
+    results = parse.run_all(cases, 4)
+    expected = target.run_all([(p, o | {"custom": None}) for p, o in cases], 4)
+    assert [outcome(r) for r in results] == [outcome(r) for r in expected]
+
+
+@pytest.mark.parametrize(
+    "text", ["Tom has 3 coins 🪙. Ещё 两 naïve?", "\u200b", "é" * 40]
+)
+def test_unicode_prompt_equals_target(target, parse, text):
+    """Red if cut characters in a prompt or a draft break the segmenter."""
+    sampling = {"max_new_tokens": 40, "ignore_eos": True}
+    expected = outcome(target.generate(text, **sampling))
+    for custom in AS_TARGET.values():
+        assert outcome(parse.generate(text, custom=custom, **sampling)) == expected
+    assert parse.generate(text, custom=KEEP_ALL, **sampling)["output_ids"]
+
+
+# -- Streaming, n, abort --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "custom", [None, KEEP_ALL, AS_TARGET["exact"]], ids=["default", "keeping", "exact"]
+)
+def test_stream_equals_whole_answer(parse, prompts, custom):
+    """Red if a run of accepted tokens is streamed in part, twice or out of order."""
+    whole = parse.generate(prompts[2], custom=custom)
+    chunks = list(parse.stream(prompts[2], custom=custom))
+    texts = [c["text"] for c in chunks]
+    assert texts[-1] == whole["text"]
+    assert all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))
+    assert finish(chunks[-1]) == finish(whole)
+    assert report(chunks[-1]).items() >= {"mode": report(whole)["mode"]}.items()
+
+
+def test_several_samples_of_one_prompt(target, parse, prompts):
+    """Red if copies of a request share worker state."""
+    expected = target.generate(prompts[3], n=2)
+    for custom in AS_TARGET.values():
+        results = parse.generate(prompts[3], n=2, custom=custom)
+        assert [outcome(r) for r in results] == [outcome(r) for r in expected]
+    assert len(parse.generate(prompts[3], n=3, temperature=0.8)) == 3
+
+
+def test_sampled_answers_differ_and_end(parse, prompts):
+    """Red if temperature reaches neither draft nor target: all answers were equal."""
+    for custom in (None, KEEP_ALL, AS_TARGET["exact"]):
+        results = parse.generate_all(
+            [prompts[4]] * 6, 6, temperature=1.5, top_p=0.95, custom=custom
+        )
+        assert len({r["text"] for r in results}) > 1
+        assert all(finish(r)[0] in ("stop", "length") for r in results)
+
+
+@pytest.mark.parametrize(
+    "custom", [None, KEEP_ALL, {"parse_mode": "off"}], ids=["default", "keeping", "off"]
+)
+def test_abort_in_mid_generation(parse, prompts, custom):
+    """Red if an aborted request leaks slots (SGLang's idle check) or state."""
+    body = parse.body(
+        prompts[5], custom=custom, ignore_eos=True, max_new_tokens=1500
+    ) | {"rid": f"abort-{time.time()}"}
+    replies: list[requests.Response] = []
+    thread = threading.Thread(
+        target=lambda: replies.append(parse.post("/generate", body))
+    )
+    thread.start()
+    time.sleep(1.0)
+    assert parse.post("/abort_request", {"rid": body["rid"]}).status_code == 200
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert replies[0].json()["meta_info"]["finish_reason"]["type"] == "abort"
+    parse.flush()  # refused if a request were still running
+
+
+def test_client_that_hangs_up(parse, prompts):
+    """Red if a closed stream leaves its request running for ever."""
+    stream = parse.stream(prompts[6], ignore_eos=True, max_new_tokens=1500)
+    next(stream)
+    stream.close()
+    deadline = time.monotonic() + 60
+    while parse.post("/flush_cache").status_code != 200:
+        assert time.monotonic() < deadline, "the request is still running"
+        time.sleep(0.5)
+
+
+# -- OpenAI ---------------------------------------------------------------------------
+
+
+def test_openai_chat_and_completions_equal_target(target, parse, tokenizer):
+    """Red if custom_params do not come through, or an endpoint formats differently."""
+    problem = make_problems(1, seed=77)[0].prompt
+    messages = [{"role": "user", "content": problem}]
+    chat_text = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    custom = {"custom_params": {"parse_mode": "exact"}}
+
+    def answers(server, extra):
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+        common = {"model": "default", "temperature": 0, "max_tokens": 160}
+        chat = client.chat.completions.create(
+            messages=messages, extra_body=extra, **common
+        )
+        text = client.completions.create(prompt=chat_text, extra_body=extra, **common)
+        stream = client.chat.completions.create(
+            messages=messages, stream=True, extra_body=extra, **common
+        )
+        pieces = [c.choices[0].delta.content or "" for c in stream if c.choices]
+        return (
+            chat.choices[0].message.content,
+            chat.choices[0].finish_reason,
+            chat.usage.completion_tokens,
+            text.choices[0].text,
+            "".join(pieces),
+        )
+
+    expected = answers(target, {})
+    assert answers(parse, custom) == expected
+    assert expected[0] == expected[4]
+
+
+def test_openai_chat_meta_info_carries_the_report(parse):
+    """Red if a chat client cannot see what PARSE did."""
+    reply = parse.post(
+        "/v1/chat/completions",
+        {
+            "model": "default",
+            "messages": [{"role": "user", "content": make_problems(1, 5)[0].prompt}],
+            "temperature": 0,
+            "max_tokens": 160,
+            "return_meta_info": True,
+            "custom_params": {"parse_threshold": 0.0, "parse_report": True},
+        },
+    )
+    assert reply.status_code == 200, reply.text
+    (entry,) = reply.json()["choices"][0]["meta_info"]["parse"]
+    assert entry["mode"] == "semantic"
+    assert entry["segments"]

@@ -1,0 +1,114 @@
+"""Where PARSE must say exactly what the target, or exactly what the draft says."""
+
+import pytest
+import torch
+from client import ANSWER_TOKENS, finish, outcome, report
+from transformers import LlamaForCausalLM
+
+from sglang_parse.embedded import DRAFT_PATH
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def expected(pool, prompts):
+    """The target's own greedy answers."""
+    return [outcome(r) for r in pool.get("target").generate_all(prompts, 8)]
+
+
+def differing(results, expected) -> list[int]:
+    assert len(results) == len(expected)
+    return [
+        i
+        for i, (a, b) in enumerate(zip(map(outcome, results), expected, strict=True))
+        if a != b
+    ]
+
+
+def test_threshold_above_one_equals_target(parse, prompts, expected):
+    """Red if a rejected draft leaves a trace in KV, positions or sampling."""
+    custom = {"parse_threshold": 2.0, "parse_window": 40}
+    results = parse.generate_all(prompts, 8, custom=custom)
+    assert differing(results, expected) == []
+    assert all(report(r)["mode"] == "semantic" for r in results)
+    assert sum(report(r)["judged_segments"] for r in results) > 100
+
+
+def test_threshold_above_one_without_exact_tail_equals_target(parse, prompts, expected):
+    """Red if the round without tail keeps anything but the target's own token."""
+    custom = {"parse_threshold": 2.0, "parse_exact_tail": False, "parse_window": 24}
+    results = parse.generate_all(prompts[:5], 5, custom=custom)
+    assert differing(results, expected[:5]) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "num", "concurrency"),
+    [("exact", 30, 1), ("exact", 30, 16), ("off", 6, 1), ("off", 30, 16)],
+)
+def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurrency):
+    """Red if token-level verification emits a token the target did not choose."""
+    results = parse.generate_all(
+        prompts[:num], concurrency, custom={"parse_mode": mode}
+    )
+    assert differing(results, expected[:num]) == []
+    assert {report(r)["mode"] for r in results} == {mode}
+    if mode == "off":
+        assert all(report(r)["draft_tokens"] == 0 for r in results)
+
+
+KINDS = [
+    {"parse_mode": "semantic", "parse_window": 0},
+    {"parse_mode": "exact"},
+    {"parse_threshold": 2.0},
+    {"parse_threshold": 0.0, "parse_segmenter": "fixed:5", "parse_window": 12},
+    {"parse_keep_rule": "longest", "parse_exact_tail": False},
+    {"parse_segmenter": "sentence", "parse_judge_suffix": "Is it right? Yes or No."},
+    {"parse_threshold": 0.0, "parse_window": 7},
+]
+
+
+def test_requests_of_mixed_options_equal_each_alone(parse, prompts):
+    """Red if a request is judged, cut or drafted by its neighbour's options."""
+    cases = [(prompts[i], {"custom": KINDS[i % len(KINDS)]}) for i in range(14)]
+    alone = parse.run_all(cases, 1)
+    together = parse.run_all(cases, 14)
+    assert differing(together, [outcome(r) for r in alone]) == []
+
+
+def test_plain_requests_beside_others_change_nothing(parse, prompts, expected):
+    """Red if a batch with token-by-token requests serves the others wrongly."""
+    kinds = [{"parse_mode": "off"}, {"parse_mode": "exact"}, {"parse_threshold": 2.0}]
+    cases = [(prompts[i], {"custom": kinds[i % 3]}) for i in range(12)]
+    assert differing(parse.run_all(cases, 12), expected[:12]) == []
+
+
+def draft_greedy(model, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """The draft's own greedy continuation, by plain forwards without a cache."""
+    out: list[int] = []
+    with torch.no_grad():
+        while len(out) < max_new_tokens:
+            logits = model(torch.tensor([prompt + out])).logits[0, -1]
+            out.append(int(logits.argmax()))
+            if out[-1] == EOS:
+                break
+    return out
+
+
+def test_threshold_zero_equals_draft_up_to_the_first_bonus_token(parse, prompts):
+    """Red if a kept draft is not what the draft model says, or is cut short."""
+    model = LlamaForCausalLM.from_pretrained(DRAFT_PATH, dtype=torch.float32).eval()
+    custom = {"parse_threshold": 0.0, "parse_window": 0, "parse_report": True}
+    results = parse.generate_all(prompts[:20], 4, custom=custom)
+    for result, prompt in zip(results, prompts, strict=False):
+        tokens = result["output_ids"]
+        spans = report(result)["segments"]
+        kept = [t for s in spans if s["origin"] == "draft" for t in s["token_ids"]]
+        first = tokens[0]  # the prefill's own token, the target's
+        own = draft_greedy(model, [*prompt, first], ANSWER_TOKENS - 2)
+        assert kept, "nothing was drafted"
+        bonus_at = next(s["start"] for s in spans if s["origin"] == "target")
+        assert bonus_at >= 2
+        assert tokens[1:bonus_at] == own[: bonus_at - 1]
+        # Whole draft kept: it goes up to its own end of text or the length limit.
+        assert own[bonus_at - 1 :] in ([EOS], [])
+        assert finish(result)[0] in ("stop", "length")

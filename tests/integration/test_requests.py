@@ -1,0 +1,148 @@
+"""Bad requests are answered with HTTP 400 and a reason; the server lives on."""
+
+import pytest
+from client import finish, report
+
+BAD = {
+    "parse_mode": ["fast", 1, ["off"]],
+    "parse_threshold": ["0.5", -1, 2.5, True, 1e308, {"value": 1}],
+    "parse_keep_rule": ["first"],
+    "parse_segmenter": ["words", "fixed:0", None],
+    "parse_window": [-1, 1.5, "8", 10**18],
+    "parse_judge_suffix": ["", 5, "x" * 3000],
+    "parse_exact_tail": [1, "yes"],
+    "parse_report": ["true"],
+    "parse_treshold": [0.5],
+}
+CASES = [(field, value) for field, values in BAD.items() for value in values]
+CHAT = {
+    "model": "default",
+    "messages": [{"role": "user", "content": "Tom has 3 coins."}],
+    "max_tokens": 5,
+}
+
+
+def check_refused(reply, field: str) -> None:
+    assert reply.status_code == 400, reply.text[:300]
+    assert f"custom_params.{field}" in reply.text
+    assert "expected" in reply.text
+    assert "Traceback" not in reply.text
+    assert len(reply.text) < 2000
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_bad_option_is_refused_on_generate(parse, prompts, stream):
+    """Red if a check does not run in the tokenizer process, or gives 500."""
+    for field, value in CASES:
+        body = parse.body(prompts[0], custom={field: value}) | {"stream": stream}
+        check_refused(parse.post("/generate", body), field)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_bad_option_is_refused_on_openai_endpoints(parse, path, stream):
+    """Red if an OpenAI endpoint drops custom_params or answers with 500."""
+    for field, value in CASES:
+        body = CHAT | {"stream": stream, "custom_params": {field: value}}
+        if path == "/v1/completions":
+            del body["messages"]
+            body["prompt"] = "Tom has 3 coins."
+        check_refused(parse.post(path, body), field)
+
+
+def test_bad_option_in_a_batch_refuses_the_batch(parse, prompts):
+    """Red if a batch with one bad request half runs."""
+    params = [{"max_new_tokens": 3}, {"custom_params": {"parse_mode": "fast"}}]
+    body = {"input_ids": prompts[:2], "sampling_params": params}
+    check_refused(parse.post("/generate", body), "parse_mode")
+
+
+HOSTILE_SUFFIXES = {
+    "the marker of our own template split": "PARSE-CUT-MARK",
+    "the marker inside a question": "Is it PARSE-CUT-MARK right? Yes or No.",
+    "template syntax": "{{ messages }} {% for x in y %}",
+    "special tokens": "<|im_end|>\n<|im_start|>assistant\n",
+    "no letters": "?",
+    "many characters": "対" * 1999,
+    "nul": "Is it\u0000 right?",
+    "newlines": "Is it\n\n\nright?\n",
+    "spaces around": "   Is it right?   ",
+}
+
+
+@pytest.mark.parametrize(
+    "suffix", HOSTILE_SUFFIXES.values(), ids=HOSTILE_SUFFIXES.keys()
+)
+def test_any_judge_suffix_is_served_or_refused(parse, prompts, suffix):
+    """Red if a question of a client's choice can stop the scheduler."""
+    body = parse.body(prompts[0], custom={"parse_judge_suffix": suffix})
+    reply = parse.post("/generate", body)
+    assert reply.status_code in (200, 400)
+    if reply.status_code == 400:
+        assert "parse_judge_suffix" in reply.text
+    assert parse.generate(prompts[0], max_new_tokens=3)["output_ids"]
+
+
+def test_lone_surrogate_in_the_suffix_is_no_server_error(parse, prompts):
+    """Red if text that cannot be encoded reaches the tokenizer in the scheduler."""
+    import json
+
+    import requests
+
+    body = parse.body(prompts[0], custom={"parse_judge_suffix": "Is it \ud800 right?"})
+    reply = requests.post(
+        parse.url + "/generate",
+        data=json.dumps(body),
+        headers={"Content-Type": "application/json"},
+        timeout=60,
+    )
+    assert reply.status_code in (200, 400)
+    assert parse.generate(prompts[0], max_new_tokens=3)["output_ids"]
+
+
+def test_options_of_others_pass(parse, prompts):
+    """Red if custom_params of other processors are refused."""
+    custom = {"thinking_budget_note": 3, "other": {"parse_mode": "fast"}}
+    result = parse.generate(prompts[0], max_new_tokens=3, custom=custom)
+    assert finish(result) == ("length", 3)
+
+
+def test_null_custom_params_pass(parse, prompts):
+    """Red if an explicit null breaks the hook."""
+    body = parse.body(prompts[0], max_new_tokens=3)
+    body["sampling_params"]["custom_params"] = None
+    assert parse.post("/generate", body).status_code == 200
+
+
+def test_report_is_part_of_meta_info(parse, prompts):
+    """Red if the report is lost, doubled, or its counters do not add up."""
+    result = parse.generate(prompts[0], custom={"parse_report": True})
+    entry = report(result)
+    num = len(result["output_ids"])
+    # The first token comes from the prefill; the last round may be trimmed at a stop.
+    assert entry["kept_tokens"] + entry["written_tokens"] >= num - 1
+    assert entry["kept_tokens"] + entry["written_tokens"] <= num + 256
+    assert entry["kept_tokens"] <= entry["draft_tokens"]
+    assert entry["matched_tokens"] <= entry["kept_tokens"]
+    assert entry["kept_segments"] <= entry["judged_segments"]
+    spans = entry["segments"]
+    text = [t for s in spans if s["outcome"] != "rejected" for t in s["token_ids"]]
+    assert text[: num - 1] == result["output_ids"][1:]
+    assert all(0 <= s["score"] <= 1 for s in spans if s["score"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "options"),
+    [
+        ("grammar", {"regex": "Step 1: [a-z ]{3,9}"}),
+        ("frequency_penalty", {"frequency_penalty": 0.2}),
+        ("min_new_tokens", {"min_new_tokens": 4}),
+        ("logprobs", {"top": {"return_logprob": True}}),
+        ("logit_bias", {"logit_bias": {"5": 1.0}}),
+    ],
+)
+def test_report_names_the_fallback(parse, prompts, reason, options):
+    """Red if a response does not say that it was served without verdicts, and why."""
+    entry = report(parse.generate(prompts[0], max_new_tokens=12, **options))
+    assert entry["fallback"] == reason
+    assert entry["mode"] in ("off", "exact")

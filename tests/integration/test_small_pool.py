@@ -1,0 +1,96 @@
+"""A pool that holds two requests and a bit: windows shrink, requests are retracted.
+
+SGLang's idle leak check is on: a slot lost or freed twice stops the scheduler.
+"""
+
+import time
+
+import pytest
+import requests
+from client import finish, outcome, report
+
+LONG = {"ignore_eos": True, "max_new_tokens": 180}
+SHORT = {"max_new_tokens": 180}  # the answers end by themselves
+
+
+@pytest.fixture(scope="module")
+def expected(pool, prompts):
+    """The target's answers; its server makes room for the small one afterwards."""
+    target = pool.get("target")
+    return {
+        name: [outcome(r) for r in target.generate_all(prompts[:8], 8, **options)]
+        for name, options in (("long", LONG), ("short", SHORT))
+    }
+
+
+@pytest.fixture
+def small(expected, pool):
+    server = pool.get("small")
+    yield server
+    time.sleep(1.5)  # the scheduler's idle check runs
+    assert server.is_alive()
+    reply = requests.get(server.url + "/health_generate", timeout=60)
+    assert reply.status_code == 200
+    server.flush()
+
+
+def num_retractions(results) -> int:
+    return sum(r["meta_info"]["num_retractions"] for r in results)
+
+
+AS_TARGET = [{"parse_mode": "exact"}, {"parse_threshold": 2.0}, {"parse_mode": "off"}]
+SEMANTIC = {
+    "default": {"parse_window": 0},
+    "many suffixes": {
+        "parse_threshold": 0.0,
+        "parse_window": 0,
+        "parse_segmenter": "fixed:3",
+    },
+    "suffix as large as the pool": {
+        "parse_judge_suffix": "Is it right? " * 100,
+        "parse_threshold": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("custom", AS_TARGET, ids=str)
+@pytest.mark.parametrize(("name", "options"), [("long", LONG), ("short", SHORT)])
+def test_requests_equal_target(small, prompts, expected, custom, name, options):
+    """Red if a round overruns the pool, or a retraction loses or doubles a token."""
+    results = small.generate_all(prompts[:8], 8, custom=custom, **options)
+    assert num_retractions(results) > 0, "nothing was retracted"
+    assert [outcome(r) for r in results] == expected[name]
+
+
+@pytest.mark.parametrize("custom", SEMANTIC.values(), ids=SEMANTIC.keys())
+def test_semantic_requests_in_a_small_pool(small, prompts, custom):
+    """Red if suffix slots are not there, or are leaked by a retraction."""
+    results = small.generate_all(prompts[:8], 8, custom=custom, **LONG)
+    assert [len(r["output_ids"]) for r in results] == [180] * 8
+    assert all(report(r)["mode"] == "semantic" for r in results)
+    results = small.generate_all(prompts[:8], 8, custom=custom, **SHORT)
+    assert all(finish(r)[0] in ("stop", "length") for r in results)
+    assert all(r["text"] for r in results)
+
+
+def test_one_request_as_long_as_the_pool(small, prompts):
+    """Red if a round takes slots that the request itself still needs."""
+    result = small.generate(
+        prompts[0], ignore_eos=True, max_new_tokens=450, custom={"parse_window": 0}
+    )
+    assert len(result["output_ids"]) == 450
+
+
+def test_aborts_under_memory_pressure(small, prompts):
+    """Red if a request aborted while waiting or retracted keeps slots."""
+    streams = [
+        small.stream(p, custom={"parse_threshold": 0.0}, **LONG) for p in prompts[:6]
+    ]
+    for stream in streams[:3]:
+        next(stream)
+    for stream in streams:
+        stream.close()
+    deadline = time.monotonic() + 60
+    while small.post("/flush_cache").status_code != 200:
+        assert time.monotonic() < deadline, "a request is still running"
+        time.sleep(0.5)

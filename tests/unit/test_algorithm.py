@@ -1,0 +1,204 @@
+"""Start-up: what SGLang's resolution makes of a PARSE server, and what is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from sglang_parse.config import CONFIG_ENV
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.launch import free_port, server_command
+
+TARGET = ("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE")
+DRAFT = ("--speculative-draft-model-path", str(DRAFT_PATH))
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+@pytest.fixture(autouse=True)
+def no_config_env(monkeypatch):
+    monkeypatch.delenv(CONFIG_ENV, raising=False)
+
+
+def resolve(*flags: str):
+    """ServerArgs of a command line after SGLang's resolution, no server started."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.server_args import prepare_server_args
+
+    args = prepare_server_args([*flags])
+    args.resolve_once()
+    return resolving_view(args)
+
+
+def test_defaults_resolve_to_a_server_that_can_run():
+    """Red if a default that SGLang sets for built-in algorithms only is missing."""
+    args = resolve(*TARGET, *DRAFT)
+    assert args.speculative_algorithm == "PARSE"
+    assert args.disable_overlap_schedule
+    assert args.page_size == 1
+    assert args.speculative_num_draft_tokens >= 2
+    assert args.speculative_eagle_topk == 1
+    assert args.max_running_requests > 0
+    assert args.cuda_graph_backend_decode == "disabled"
+
+
+def test_cpu_defaults_use_our_backend_and_float32():
+    """Red if a CPU server takes a backend without custom masks, or bfloat16."""
+    from sglang.srt.platforms import current_platform
+
+    from sglang_parse.platform_entry import ATTENTION_BACKEND
+
+    if current_platform.device_name != "cpu":
+        pytest.skip("this machine has an accelerator")
+    args = resolve(*TARGET, *DRAFT)
+    assert args.attention_backend == ATTENTION_BACKEND
+    assert args.dtype == "float32"
+    assert args.max_total_tokens > 0
+
+
+def test_lower_case_name_is_the_same_algorithm():
+    """Red if `--speculative-algorithm parse` is unknown."""
+    flags = ("--model-path", str(TARGET_PATH), "--speculative-algorithm", "parse")
+    assert resolve(*flags, *DRAFT).speculative_algorithm == "PARSE"
+
+
+REFUSED = {
+    "no draft": ((), "--speculative-draft-model-path"),
+    "pipeline": ((*DRAFT, "--pp-size", "2"), "--pipeline-parallel-size"),
+    "dp attention": (
+        (*DRAFT, "--tp", "2", "--attn-dp-size", "2"),
+        "--attn-dp-size",
+    ),
+    "disaggregation": (
+        (*DRAFT, "--disaggregation-mode", "prefill"),
+        "--disaggregation-mode",
+    ),
+    "lora": ((*DRAFT, "--enable-lora", "--max-lora-rank", "8"), "--enable-lora"),
+    "lora paths": ((*DRAFT, "--lora-paths", "a=/nowhere"), "lora"),
+    "hisparse": ((*DRAFT, "--enable-hisparse"), "hisparse"),
+    "hierarchical cache": (
+        (*DRAFT, "--enable-hierarchical-cache"),
+        "--enable-hierarchical-cache",
+    ),
+    "two-batch overlap": (
+        (*DRAFT, "--enable-two-batch-overlap"),
+        "two-batch-overlap|two_batch_overlap",
+    ),
+    "mixed chunk": ((*DRAFT, "--enable-mixed-chunk"), "mixed-chunk|mixed_chunk"),
+    "adaptive": ((*DRAFT, "--speculative-adaptive"), "--speculative-adaptive"),
+    "no tokenizer": ((*DRAFT, "--skip-tokenizer-init"), "--skip-tokenizer-init"),
+    "page size": ((*DRAFT, "--page-size", "16"), "--page-size"),
+    "backend": (
+        (*DRAFT, "--attention-backend", "torch_native"),
+        "--attention-backend torch_native",
+    ),
+    "decode backend": (
+        (*DRAFT, "--decode-attention-backend", "torch_native"),
+        "--decode-attention-backend",
+    ),
+    "prefill backend": (
+        (*DRAFT, "--prefill-attention-backend", "torch_native"),
+        "--prefill-attention-backend",
+    ),
+}
+OWN = {
+    "window": ["-1", "9999999"],
+    "max-segments": ["0", "5000"],
+    "segmenter": ["words", "fixed:0"],
+    "judge-suffix": ["", "   "],
+    "verdict-tokens": ["Yes", "Yes/Yes"],
+    "threshold": ["-0.5", "2.5", "nan", "inf"],
+    "keep-rule": ["first"],
+    "mode": ["fast"],
+    "config": ["/nowhere.json"],
+}
+
+
+@pytest.mark.parametrize(("flags", "named"), REFUSED.values(), ids=REFUSED.keys())
+def test_unsupported_combination_is_refused_by_name(flags, named):
+    """Red if a row of the refusal table is lost: the server would answer wrongly."""
+    with pytest.raises((ValueError, AssertionError), match=named) as error:
+        resolve(*TARGET, *flags)
+    assert "\n" not in str(error.value).strip()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [(f, v) for f, values in OWN.items() for v in values]
+)
+def test_bad_value_of_own_flag_is_refused_by_name(flag, value):
+    """Red if our settings are checked only once the models are loaded."""
+    with pytest.raises(ValueError, match=f"--speculative-parse-{flag}"):
+        resolve(*TARGET, *DRAFT, f"--speculative-parse-{flag}", value)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("window", "x"), ("threshold", "high")])
+def test_wrong_type_of_own_flag_is_a_usage_error(capsys, flag, value):
+    """Red if argparse lets a string through to the worker."""
+    with pytest.raises(SystemExit) as error:
+        resolve(*TARGET, *DRAFT, f"--speculative-parse-{flag}", value)
+    assert error.value.code == 2
+    assert f"--speculative-parse-{flag}" in capsys.readouterr().err
+
+
+def exchange_tokens(path):
+    """The draft model with two tokens of its tokenizer exchanged."""
+    shutil.copytree(DRAFT_PATH, path)
+    file = path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    a, b = list(vocab)[100:102]
+    vocab[a], vocab[b] = vocab[b], vocab[a]
+    file.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_draft_with_another_tokenizer_is_refused(tmp_path):
+    """Red if a pair that speaks different ids is served: every draft is nonsense."""
+    other = exchange_tokens(tmp_path / "draft")
+    with pytest.raises(ValueError, match="--speculative-draft-model-path needs"):
+        resolve(*TARGET, "--speculative-draft-model-path", other)
+
+
+def test_draft_that_is_not_there_is_refused():
+    """Red if a wrong path is noticed only after the target is loaded."""
+    with pytest.raises(Exception, match="/nowhere/draft"):
+        resolve(*TARGET, "--speculative-draft-model-path", "/nowhere/draft")
+
+
+def test_verdict_word_of_several_tokens_is_refused():
+    """Red if a verdict is read from half a word."""
+    flags = ("--speculative-parse-verdict-tokens", "Quite/Hardly")
+    with pytest.raises(ValueError, match="--speculative-parse-verdict-tokens"):
+        resolve(*TARGET, *DRAFT, *flags)
+
+
+def test_real_command_line_ends_with_one_sentence():
+    """Red if a bad flag starts the server, hangs, or gives a traceback last."""
+    flags = ("--speculative-parse-segmenter", "words")
+    done = subprocess.run(
+        server_command([*TARGET, *DRAFT, *flags], free_port()),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+    )
+    assert done.returncode not in (0, None)
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert "--speculative-parse-segmenter is 'words'; expected" in last
+
+
+def test_bad_file_of_the_environment_is_refused_before_loading(tmp_path, monkeypatch):
+    """Red if a broken SGLANG_PARSE_CONFIG shows up only in the worker."""
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"treshold": 1}))
+    monkeypatch.setenv(CONFIG_ENV, str(path))
+    with pytest.raises(ValueError, match="treshold"):
+        resolve(*TARGET, *DRAFT)
+
+
+def test_other_algorithms_are_left_alone():
+    """Red if our validation runs on servers that do not use PARSE."""
+    args = resolve("--model-path", str(TARGET_PATH), "--page-size", "1")
+    assert args.speculative_algorithm is None

@@ -1,0 +1,207 @@
+"""The console script: arguments, output, and the demo's pure parts."""
+
+import io
+import json
+import shlex
+import signal
+
+import pytest
+from rich.console import Console
+
+from sglang_parse import cli, demo, doctor
+from sglang_parse.draw import answer_spans, draw_answer, most_telling
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.summary import RequestResult, summarise
+
+
+def make_result(report=None, **changes):
+    fields = {"text": "", "token_ids": (1, 2), "num_tokens": 2, "correct": True}
+    times = {"latency_s": 1.0, "ttft_s": 0.5}
+    return RequestResult(**{**fields, **times, **changes}, report=report)
+
+
+def test_models_prints_two_lines(capsys):
+    assert cli.main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"target {TARGET_PATH}", f"draft {DRAFT_PATH}"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["demo", "--problems", "0"], "--problems: '0': expected a whole number"),
+        (["demo", "--concurrency", "1", "x"], "--concurrency: 'x': expected"),
+        (["dance"], "invalid choice: 'dance'"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_bad_arguments_are_named(capsys, argv, message):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--model-path", "/nowhere"], "--model-path '/nowhere' is not a folder"),
+        (["--json", "/nowhere/out.json"], "--json '/nowhere/out.json' cannot be"),
+    ],
+)
+def test_demo_refuses_before_it_starts_anything(capsys, monkeypatch, argv, message):
+    monkeypatch.setattr(demo, "run_demo", lambda _: pytest.fail("started"))
+    assert cli.main(["demo", *argv]) == 1
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+
+
+def test_demo_passes_its_options_on(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(demo, "run_demo", seen.append)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    out = tmp_path / "out.json"
+    argv = ["demo", "--problems", "5", "--concurrency", "2", "2", "4"]
+    models = [tmp_path / "t", tmp_path / "d"]
+    for model in models:
+        model.mkdir()
+    argv += ["--model-path", str(models[0])]
+    argv += ["--speculative-draft-model-path", str(models[1]), "--json", str(out)]
+    assert cli.main(argv) == 0
+    assert seen == [demo.DemoOptions(5, (2, 4), *map(str, models), json_path=out)]
+
+
+def test_interrupt_ends_with_130(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "models_command", interrupted)
+    assert cli.main(["models"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_json_has_a_list_of_arms(tmp_path):
+    path = tmp_path / "out.json"
+    summaries = [summarise("target", 1, [make_result()], 2.0, 1.0)]
+    demo.write_json(demo.DemoOptions(json_path=path), summaries)
+    (arm,) = json.loads(path.read_text())["arms"]
+    assert arm["arm"] == "target" and arm["concurrency"] == 1
+    assert (arm["problems"], arm["accuracy"], arm["ratio"]) == (1, 1.0, 1.0)
+    assert arm["output_tok_s"] == 1.0
+
+
+def test_table_fits_80_characters():
+    results = [make_result({"target_passes": 1, "kept_tokens": 1})] * 500
+    summaries = [
+        summarise(arm, concurrency, results, 1000.0, 1.0)
+        for concurrency in (1, 8)
+        for arm in ("target", "parse")
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(demo.results_table(summaries))
+    text = console.export_text()
+    assert "…" not in text and "99.2-100.0%" in text
+
+
+def test_manual_commands_are_shell_words_and_valid_json():
+    options = demo.DemoOptions(target="/a b/t", draft="/d")
+    server, curl, client = demo.manual_commands(options, 'It\'s "5"?')
+    words = shlex.split(server)
+    assert words[words.index("--model-path") + 1] == "/a b/t"
+    assert words[words.index("--speculative-algorithm") + 1] == "PARSE"
+    body = json.loads(shlex.split(curl)[-1])
+    assert body["messages"][0]["content"] == 'It\'s "5"?'
+    script = client.partition("<<'EOF'\n")[2].removesuffix("EOF")
+    compile(script, "client", "exec")
+
+
+def segment(origin, outcome, start, ids, score=None):
+    return {
+        "origin": origin,
+        "outcome": outcome,
+        "start": start,
+        "token_ids": ids,
+        "score": score,
+    }
+
+
+SEGMENTS = [
+    segment("draft", "kept", 1, [2, 3], 0.9),
+    segment("draft", "rejected", 3, [4, 5], 0.1),
+    segment("draft", "rejected", 3, [6], 0.2),
+    segment("draft", "kept", 3, [4]),
+    segment("target", "written", 4, [7]),
+]
+
+
+def test_spans_name_every_output_token_once_in_order():
+    result = make_result({"segments": SEGMENTS}, token_ids=(1, 2, 3, 4, 7, 8))
+    spans = answer_spans(result)
+    output = [t for s in spans if s.kind != "rejected" for t in s.token_ids]
+    assert output == [1, 2, 3, 4, 7, 8]
+    kinds = [s.kind for s in spans]
+    assert kinds == ["written", "kept", "rejected", "agreed", "written", "written"]
+    assert spans[2].num_later == 1
+
+
+def test_drawing_strikes_the_rejected_above_its_replacement():
+    words = {1: "Step", 2: " 1:", 3: " a.\n", 4: "So", 5: " b.", 7: " c.\n"}
+    result = make_result({"segments": SEGMENTS}, token_ids=(1, 2, 3, 4, 7))
+
+    def decode(ids):
+        return "".join(words[i] for i in ids)
+
+    drawing = draw_answer(answer_spans(result), decode, marks=True)
+    assert drawing.plain.splitlines() == [
+        "  «Step» 1: a. [0.90]",
+        "x So b. [0.10, 1 later dropped]",
+        "  So« c.»",
+    ]
+    struck = [s for s in drawing.spans if "strike" in str(s.style)]
+    assert [drawing.plain[s.start : s.end] for s in struck] == ["So b."]
+
+
+def test_most_telling_answer_is_right_and_has_a_rejection():
+    def report(judged, kept):
+        return {"judged_segments": judged, "kept_segments": kept}
+
+    results = [
+        make_result(report(3, 3)),
+        make_result(report(3, 1), correct=False),
+        make_result(report(3, 1)),
+    ]
+    assert most_telling(results) == 2
+    assert most_telling(results[:2]) == 0
+
+
+def test_doctor_names_a_wrong_model_path():
+    with pytest.raises(doctor.Problem, match="--model-path '/nowhere' is not a folder"):
+        doctor.check_model("/nowhere", "--model-path")
+
+
+def test_doctor_names_what_a_model_folder_lacks(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(doctor.Problem, match=r"lacks weights .*, a tokenizer"):
+        doctor.check_model(str(tmp_path), "--model-path")
+
+
+def test_doctor_exits_1_on_a_problem(monkeypatch, capsys):
+    findings = [doctor.Finding(True, "fine"), doctor.Finding(False, "bad; do this")]
+    monkeypatch.setattr(doctor, "run_checks", lambda *_: iter(findings))
+    assert cli.main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["ok       fine", "problem  bad; do this"]
+
+
+def test_doctor_goes_on_after_a_failed_check(monkeypatch):
+    def broken():
+        raise ImportError("no torch\nhere")
+
+    monkeypatch.setattr(doctor, "check_torch", broken)
+    monkeypatch.setattr(doctor, "check_plugins", lambda: "plugins")
+    for name in ("platform", "hooks", "attention"):
+        monkeypatch.setattr(doctor, f"check_{name}", lambda: "fine")
+    findings = list(doctor.run_checks("/nowhere", "/nowhere"))
+    failed = [f.text for f in findings if not f.ok]
+    assert "ImportError: no torch here" in failed
+    assert findings[-1].text.startswith("free")

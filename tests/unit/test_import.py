@@ -1,0 +1,43 @@
+"""What importing the package costs."""
+
+import subprocess
+import sys
+
+LIGHT = (
+    "config",
+    "embedded",
+    "embedded.task",
+    "judge",
+    "metrics",
+    "request",
+    "segment",
+    "state",
+    "window",
+)
+
+
+def loaded(modules: list[str]) -> str:
+    code = (
+        f"import sys, importlib\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print([m for m in ('torch', 'sglang', 'transformers') if m in sys.modules])"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_package_import_is_light():
+    """Red if `import sglang_parse` loads torch, sglang or transformers."""
+    assert loaded(["sglang_parse"]) == "[]"
+
+
+def test_pure_modules_import_neither_torch_nor_sglang():
+    """Red if a host-side stage starts to need an engine."""
+    assert loaded([f"sglang_parse.{name}" for name in LIGHT]) == "[]"
+
+
+def test_tensor_stages_import_torch_but_not_sglang():
+    """Red if plan or decide stop running anywhere (STYLE.md, Layout)."""
+    names = ["sglang_parse.plan", "sglang_parse.decide", "sglang_parse.draft_cache"]
+    assert loaded(names) == "['torch']"

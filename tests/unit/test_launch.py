@@ -1,0 +1,128 @@
+"""ServerProcess with stand-ins for the server: it comes up, dies, hangs, is stopped."""
+
+import os
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from sglang_parse import launch
+from sglang_parse.launch import (
+    ServerError,
+    ServerProcess,
+    free_port,
+    log_tail,
+    running,
+    server_command,
+    server_env,
+)
+
+# Answers every GET with 200 and has a child, as SGLang's server has.
+FAKE_SERVER = """
+import http.server, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def is_gone(process):
+    """Ended; an orphan may stay a zombie where nobody reaps it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def make_server(tmp_path, script, *args, **kwargs):
+    command = [sys.executable, "-c", textwrap.dedent(script), *args]
+    log = tmp_path / "server.log"
+    return ServerProcess([], "fake", log, command=command, **kwargs)
+
+
+def make_fake(tmp_path, script=FAKE_SERVER):
+    port = free_port()
+    server = make_server(tmp_path, script, str(port))
+    server.url = f"http://127.0.0.1:{port}"
+    return server
+
+
+def test_early_death_is_told_with_the_end_of_the_log(tmp_path):
+    script = "import sys; print('first'); print('ValueError: no such model'); exit(3)"
+    server = make_server(tmp_path, script)
+    with pytest.raises(ServerError) as caught, server:
+        pass
+    message = str(caught.value)
+    assert message.startswith("The fake server ended after")
+    assert "exit code 3" in message and str(server.log_path) in message
+    assert message.endswith("first\nValueError: no such model")
+
+
+def test_death_by_signal_is_named(tmp_path):
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(ServerError, match="SIGKILL"), make_server(tmp_path, script):
+        pass
+
+
+def test_server_that_never_answers_is_stopped(tmp_path):
+    server = make_server(tmp_path, "import time; time.sleep(600)", timeout_s=0.5)
+    with pytest.raises(ServerError, match="did not answer within"), server:
+        pass
+    assert server.processes() == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_server_and_its_children_are_gone_after_an_exception(tmp_path, error):
+    with pytest.raises(error), make_fake(tmp_path) as server:
+        family = server.processes()
+        assert len(family) == 2 and server.ready_s > 0
+        raise error
+    assert all(map(is_gone, family))
+
+
+def test_server_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "STOP_GRACE_S", 0.5)
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    with make_fake(tmp_path, stubborn + FAKE_SERVER) as server:
+        family = server.processes()
+    assert all(map(is_gone, family))
+
+
+def test_running_stops_the_first_when_the_second_dies(tmp_path):
+    good = make_fake(tmp_path)
+    bad = make_server(tmp_path, "exit(1)")
+    bad.log_path = tmp_path / "bad.log"
+    before = set(psutil.Process(os.getpid()).children())
+    with pytest.raises(ServerError, match="exit code 1"), running([good, bad]):
+        pass
+    assert good.processes() == [] and bad.processes() == []
+    ours = set(psutil.Process(os.getpid()).children()) - before
+    assert all(map(is_gone, ours))
+
+
+def test_free_port_skips_a_taken_one():
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        taken = sock.getsockname()[1]
+        with pytest.raises(ServerError, match="No free port"):
+            free_port([taken])
+
+
+def test_log_tail_keeps_the_last_lines_that_hold_something(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("a\nb\n\n  \nc\n")
+    assert log_tail(log, 2) == "b\nc"
+    assert log_tail(tmp_path / "none") == ""
+
+
+def test_command_binds_loopback_and_env_keeps_the_users_threads():
+    command = server_command(["--model-path", "m"], 32001)
+    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert command[-4:] == ["--host", "127.0.0.1", "--port", "32001"]
+    assert server_env({}, 1) == {"OMP_NUM_THREADS": "1"}
+    assert server_env({"OMP_NUM_THREADS": "4"}, 1) == {"OMP_NUM_THREADS": "4"}

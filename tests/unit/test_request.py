@@ -1,0 +1,255 @@
+"""Checks of custom_params, and the mode a request is served in."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.config import ParseConfig
+from sglang_parse.judge import CUT_MARK
+from sglang_parse.request import (
+    RequestOptions,
+    check_custom_params,
+    check_sampling_params,
+    strongest_mode,
+)
+
+GOOD = {
+    "parse_mode": ["semantic", "exact", "off"],
+    "parse_threshold": [0, 0.5, 1, 2.0],
+    "parse_keep_rule": ["first-failure", "longest"],
+    "parse_segmenter": ["step", "line", "paragraph", "sentence", "code", "fixed:7"],
+    "parse_window": [0, 1, 256, 1 << 20],
+    "parse_judge_suffix": ["Is it right?", "对吗？ Yes or No", "x" * 2000],
+    "parse_exact_tail": [True, False],
+    "parse_report": [True, False],
+}
+BAD = {
+    "parse_mode": ["Semantic", "", None, 1, True, ["off"], {"mode": "off"}, "off "],
+    "parse_threshold": [
+        "0.5",
+        True,
+        False,
+        None,
+        math.nan,
+        math.inf,
+        -math.inf,
+        -0.1,
+        2.01,
+        10**400,
+        [0.5],
+        {"value": 0.5},
+    ],
+    "parse_keep_rule": ["first", None, 0, ["longest"]],
+    "parse_segmenter": [
+        "words",
+        "fixed",
+        "fixed:",
+        "fixed:0",
+        "fixed:-1",
+        "fixed:1.5",
+        "fixed:²",
+        "fixed:" + "9" * 5000,
+        " step",
+        None,
+        3,
+        ["step"],
+    ],
+    "parse_window": [1.0, "8", True, None, -1, (1 << 20) + 1, 10**30, math.nan, [8]],
+    "parse_judge_suffix": ["", "  \n", None, 5, ["Is it?"], "x" * 2001, "a\ud800b"],
+    "parse_exact_tail": [1, 0, "true", None, [True]],
+    "parse_report": [1, "yes", None, {}],
+}
+BAD_CASES = [(key, value) for key, values in BAD.items() for value in values]
+
+
+def request(custom_params=None, **overrides):
+    """A Req as far as the options look at it."""
+    params = {
+        "custom_params": custom_params,
+        "logit_bias": None,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+    }
+    fields = {
+        "grammar": None,
+        "return_logprob": False,
+        "return_hidden_states": False,
+        "custom_logit_processor": None,
+    }
+    for key, value in overrides.items():
+        (params if key in params else fields)[key] = value
+    return SimpleNamespace(sampling_params=SimpleNamespace(**params), **fields)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(k, v) for k, values in GOOD.items() for v in values]
+)
+def test_good_value_passes(key, value):
+    """Red if an allowed value is refused or changed."""
+    assert check_custom_params({key: value}) == {key: value}
+
+
+@pytest.mark.parametrize(("key", "value"), BAD_CASES, ids=repr)
+def test_bad_value_names_field(key, value):
+    """Red if a check is dropped, or raises anything but a ValueError with the field."""
+    with pytest.raises(ValueError, match=rf"custom_params\.{key} is ") as error:
+        check_custom_params({key: value})
+    assert "expected" in str(error.value)
+    assert len(str(error.value)) < 700
+
+
+def test_unknown_option_lists_the_known_ones():
+    """Red if a misspelt option is silently ignored."""
+    with pytest.raises(ValueError, match=r"custom_params\.parse_treshold") as error:
+        check_custom_params({"parse_treshold": 0.5})
+    assert all(key in str(error.value) for key in GOOD)
+
+
+def test_marker_in_the_question_is_refused():
+    """Red if a client's question can make the judge prompt impossible to build."""
+    with pytest.raises(
+        ValueError, match=r"custom_params\.parse_judge_suffix.*expected"
+    ):
+        check_custom_params({"parse_judge_suffix": f"Is it {CUT_MARK} right?"})
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["x"] * 10**5, {"a": "b" * 10**6}])
+@pytest.mark.parametrize("key", GOOD)
+def test_bad_value_of_any_size_gives_a_short_message(key, value):
+    """Red if a client can make the server log or return its megabytes."""
+    with pytest.raises(ValueError, match=key) as error:
+        check_custom_params({key: value})
+    assert len(str(error.value)) < 700
+
+
+def test_unknown_option_of_any_length_gives_a_short_message():
+    """Red if a client can make the server log or return its megabytes."""
+    with pytest.raises(ValueError, match="is not a PARSE option") as error:
+        check_custom_params({"parse_" + "x" * 100_000: 1})
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "custom_params",
+    [
+        {"thinking_budget": 3},
+        {"parse": 1, "Parse_mode": "loud", "PARSE_MODE": 1},
+        {"nested": {"parse_mode": "loud"}},
+        {3: 4, None: 5},
+    ],
+)
+def test_keys_of_others_are_left_alone(custom_params):
+    """Red if PARSE refuses what another user of custom_params put there."""
+    before = dict(custom_params)
+    assert check_custom_params(custom_params) == {}
+    assert custom_params == before
+
+
+@pytest.mark.parametrize("custom_params", [None, [], "parse_mode", 7, ["parse_mode"]])
+def test_custom_params_that_are_no_mapping_are_left_alone(custom_params):
+    """Red if the hook breaks requests that SGLang accepts."""
+    assert check_custom_params(custom_params) == {}
+
+
+def test_hook_returns_its_result_and_raises_value_error():
+    """Red if the hook swallows the error or replaces SamplingParams.verify's result."""
+    good = SimpleNamespace(custom_params={"parse_mode": "off"})
+    bad = SimpleNamespace(custom_params={"parse_mode": "loud"})
+    assert check_sampling_params("kept", good, 1000) == "kept"
+    assert check_sampling_params(None, SimpleNamespace(), 1000) is None
+    with pytest.raises(ValueError, match="parse_mode"):
+        check_sampling_params(None, bad, 1000)
+
+
+def test_options_default_to_the_server_config():
+    """Red if a server setting does not reach requests that name none."""
+    config = ParseConfig(
+        window=9,
+        segmenter="line",
+        judge_suffix="Right?",
+        threshold=0.7,
+        keep_rule="longest",
+        mode="exact",
+        exact_tail=False,
+    )
+    assert RequestOptions.of(request(), config) == RequestOptions(
+        mode="exact",
+        threshold=0.7,
+        keep_rule="longest",
+        segmenter="line",
+        window=9,
+        judge_suffix="Right?",
+        exact_tail=False,
+        report=False,
+        fallback="",
+    )
+
+
+def test_options_of_the_request_win():
+    """Red if an option is read from the server although the request names it."""
+    asked = {
+        "parse_mode": "semantic",
+        "parse_threshold": 0,
+        "parse_keep_rule": "longest",
+        "parse_segmenter": "fixed:3",
+        "parse_window": 0,
+        "parse_judge_suffix": "Sure?",
+        "parse_exact_tail": False,
+        "parse_report": True,
+    }
+    config = ParseConfig(mode="off", threshold=0.9, window=5, exact_tail=True)
+    assert RequestOptions.of(request(asked), config) == RequestOptions(
+        mode="semantic",
+        threshold=0.0,
+        keep_rule="longest",
+        segmenter="fixed:3",
+        window=0,
+        judge_suffix="Sure?",
+        exact_tail=False,
+        report=True,
+        fallback="",
+    )
+
+
+PLAIN = {
+    "sampling_mask": {"return_sampling_mask": True},
+    "custom_logit_processor": {"custom_logit_processor": "processor"},
+    "frequency_penalty": {"frequency_penalty": 0.1},
+    "presence_penalty": {"presence_penalty": -0.1},
+    "repetition_penalty": {"repetition_penalty": 1.1},
+    "min_new_tokens": {"min_new_tokens": 1},
+}
+EXACT = {
+    "grammar": {"grammar": object()},
+    "logprobs": {"return_logprob": True},
+    "hidden_states": {"return_hidden_states": True},
+    "logit_bias": {"logit_bias": {"5": 1.0}},
+}
+REASONS = PLAIN | EXACT
+
+
+@pytest.mark.parametrize(("reason", "fields"), REASONS.items(), ids=REASONS.keys())
+@pytest.mark.parametrize("asked", ["semantic", "exact", "off"])
+def test_request_that_cannot_be_judged_is_served_right(reason, fields, asked):
+    """Red if a row of the table is lost: the request would be answered wrongly."""
+    options = RequestOptions.of(request({"parse_mode": asked}, **fields), ParseConfig())
+    limit = "off" if reason in PLAIN else "exact"
+    speed = ("semantic", "exact", "off").index
+    if speed(asked) < speed(limit):
+        assert (options.mode, options.fallback) == (limit, reason)
+    else:
+        assert (options.mode, options.fallback) == (asked, "")
+
+
+def test_plain_decoding_wins_over_exact_mode():
+    """Red if a request with two reasons takes the weaker consequence."""
+    req = request(return_logprob=True, frequency_penalty=0.5)
+    assert strongest_mode(req) == ("off", "frequency_penalty")
+
+
+def test_plain_request_needs_no_fallback():
+    """Red if ordinary requests are served without PARSE."""
+    assert strongest_mode(request()) == ("semantic", "")

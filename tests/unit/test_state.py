@@ -1,0 +1,57 @@
+"""Per-request state: which tokens end a request."""
+
+from types import SimpleNamespace
+
+from sglang_parse.state import RoundDraft, stop_token_ids
+
+
+def stop_request(**fields):
+    params = {"ignore_eos": False, "stop_token_ids": None}
+    params |= {k: v for k, v in fields.items() if k in params}
+    tokenizer = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
+    rest = {"eos_token_ids": None, "tokenizer": tokenizer}
+    rest |= {k: v for k, v in fields.items() if k in rest}
+    return SimpleNamespace(sampling_params=SimpleNamespace(**params), **rest)
+
+
+def test_stop_ids_of_all_sources():
+    """Red if a source is lost: the draft would run on past the end of the answer."""
+    req = stop_request(stop_token_ids={7}, eos_token_ids={8})
+    req.tokenizer.additional_stop_token_ids = [9]
+    assert stop_token_ids(req, frozenset({3})) == {2, 3, 7, 8, 9}
+
+
+def test_stop_ids_without_tokenizer_or_eos():
+    """Red if None becomes a stop token."""
+    assert stop_token_ids(stop_request(tokenizer=None), frozenset()) == set()
+    req = stop_request()
+    req.tokenizer.eos_token_id = None
+    assert stop_token_ids(req, frozenset()) == set()
+
+
+def test_ignore_eos_ignores_all_stop_tokens():
+    """Red if the draft stops where SGLang does not (schedule_batch.py)."""
+    req = stop_request(ignore_eos=True, stop_token_ids={7})
+    assert stop_token_ids(req, frozenset({3})) == set()
+
+
+def test_stop_ids_equal_sglangs_own_check(plugins):
+    """Red if SGLang 0.5.23's token-based finish looks at other ids than we do."""
+    import inspect
+
+    from sglang.srt.managers.schedule_batch import Req
+
+    source = inspect.getsource(Req._check_token_based_finish)
+    for name in (
+        "ignore_eos",
+        "stop_token_ids",
+        "eos_token_ids",
+        "additional_stop_token_ids",
+        "eos_token_id",
+    ):
+        assert name in source
+
+
+def test_round_draft_is_empty_by_default():
+    """Red if a request that does not draft counts as ended or as forwarded."""
+    assert RoundDraft() == RoundDraft((), False, 0, 0)

@@ -1,0 +1,101 @@
+"""What the verify pass hands to attention backends and to the logits processor."""
+
+import random
+from types import SimpleNamespace
+
+import torch
+from reference import verify_mask
+
+from sglang_parse.plan import VerifyPlan, build_verify_plan
+from sglang_parse.verify import (
+    ParseVerifyInput,
+    place_slots,
+    running_offsets,
+    select_logits_rows,
+)
+
+Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len
+
+
+def build(requests: list[Request]) -> VerifyPlan:
+    return build_verify_plan(
+        seq_lens=[r[0] for r in requests],
+        bonus_tokens=[0] * len(requests),
+        draft_tokens=[[1] * r[1] for r in requests],
+        boundaries=[r[2] for r in requests],
+        suffix_tokens=[[2] * r[3] for r in requests],
+    )
+
+
+def random_request(rng: random.Random) -> Request:
+    num_draft = rng.choice([0, 1, 2, 5, 17])
+    num_cuts = rng.randint(0, min(num_draft, 5))
+    cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
+    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 6)
+
+
+def test_running_offsets_start_at_zero():
+    """Red if the indptr arrays lose their first entry or their int32 type."""
+    offsets = running_offsets((3, 0, 4), "cpu")
+    assert offsets.tolist() == [0, 3, 3, 7]
+    assert offsets.dtype == torch.int32
+
+
+def check_slots(seed: int) -> None:
+    rng = random.Random(seed)
+    requests = [random_request(rng) for _ in range(4)]
+    plan = build(requests)
+    width = 64
+    slots = list(range(1, 1 + 8 * width))
+    rng.shuffle(slots)
+    table = torch.tensor(slots, dtype=torch.int32).view(8, width)
+    rows = rng.sample(range(8), len(requests))
+    scratch = torch.arange(5000, 5000 + plan.num_suffix_tokens)
+    kv_index, written = place_slots(plan, rows=rows, scratch=scratch, table=table)
+
+    free = iter(scratch.tolist())
+    expected = []
+    expected_written = []
+    for row, (seq_len, num_draft, cuts, suffix_len) in zip(rows, requests, strict=True):
+        own = [int(table[row, c]) for c in range(seq_len + 1 + num_draft)]
+        own += [next(free) for _ in range(len(cuts) * suffix_len)]
+        expected.append(own)
+        expected_written += own[seq_len:]
+    assert [k.tolist() for k in kv_index] == expected
+    assert written.tolist() == expected_written
+
+    info = ParseVerifyInput(plan, kv_index, torch.tensor([0]))
+    indices, kv_indptr, qo_indptr, mask = info.generate_attn_arg_prefill(
+        req_pool_indices=torch.tensor(rows),
+        paged_kernel_lens=None,
+        paged_kernel_lens_sum=None,
+    )
+    assert indices.tolist() == [s for own in expected for s in own]
+    assert indices.dtype == kv_indptr.dtype == qo_indptr.dtype == torch.int32
+    assert kv_indptr.tolist()[-1] == sum(plan.kv_lens)
+    assert kv_indptr.tolist()[:-1] == [
+        sum(plan.kv_lens[:i]) for i in range(len(requests))
+    ]
+    assert qo_indptr.tolist()[:-1] == list(plan.root_rows)
+    assert mask.tolist() == [
+        cell for r in requests for line in verify_mask(*r) for cell in line
+    ]
+
+
+def test_slots_and_indptr_of_pass_equal_oracle():
+    """Red if scratch slots of two requests mix, or the context is written again."""
+    for seed in range(20):
+        check_slots(seed)
+
+
+def test_logits_rows_are_selected_for_parse_passes_only():
+    """Red if the LM head runs at all rows x vocabulary, or at our rows of others."""
+    verdicts = torch.tensor([3, 5])
+    spec_info = ParseVerifyInput(build([(2, 1, (1,), 2)]), [], verdicts)
+    result = SimpleNamespace(draft_extend_select_index=None)
+    select_logits_rows(result, SimpleNamespace(spec_info=spec_info))
+    assert result.draft_extend_select_index is verdicts
+    result = SimpleNamespace(draft_extend_select_index=None)
+    select_logits_rows(result, SimpleNamespace(spec_info=None))
+    select_logits_rows(result, SimpleNamespace(spec_info=object()))
+    assert result.draft_extend_select_index is None
