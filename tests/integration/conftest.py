@@ -54,12 +54,12 @@ class ServerPool:
             return
         while len(self.alive) >= MAX_ALIVE:
             self.stop(next(iter(self.alive)))
-        process = ServerProcess(FLAGS[name], name, self.log_dir / f"{name}.log")
-        self.alive[name] = process
         with pytest.MonkeyPatch.context() as environment:
             for key, value in SMALL_ENV.items() if name == "small" else ():
                 environment.setenv(key, value)
-            process.start()
+            process = ServerProcess(FLAGS[name], name, self.log_dir / f"{name}.log")
+        self.alive[name] = process
+        process.start()
 
     def get(self, name: str) -> Server:
         if name in self.given:
