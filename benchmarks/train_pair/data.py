@@ -10,9 +10,11 @@ from benchmarks.train_pair.tokenizer import IM_END, Encoder
 from sglang_parse.embedded import task
 from sglang_parse.embedded.task import Problem, render_step
 
-ERRORS = ("total", "amount", "prev", "verb", "index", "skip", "repeat", "early")
-ERROR_ODDS = (6, 4, 3, 3, 1, 1, 1, 1)
-OPERANDS = ("total", "amount", "prev", "verb")
+ERROR_ODDS = {
+    "total": 6, "amount": 4, "prev": 3, "verb": 3, "name": 1,
+    "index": 1, "skip": 1, "repeat": 1, "early": 1,
+}  # fmt: skip
+DENSE_ODDS = {"total": 2, "amount": 2, "prev": 2, "verb": 2, "name": 1}
 OWN_STYLE = 0.85
 Line = tuple[str, str]  # what is written, what should stand there given the text so far
 
@@ -82,9 +84,14 @@ def other_number(rng: random.Random, right: int, low: int, high: int) -> int:
 def pick_errors(rng: random.Random, n: int, dense: bool) -> dict[int, str]:
     """Error kind by place 1..n+1: one error, or (dense) one in every third step."""
     if dense:
-        return {k: rng.choice(OPERANDS) for k in range(1, n + 1) if rng.random() < 0.35}
+        places = [k for k in range(1, n + 1) if rng.random() < 0.35]
+        return {k: pick_kind(rng, DENSE_ODDS) for k in places}
     place = rng.randint(1, n + 1)
-    return {place: rng.choices(ERRORS, ERROR_ODDS)[0] if place <= n else "answer"}
+    return {place: pick_kind(rng, ERROR_ODDS) if place <= n else "answer"}
+
+
+def pick_kind(rng: random.Random, odds: dict[str, int]) -> str:
+    return rng.choices(list(odds), list(odds.values()))[0]
 
 
 def wrong_lines(
@@ -107,6 +114,7 @@ def wrong_lines(
             i -= 1
         verb, amount = problem.events[i - 1]
         should = {"i": i, "prev": shown, "verb": verb, "amount": amount}
+        should["name"] = problem.name
         if kind in ("skip", "repeat"):
             should["i"] = place
         wrong = dict(should) | {"i": i}
@@ -121,7 +129,7 @@ def wrong_lines(
         should["total"] = wrong["total"] = total
         if kind == "total":
             wrong["total"] = other_number(rng, total, 0, task.MAX_TOTAL)
-        elif kind in OPERANDS and rng.random() < 0.25:
+        elif kind in DENSE_ODDS and rng.random() < 0.25:
             wrong["total"] = problem.totals[i]  # right again, against its own operands
         written = render_step(problem, i, phrasing, **wrong)
         lines.append((written, render_step(problem, i, phrasing, **should)))
@@ -146,12 +154,14 @@ def corrupt(rng, kind: str | None, wrong: dict, phrasing: str) -> None:
         wrong["amount"] = other_number(rng, wrong["amount"], 1, task.MAX_AMOUNT)
     elif kind == "prev":
         wrong["prev"] = other_number(rng, wrong["prev"], 0, task.MAX_TOTAL)
+    elif kind == "name":
+        wrong["name"] = rng.choice([n for n in task.NAMES if n != wrong["name"]])
     elif kind == "index":
         wrong["i"] = max(1, wrong["i"] + rng.choice((-1, 1)))
     elif kind == "verb":
         flipped = task.LOSSES if wrong["verb"] in task.GAINS else task.GAINS
         verbs = set(flipped)
-        if phrasing.startswith("A") and rng.random() < 0.25:
+        if phrasing.startswith("A") and rng.random() < 0.5:
             verbs = {*task.GAINS, *task.LOSSES} - {wrong["verb"]}
         wrong["verb"] = rng.choice(sorted(verbs))
 
