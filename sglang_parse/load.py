@@ -36,6 +36,15 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """A finished stream: its last `data:` line, seconds to the first and to the end."""
+
+    last: bytes
+    ttft_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
 class Measurement:
     """results: in the order of the prompts. wall_s: from first send to last answer."""
 
@@ -91,7 +100,7 @@ async def _measure(
     on_answer: Callable[[], None],
 ) -> Measurement:
     await _send_all(url, warm_up, concurrency, custom_params)
-    await _flush_cache(url)
+    await flush_cache(url)
     start = time.perf_counter()
     results = await _send_all(
         url, prompts, concurrency, custom_params, on_answer=on_answer
@@ -99,7 +108,8 @@ async def _measure(
     return Measurement(tuple(results), time.perf_counter() - start)
 
 
-async def _flush_cache(url: str) -> None:
+async def flush_cache(url: str) -> None:
+    """Empty the server's radix cache. Raises LoadError if it refuses."""
     async with (
         aiohttp.ClientSession() as session,
         session.post(url + "/flush_cache", params={"timeout": "30"}) as response,
@@ -118,11 +128,7 @@ async def _send_all(
 ) -> list[RequestResult]:
     """At most `concurrency` requests in flight; the next starts when one ends."""
     gate = asyncio.Semaphore(concurrency)
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    connector = aiohttp.TCPConnector(limit=concurrency)
-    async with aiohttp.ClientSession(
-        timeout=timeout, connector=connector, read_bufsize=READ_BYTES
-    ) as session:
+    async with open_session(concurrency) as session:
 
         async def one(prompt: Prompt) -> RequestResult:
             async with gate:
@@ -147,6 +153,25 @@ async def _send(
         "sampling_params": sampling,
         "stream": True,
     }
+    stream = await post_stream(session, url, body)
+    return read_result(
+        stream.last, prompt.problem, latency_s=stream.latency_s, ttft_s=stream.ttft_s
+    )
+
+
+def open_session(concurrency: int) -> aiohttp.ClientSession:
+    """A client that keeps up to `concurrency` connections; used inside a loop."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+        connector=aiohttp.TCPConnector(limit=concurrency),
+        read_bufsize=READ_BYTES,
+    )
+
+
+async def post_stream(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any]
+) -> Stream:
+    """POST a streaming `/generate`. Raises LoadError if it is not answered."""
     start = time.perf_counter()
     ttft, last = 0.0, b""
     try:
@@ -161,22 +186,27 @@ async def _send(
                 last = line
     except (aiohttp.ClientError, TimeoutError) as e:
         raise LoadError(f"{url}/generate failed: {e or type(e).__name__}") from e
-    latency = time.perf_counter() - start
-    return read_result(last, prompt.problem, latency_s=latency, ttft_s=ttft)
+    return Stream(last, ttft, time.perf_counter() - start)
 
 
-def read_result(
-    line: bytes, problem: Problem, *, latency_s: float, ttft_s: float
-) -> RequestResult:
-    """The last `data:` line of a stream, which holds the whole answer.
+def read_chunk(line: bytes) -> dict[str, Any]:
+    """A `data:` line of a stream; the last one holds the whole answer.
 
     Raises LoadError if it holds an error or is none.
     """
     if not line:
         raise LoadError("/generate sent no output.")
-    chunk = json.loads(line.removeprefix(_DATA))
+    chunk: dict[str, Any] = json.loads(line.removeprefix(_DATA))
     if "error" in chunk:
         raise LoadError(f"/generate failed: {str(chunk['error'])[:200]}")
+    return chunk
+
+
+def read_result(
+    line: bytes, problem: Problem, *, latency_s: float, ttft_s: float
+) -> RequestResult:
+    """The checked answer of a stream's last line. Raises LoadError as read_chunk."""
+    chunk = read_chunk(line)
     meta = chunk["meta_info"]
     reports = meta.get("parse") or [None]
     return RequestResult(
