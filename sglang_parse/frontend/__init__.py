@@ -1,0 +1,11 @@
+"""PARSE in SGLang programs: `parse_gen` and `parse_verify` inside `@sgl.function`.
+
+adapter.py holds the one seam in SGLang's frontend language, primitives.py the calls,
+portable.py what they do without a PARSE server, engine.py the `sgl.Engine` backend.
+"""
+
+from sglang_parse.frontend.adapter import ParseUnavailableError
+from sglang_parse.frontend.engine import EngineBackend
+from sglang_parse.frontend.primitives import parse_gen, parse_verify
+
+__all__ = ["EngineBackend", "ParseUnavailableError", "parse_gen", "parse_verify"]

@@ -1,0 +1,254 @@
+"""`parse_gen` and `parse_verify`, shaped like the calls in sglang/lang/api.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sglang as sgl
+from sglang.lang.interpreter import StreamExecutor
+from sglang.lang.ir import SglGen, SglSamplingParams, SglSelect
+from sglang.lang.tracer import TracingScope
+
+from sglang_parse.frontend import adapter
+from sglang_parse.frontend.adapter import Answer, ParseExpr, ParseSamplingParams
+from sglang_parse.frontend.portable import Start, keep_draft, verify
+from sglang_parse.request import check_custom_params
+
+adapter.install()
+
+
+def parse_gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *gen_args: Any,
+    threshold: float | None = None,
+    segment: str | None = None,
+    mode: str | None = None,
+    draft: str | None = None,
+    keep_rule: str | None = None,
+    window: int | None = None,
+    judge_suffix: str | None = None,
+    exact_tail: bool | None = None,
+    report: bool = True,
+    portable: bool = False,
+    tokenizer: str | None = None,
+    **gen_kwargs: Any,
+) -> SglGen | SglSelect:
+    """`sgl.gen` on a PARSE server; takes all its arguments, and these:
+
+    threshold, segment, mode, keep_rule, window, judge_suffix, exact_tail: this call's
+        own `parse_*` settings (segment: the segmenter); None leaves the server's.
+    draft: text taken as the draft of the answer from its first token. Its prefixes are
+        judged in one pass, the valid one is kept, and generation goes on from there.
+    report: list the segments in `state.get_meta_info(name)["parse"][0]`.
+    portable: work without a PARSE server. The draft's prefixes are judged by one
+        ordinary request each, the rest is ordinary generation.
+    tokenizer: of the target, for `portable`, where the server's path is not readable.
+
+    Raises ValueError on a wrong setting. While the program runs, a server without
+    PARSE is a ParseUnavailableError (`state.error()`).
+    """
+    gen = sgl.gen(name, max_tokens, *gen_args, **gen_kwargs)
+    options = _custom_params(
+        "parse_gen",
+        parse_threshold=threshold,
+        parse_segmenter=segment,
+        parse_mode=mode,
+        parse_draft=draft,
+        parse_keep_rule=keep_rule,
+        parse_window=window,
+        parse_judge_suffix=judge_suffix,
+        parse_exact_tail=exact_tail,
+    )
+    if isinstance(gen, SglSelect):
+        if options:
+            raise ValueError(
+                f"parse_gen has choices and {', '.join(options)}; choices are scored, "
+                "not generated, so leave PARSE's arguments out."
+            )
+        return gen
+    if portable:
+        return PortableGen(gen, options, tokenizer)
+    return ParseGen(gen, {**options, "parse_report": report})
+
+
+def parse_verify(
+    name: str,
+    text: str | Sequence[str],
+    *,
+    threshold: float | None = None,
+    segment: str | None = None,
+    keep_rule: str | None = None,
+    judge_suffix: str | None = None,
+    portable: bool = False,
+    tokenizer: str | None = None,
+) -> SglGen:
+    """Judge every prefix of `text` in one pass of the target, generating nothing.
+
+    The valid prefix becomes part of the prompt and `state[name]`.
+    `state.get_meta_info(name)["parse"][0]` has `segments`, `scores` (one per segment)
+    and `cut`: how many `segments`, `tokens` and `chars` of the text are valid.
+
+    text: cut by the segmenter; a list names the segments itself. Other arguments as in
+    `parse_gen`; with `portable`, one ordinary request per prefix.
+    """
+    gen = sgl.gen(name, 1, temperature=0.0)
+    if isinstance(text, (list, tuple)):
+        text = list(text)
+    options = _custom_params(
+        "parse_verify",
+        parse_verify=text,
+        parse_threshold=threshold,
+        parse_segmenter=segment,
+        parse_keep_rule=keep_rule,
+        parse_judge_suffix=judge_suffix,
+    )
+    if portable:
+        return PortableVerify(gen, options, tokenizer)
+    return ParseVerify(gen, options)
+
+
+def _custom_params(primitive: str, **options: Any) -> dict[str, Any]:
+    """The options that were given, checked as the server would.
+
+    Under SGLang's tracer a program's arguments are expressions, and nothing is run.
+    """
+    given = {k: v for k, v in options.items() if v is not None}
+    if TracingScope.get_current_scope() is None:
+        try:
+            check_custom_params(given)
+        except ValueError as e:
+            raise ValueError(f"{primitive}: {e}") from e
+    return given
+
+
+class ParseGen(ParseExpr):
+    """One request with custom_params."""
+
+    def __init__(self, gen: SglGen, custom_params: dict[str, Any]) -> None:
+        super().__init__(gen)
+        self.custom_params = custom_params
+
+    def __repr__(self) -> str:
+        return f"ParseGen('{self.name}')"
+
+    def generate(
+        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
+    ) -> Answer:
+        adapter.check_server(backend)
+        ours = ParseSamplingParams.of(params, self.custom_params)
+        text, meta_info = backend.generate(executor, sampling_params=ours)
+        adapter.report_of(backend, meta_info)
+        return text, meta_info
+
+    def generate_stream(
+        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
+    ) -> Iterator[Answer]:
+        adapter.check_server(backend)
+        ours = ParseSamplingParams.of(params, self.custom_params)
+        meta_info: dict[str, Any] = {}
+        for text, meta_info in backend.generate_stream(executor, sampling_params=ours):
+            yield text, meta_info
+        adapter.report_of(backend, meta_info)
+
+
+class ParseVerify(ParseExpr):
+    """One request that generates nothing; its text is the valid prefix."""
+
+    def __init__(self, gen: SglGen, custom_params: dict[str, Any]) -> None:
+        super().__init__(gen)
+        self.custom_params = custom_params
+
+    def __repr__(self) -> str:
+        return f"ParseVerify('{self.name}')"
+
+    def generate(
+        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
+    ) -> Answer:
+        adapter.check_server(backend)
+        # The program's own defaults concern what it generates.
+        plain = SglSamplingParams(max_new_tokens=1, temperature=0.0, stop=[])
+        ours = ParseSamplingParams.of(plain, self.custom_params)
+        _, meta_info = backend.generate(executor, sampling_params=ours)
+        report = adapter.report_of(backend, meta_info)
+        return add_cut(report), meta_info
+
+
+class PortableGen(ParseExpr):
+    """parse_gen by ordinary requests."""
+
+    def __init__(
+        self, gen: SglGen, options: dict[str, Any], tokenizer: str | None
+    ) -> None:
+        super().__init__(gen)
+        self.options = options
+        self.tokenizer = tokenizer
+
+    def __repr__(self) -> str:
+        return f"PortableGen('{self.name}')"
+
+    def _start(
+        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
+    ) -> Start:
+        return keep_draft(backend, executor, params, self.options, self.tokenizer)
+
+    def generate(
+        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
+    ) -> Answer:
+        start = self._start(backend, executor, params)
+        if start.finish_reason:
+            return start.answer()
+        text, meta_info = backend.generate(
+            start.request, sampling_params=start.rest_of(params)
+        )
+        return start.text + text, start.meta_info(meta_info, text)
+
+    def generate_stream(
+        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
+    ) -> Iterator[Answer]:
+        start = self._start(backend, executor, params)
+        yield start.answer()
+        if start.finish_reason:
+            return
+        written = ""
+        for text, meta_info in backend.generate_stream(
+            start.request, sampling_params=start.rest_of(params)
+        ):
+            written += text
+            yield text, start.meta_info(meta_info, written)
+
+
+class PortableVerify(ParseExpr):
+    """parse_verify by ordinary requests."""
+
+    def __init__(
+        self, gen: SglGen, options: dict[str, Any], tokenizer: str | None
+    ) -> None:
+        super().__init__(gen)
+        self.options = options
+        self.tokenizer = tokenizer
+
+    def __repr__(self) -> str:
+        return f"PortableVerify('{self.name}')"
+
+    def generate(
+        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
+    ) -> Answer:
+        text = self.options["parse_verify"]
+        report = verify(backend, executor, text, self.options, self.tokenizer)
+        return add_cut(report), {adapter.KEY: [report]}
+
+
+def add_cut(report: dict[str, Any]) -> str:
+    """Add `scores` and `cut` to a report of judged segments; returns the kept text."""
+    segments = report["segments"]
+    kept = [s for s in segments if s["outcome"] == "kept"]
+    text = "".join(s["text"] for s in kept)
+    report["scores"] = [s["score"] for s in segments]
+    report["cut"] = {
+        "segments": len(kept),
+        "tokens": sum(len(s["token_ids"]) for s in kept),
+        "chars": len(text),
+    }
+    return text
