@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from sglang_parse import __version__
+from sglang_parse.bench.commands import add_commands
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 
 
@@ -58,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this installation and a pair")
     add_models(doctor)
     doctor.set_defaults(command=doctor_command)
+    add_commands(commands)
     return parser
 
 

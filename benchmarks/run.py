@@ -1,0 +1,8 @@
+"""The benchmark without the console script: python -m benchmarks.run CONFIG.yaml"""
+
+import sys
+
+from sglang_parse.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["bench", *sys.argv[1:]]))

@@ -1,0 +1,169 @@
+"""Cells of a run and their files.
+
+A cell is one arm with one set of options on one data set at one concurrency, once. It
+is written request by request to `NAME.jsonl.partial`; when its last request is answered
+it becomes `NAME.jsonl.gz` in one step, so a finished cell is one that has this file. A
+cell that was cut short is measured anew: its clock ran over all its requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from sglang_parse.bench.procedures import Answer, Round
+
+
+@dataclass(frozen=True)
+class Cell:
+    """spec: all that decides what is asked and of whom, as plain JSON. options:
+    custom_params on top of the arm's, in a sweep. num_items: requests."""
+
+    arm: str
+    dataset: str
+    concurrency: int
+    repeat: int
+    num_items: int
+    spec: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_sweep: bool = False
+
+    @property
+    def name(self) -> str:
+        """Path below the run's `cells` folder, without ending."""
+        place = f"{self.dataset}-c{self.concurrency}-r{self.repeat}"
+        if not self.is_sweep:
+            return f"{self.arm}/{place}"
+        label = re.sub(r"[^\w.=,-]", "-", options_label(self.options))
+        return f"{self.arm}.sweep/{place}-{label or 'default'}"
+
+
+def options_label(options: Mapping[str, Any]) -> str:
+    """`threshold=0.5,segmenter=step`: options of a request, briefly."""
+    return ",".join(f"{k.removeprefix('parse_')}={v}" for k, v in options.items())
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A finished cell. ids: of its items. answers: per item, one per turn. wall_s:
+    first send to last answer."""
+
+    cell: Cell
+    provenance: Mapping[str, Any]
+    ids: tuple[str, ...]
+    answers: tuple[tuple[Answer, ...], ...]
+    wall_s: float
+
+
+class CellStore:
+    """The cells of a run below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, cell: Cell, ending: str = ".jsonl.gz") -> Path:
+        return self.folder / "cells" / (cell.name + ending)
+
+    def is_finished(self, cell: Cell) -> bool:
+        """Whether the cell has results. Raises ValueError if they are of another
+        spec."""
+        path = self.path(cell)
+        if not path.is_file():
+            return False
+        with gzip.open(path, "rt", encoding="utf-8") as f:
+            spec = json.loads(f.readline())["spec"]
+        ours = _plain(cell.spec)
+        differing = sorted(k for k in {*spec, *ours} if spec.get(k) != ours.get(k))
+        if differing:
+            raise ValueError(
+                f"{path} was measured with other settings ({', '.join(differing)}); "
+                "give another --out or delete that file."
+            )
+        return True
+
+    @contextmanager
+    def writing(
+        self, cell: Cell, provenance: Mapping[str, Any]
+    ) -> Iterator[CellWriter]:
+        """Write a cell; it is finished if the block ends without an exception."""
+        partial = self.path(cell, ".jsonl.partial")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as f:
+            writer = CellWriter(f)
+            writer.line({"spec": cell.spec, "provenance": provenance})
+            yield writer
+        packed = self.path(cell, ".jsonl.gz.new")
+        packed.write_bytes(gzip.compress(partial.read_bytes(), mtime=0))
+        os.replace(packed, self.path(cell))
+        partial.unlink()
+
+    def read(self, cell: Cell) -> CellResult:
+        with gzip.open(self.path(cell), "rt", encoding="utf-8") as f:
+            header, *lines = map(json.loads, f)
+        rows = sorted((line for line in lines if "index" in line), key=_index)
+        (wall_s,) = (line["wall_s"] for line in lines if "wall_s" in line)
+        answers = tuple(tuple(map(_answer, row["turns"])) for row in rows)
+        ids = tuple(row["id"] for row in rows)
+        return CellResult(cell, header["provenance"], ids, answers, wall_s)
+
+    def read_grades(self, cell: Cell) -> dict[str, Any] | None:
+        path = self.path(cell, ".grades.json")
+        if not path.is_file():
+            return None
+        grades: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return grades
+
+    def write_grades(self, cell: Cell, grades: Mapping[str, Any]) -> None:
+        new = self.path(cell, ".grades.json.new")
+        new.write_text(json.dumps(grades) + "\n", encoding="utf-8")
+        os.replace(new, self.path(cell, ".grades.json"))
+
+
+class CellWriter:
+    """Lines of a cell that is being measured, each on disk when it is written."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def line(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def answers(self, index: int, item_id: str, answers: tuple[Answer, ...]) -> None:
+        turns = [_row(a) for a in answers]
+        self.line({"index": index, "id": item_id, "turns": turns})
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def _index(row: Mapping[str, Any]) -> int:
+    return int(row["index"])
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    row = dataclasses.asdict(answer)
+    row["rounds"] = [
+        {**dataclasses.asdict(r), "scores": [round(s, 7) for s in r.scores]}
+        for r in answer.rounds
+    ]
+    return row
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    rounds = tuple(
+        Round(**{k: tuple(v) if isinstance(v, list) else v for k, v in r.items()})
+        for r in row["rounds"]
+    )
+    token_ids = tuple(row["token_ids"])
+    return Answer(**{**row, "rounds": rounds, "token_ids": token_ids})

@@ -1,0 +1,193 @@
+"""Answer checkers: text of the last turn and the reference -> right or wrong.
+
+Mathematics is compared by math-verify; code runs against the data set's own tests in
+sandbox.py; open answers are rated by a model of the user's choice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from sglang_parse.bench.datasets import Item
+from sglang_parse.bench.sandbox import run_program
+from sglang_parse.embedded import task
+
+_NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_BOXED = re.compile(r"\\boxed\s*\{")
+_CHOICE = re.compile(
+    r"answer\s*(?:is|:)?[\s*:]*\(?\\?(?:boxed\{|text\{)*\(?([A-J])\b", re.IGNORECASE
+)
+_LAST_LETTER = re.compile(r"(?:^|[\s(*])([A-J])[).*]*\s*$")
+_CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_RATING = re.compile(r"\[\[(\d+(?:\.\d+)?)\]\]")
+
+
+def boxed(text: str) -> str | None:
+    """What the last \\boxed{...} holds, braces matched; None without one."""
+    starts = [m.end() for m in _BOXED.finditer(text)]
+    if not starts:
+        return None
+    depth = 1
+    for at in range(starts[-1], len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[starts[-1] : at]
+    return None
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number of the boxed answer, or of the text; None without one."""
+    for part in (boxed(text) or "", text):
+        found = _NUMBER.findall(part)
+        if found:
+            try:
+                return Decimal(found[-1].replace(",", "").replace("$", ""))
+            except InvalidOperation:
+                return None
+    return None
+
+
+def check_number(text: str, gold: str) -> bool:
+    """Last number of the answer against the gold one (GSM8K's flexible match)."""
+    number = last_number(text)
+    return number is not None and number == last_number(gold)
+
+
+def check_math(text: str, gold: str) -> bool:
+    """math-verify's comparison of the final answers."""
+    from math_verify import parse, verify
+
+    # Its time limits use signals, which only the main thread may set.
+    answer = parse(text, parsing_timeout=None)
+    expected = parse(f"${gold}$", parsing_timeout=None)
+    return bool(verify(expected, answer, timeout_seconds=None))
+
+
+def choice_letter(text: str) -> str | None:
+    """The letter of the last "answer: X", a boxed one, or a letter at the very end."""
+    found = _CHOICE.findall(text)
+    if found:
+        return str(found[-1]).upper()
+    inner = re.sub(r"[^A-J]", "", boxed(text) or "")
+    if len(inner) == 1:
+        return inner
+    match = _LAST_LETTER.search(text)
+    return match.group(1) if match else None
+
+
+def check_choice(text: str, gold: str) -> bool:
+    return choice_letter(text) == gold
+
+
+def code_of(text: str) -> str:
+    """The last fenced block, or the whole text."""
+    found = _CODE.findall(text)
+    return str(found[-1]) if found else text
+
+
+def check_code(text: str, reference: Mapping[str, str]) -> bool:
+    """Whether the program passes the data set's tests.
+
+    The head (the prompt's imports, helpers and signature, whose docstring makes it a
+    program of its own) stands before a whole function as before a bare body.
+    """
+    body = code_of(text)
+    gap = "" if body[:1].isspace() else "\n"
+    program = reference["head"] + gap + body + "\n" + reference["tests"]
+    return run_program(program).passed
+
+
+def final_answer(text: str) -> str:
+    """The answer a text comes to: boxed, after "Answer:", its last number, or its last
+    line; what two answers without a reference are compared by."""
+    inner = boxed(text)
+    if inner is not None:
+        return _squeeze(inner)
+    marked = re.findall(r"(?im)^\W*(?:final )?answer\s*:\W*(.+?)\W*$", text)
+    if marked:
+        return _squeeze(marked[-1])
+    number = last_number(text)
+    if number is not None:
+        return format(number.normalize(), "f")
+    lines = text.strip().splitlines()
+    return _squeeze(lines[-1]) if lines else ""
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def check_final(text: str, gold: str | None) -> bool | None:
+    """The final answer against a reference of one's own; None without one."""
+    if gold is None:
+        return None
+    return final_answer(text) in (_squeeze(gold), final_answer(gold))
+
+
+def check_embedded(text: str, problem: task.Problem) -> bool:
+    return task.check_answer(problem, text)
+
+
+CHECKERS: dict[str, Callable[[str, Any], bool | None]] = {
+    "number": check_number,
+    "math": check_math,
+    "choice": check_choice,
+    "code": check_code,
+    "answer": check_final,
+    "embedded": check_embedded,
+    "none": lambda text, reference: None,
+    "rating": lambda text, reference: None,  # rate() is asked instead
+}
+
+
+def is_right(checker: str, item: Item, text: str) -> bool | None:
+    """Whether the last turn's text is right; None where nothing can tell."""
+    return CHECKERS[checker](text, item.reference)
+
+
+# A rating from 1 to 10 of one answer, as MT-Bench asks for it; our own wording, so
+# absolute ratings do not compare with published ones, differences between arms do.
+RATE = """You are an impartial judge of an assistant's answers. Consider helpfulness, \
+correctness, depth and clarity; length and style of greeting do not count. Give two \
+sentences of reasons, then a rating from 1 to 10 in double brackets, such as [[5]].
+
+{conversation}
+
+Rate the assistant's last answer."""
+
+
+def rate(item: Item, texts: Sequence[str], judge: Mapping[str, str]) -> float | None:
+    """A judge model's rating of the last turn, 1 to 10; None if it gives none.
+
+    judge: {url, model} of an OpenAI-compatible endpoint, and perhaps its `api_key`.
+    Raises OSError if it does not answer.
+    """
+    parts = []
+    for number, (turn, text) in enumerate(zip(item.turns, texts, strict=True)):
+        parts.append(f"[User]\n{turn}")
+        if isinstance(item.reference, Sequence) and number < len(item.reference):
+            parts.append(f"[Reference answer]\n{item.reference[number]}")
+        parts.append(f"[Assistant]\n{text}")
+    content = RATE.format(conversation="\n\n".join(parts))
+    body = {
+        "model": judge.get("model", "default"),
+        "temperature": 0,
+        "messages": [{"role": "user", "content": content}],
+    }
+    headers = {"Content-Type": "application/json"}
+    if judge.get("api_key"):
+        headers["Authorization"] = f"Bearer {judge['api_key']}"
+    request = urllib.request.Request(
+        judge["url"].rstrip("/") + "/chat/completions",
+        data=json.dumps(body).encode(),
+        headers=headers,
+    )
+    with urllib.request.urlopen(request, timeout=600) as response:
+        reply = json.load(response)
+    found = _RATING.findall(reply["choices"][0]["message"]["content"] or "")
+    return float(found[-1]) if found else None

@@ -1,0 +1,211 @@
+"""The YAML file of a benchmark as checked records."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sglang_parse.bench.arms import ARMS, Arm, Models, model_path
+from sglang_parse.bench.datasets import DATA_SETS
+from sglang_parse.config import DEFAULT_JUDGE_SUFFIX, check_count, check_number, shown
+
+
+@dataclass(frozen=True)
+class DataSetSpec:
+    """One data set of a run. problems: how many, 0 for all. path: a local file in the
+    published schema instead of the hub. max_new_tokens: 0 for the set's own limit."""
+
+    name: str
+    problems: int = 0
+    path: str = ""
+    max_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in DATA_SETS:
+            raise ValueError(
+                f"datasets: {shown(self.name)} is unknown; expected one of "
+                f"{', '.join(DATA_SETS)}."
+            )
+        check_count(self.problems, f"datasets.{self.name}.problems", 0, 1 << 20)
+        check_count(
+            self.max_new_tokens, f"datasets.{self.name}.max_new_tokens", 0, 1 << 20
+        )
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """Per-request options tried on the fresh server of one arm, combination by
+    combination; every mapping of `grid` is a product of its lists."""
+
+    arm: str
+    dataset: DataSetSpec
+    concurrency: int
+    grid: tuple[Mapping[str, Sequence[Any]], ...]
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """The options of every cell, without repetitions, in the order given."""
+        found: list[dict[str, Any]] = []
+        for axes in self.grid:
+            for values in itertools.product(*axes.values()):
+                options = dict(zip(axes, values, strict=True))
+                if options not in found:
+                    found.append(options)
+        return found
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What to measure; docs in benchmarks/README.md.
+
+    server_args: flags of every server of every arm. model_cpus: cores shared by the
+    processes that run the models of an arm, however many servers it has; () leaves
+    them alone. step_stop: ends a step of the sequential arm. judge: OpenAI-compatible
+    endpoint {url, model} that rates open answers.
+    """
+
+    out: Path
+    models: Models
+    arms: tuple[Arm, ...]
+    datasets: tuple[DataSetSpec, ...]
+    concurrency: tuple[int, ...] = (1,)
+    repeats: int = 1
+    seed: int = 64
+    warm_up: int = 8
+    server_args: tuple[str, ...] = ()
+    model_cpus: tuple[int, ...] = ()
+    temperature: float = 0.0
+    threshold: float = 0.5
+    judge_suffix: str = DEFAULT_JUDGE_SUFFIX
+    step_stop: str = "\n\n"
+    chat_template: Mapping[str, Any] = field(default_factory=dict)
+    sweep: SweepSpec | None = None
+    judge: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "warm_up"):
+            check_count(getattr(self, name), name, 1, 1000)
+        for concurrency in self.concurrency:
+            check_count(concurrency, "concurrency", 1, 4096)
+        check_number(self.threshold, "threshold", 0.0, 2.0)
+        check_number(self.temperature, "temperature", 0.0, 10.0)
+        if "--max-running-requests" not in self.server_args:
+            raise ValueError(
+                "server_args lacks --max-running-requests; SGLang chooses it by the "
+                "algorithm, so arms would differ: set it for all."
+            )
+        names = [arm.name for arm in self.arms]
+        if len(set(names)) < len(names):
+            raise ValueError(f"arms: {names} name one arm twice; give each its name.")
+        if self.sweep and self.sweep.arm not in names:
+            raise ValueError(
+                f"sweep.arm is {shown(self.sweep.arm)}; expected one of `arms`: "
+                f"{', '.join(names)}."
+            )
+
+
+def load_config(path: Path, out: Path | None = None) -> BenchConfig:
+    """Read a YAML file. out: where results go, instead of the file's own `out`.
+
+    Raises ValueError with one sentence that names the file and the field.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        reason = " ".join(str(e).split())
+        raise ValueError(f"{str(path)!r} is not a readable YAML file: {reason}") from e
+    try:
+        config = read_config(raw)
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"{path}: {e}") from e
+    return dataclasses.replace(config, out=out) if out else config
+
+
+def read_config(raw: Any) -> BenchConfig:
+    """The mapping of a YAML file as a BenchConfig. Raises ValueError, TypeError."""
+    known = [f.name for f in dataclasses.fields(BenchConfig) if f.name != "models"]
+    known += ["target", "draft", "eagle"]
+    values = dict(_mapping(raw, "the file", known))
+    for name in ("out", "target", "draft", "arms", "datasets"):
+        if not values.get(name):
+            raise ValueError(f"{name} is missing; see benchmarks/README.md.")
+    models = Models(*(str(values.pop(n, "")) for n in ("target", "draft", "eagle")))
+    values["out"] = Path(values["out"])
+    values["arms"] = tuple(filter(None, map(_arm, _list(values["arms"], "arms"))))
+    values["datasets"] = tuple(map(_dataset, _list(values["datasets"], "datasets")))
+    for name in ("concurrency", "server_args", "model_cpus"):
+        if name in values:
+            values[name] = tuple(_list(values[name], name))
+    values["server_args"] = tuple(map(str, values.get("server_args", ())))
+    if values.get("sweep") is not None:
+        values["sweep"] = _sweep(values["sweep"])
+    return BenchConfig(models=models, **values)
+
+
+def _mapping(raw: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{what} is {shown(raw)}; expected a mapping.")
+    unknown = sorted(str(key) for key in raw if key not in known)
+    if unknown:
+        raise ValueError(
+            f"{what} has unknown keys {unknown}; expected keys among "
+            f"{', '.join(known)}."
+        )
+    return raw
+
+
+def _list(raw: Any, what: str) -> list[Any]:
+    if not isinstance(raw, list):
+        raise ValueError(f"{what} is {shown(raw)}; expected a list.")
+    return raw
+
+
+def _arm(raw: Any) -> Arm | None:
+    """A built-in arm by name, or one `like` it with changes; None if its optional
+    draft is missing."""
+    if isinstance(raw, str):
+        raw = {"name": raw, "like": raw}
+    keys = ("name", "like", "options", "server_args", "draft", "optional", "about")
+    values = dict(_mapping(raw, "an arm", keys))
+    like = values.pop("like", values.get("name"))
+    if like not in ARMS:
+        raise ValueError(
+            f"arms: {shown(like)} is unknown; expected one of {', '.join(ARMS)}, or "
+            "{name: ..., like: one of them}."
+        )
+    base = ARMS[like]
+    values["options"] = {**base.options, **(values.get("options") or {})}
+    extra = map(str, values.get("server_args") or ())
+    values["server_args"] = (*base.server_args, *extra)
+    arm = dataclasses.replace(base, **values)
+    if arm.optional and not Path(model_path(arm.draft)).is_dir():
+        return None
+    return arm
+
+
+def _dataset(raw: Any) -> DataSetSpec:
+    if isinstance(raw, str):
+        raw = {"name": raw}
+    keys = [f.name for f in dataclasses.fields(DataSetSpec)]
+    return DataSetSpec(**_mapping(raw, "a data set", keys))
+
+
+def _sweep(raw: Any) -> SweepSpec:
+    keys = [f.name for f in dataclasses.fields(SweepSpec)]
+    values = dict(_mapping(raw, "sweep", keys))
+    grid = []
+    for axes in _list(values.get("grid"), "sweep.grid"):
+        grid.append({key: _list(v, f"sweep.grid.{key}") for key, v in axes.items()})
+    return SweepSpec(
+        arm=str(values.get("arm", "parse")),
+        dataset=_dataset(values.get("dataset")),
+        concurrency=check_count(
+            values.get("concurrency"), "sweep.concurrency", 1, 4096
+        ),
+        grid=tuple(grid),
+    )

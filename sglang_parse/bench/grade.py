@@ -1,0 +1,87 @@
+"""Finished cells -> what was right, and the judge's verdicts against gold steps.
+
+Done after a cell is measured, so that checkers take no time from servers; a cell's
+grades lie beside it and are made again when that file is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sglang_parse.bench.cells import CellResult
+from sglang_parse.bench.checkers import is_right, rate
+from sglang_parse.bench.datasets import DATA_SETS, Item
+from sglang_parse.bench.procedures import Answer
+from sglang_parse.embedded import task
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def grade_cell(
+    result: CellResult,
+    items: Sequence[Item],
+    *,
+    decode: Decode,
+    judge: Mapping[str, str],
+) -> dict[str, Any]:
+    """correct: per item true, false or null. ratings: per item, or null. judged: one
+    [score, valid, is first invalid prefix of its draft] per verdict with gold."""
+    checker = DATA_SETS[result.cell.dataset].checker
+    pairs = list(zip(items, result.answers, strict=True))
+    judged: list[list[Any]] = []
+    if result.cell.dataset == "embedded":
+        for item, answers in pairs:
+            judged += judged_prefixes(item.reference, answers[-1], decode)
+    ratings = None
+    if checker == "rating" and judge.get("url"):
+        ratings = [
+            rate(item, [a.text for a in answers], judge) for item, answers in pairs
+        ]
+
+    def check(pair: tuple[Item, Sequence[Answer]]) -> bool | None:
+        item, answers = pair
+        return is_right(checker, item, answers[-1].text)
+
+    # Only programs are worth threads: math-verify wants the main one.
+    if checker == "code":
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            correct = list(threads.map(check, pairs))
+    else:
+        correct = [check(pair) for pair in pairs]
+    return {"correct": correct, "ratings": ratings, "judged": judged}
+
+
+def judged_prefixes(
+    problem: task.Problem, answer: Answer, decode: Decode
+) -> list[list[Any]]:
+    """[score, valid, first invalid] of every judged prefix of an embedded answer."""
+    rows = []
+    for r in answer.rounds:
+        before, seen_invalid = answer.token_ids[: r.at], False
+        for end, score in zip(r.ends, r.scores, strict=True):
+            text = decode([*before, *r.draft[:end]])
+            valid = prefix_is_valid(problem, text)
+            rows.append([score, valid, not valid and not seen_invalid])
+            seen_invalid = seen_invalid or not valid
+    return rows
+
+
+def prefix_is_valid(problem: task.Problem, text: str) -> bool:
+    """Whether some right answer begins with `text`, which may end inside a segment."""
+    segments = task.split_segments(text)
+    if task.first_error(problem, text) is None:
+        return True
+    whole = text
+    if segments and not segments[-1].endswith("\n"):
+        whole = text[: len(text) - len(segments[-1])]
+        if task.first_error(problem, whole) is not None:
+            return False
+        gold = task.gold_segments(problem)
+        place = len(segments) - 1
+        return place < len(gold) and any(
+            g.startswith(segments[-1]) for g in gold[place]
+        )
+    return False

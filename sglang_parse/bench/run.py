@@ -1,0 +1,349 @@
+"""`sglang-parse bench`: measure every cell that has no results yet, then report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from sglang_parse.bench.arms import Arm, arm_draft, refusal, server_flags
+from sglang_parse.bench.cells import Cell, CellStore
+from sglang_parse.bench.config import BenchConfig, DataSetSpec
+from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
+from sglang_parse.bench.grade import grade_cell
+from sglang_parse.bench.procedures import PROCEDURES, Answer, Client
+from sglang_parse.bench.provenance import gpu_names, provenance
+from sglang_parse.config import ParseConfig
+from sglang_parse.judge import JudgePrompt, build_judge_prompt
+from sglang_parse.launch import ServerProcess, running
+from sglang_parse.load import LoadError, flush_cache, open_session
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_OFFSET = 1  # added to the seed: warm-up problems are others
+
+
+def run_benchmark(config: BenchConfig) -> Path:
+    """Measure what is missing, grade it, and write the report; returns its path.
+
+    Raises ValueError before anything starts where the config cannot be run here, and
+    ServerError or LoadError when a server fails; finished cells stay.
+    """
+    check_arms(config)
+    items = {spec: load_set(config, spec) for spec in data_sets(config)}
+    store = CellStore(config.out)
+    cells = plan_cells(config, items)
+    pending = [cell for cell in cells if not store.is_finished(cell)]
+    tokenizer = load_tokenizer(config)
+    chat = Chat(tokenizer, config.chat_template)
+    total = sum(cell.num_items for cell in pending)
+    with tqdm(total=total, unit="req", disable=not total) as bar:
+        for (arm_name, _), group in itertools.groupby(pending, _server_group):
+            arm = next(a for a in config.arms if a.name == arm_name)
+            bar.set_description(f"{arm.name}: starting")
+            with arm_servers(arm, config) as urls:
+                for cell in group:
+                    bar.set_description(cell.name)
+                    found = items[cell_spec(config, cell)]
+                    measure_cell(
+                        cell, arm, config, found, urls, chat, store, bar.update
+                    )
+    for cell in cells:
+        if store.read_grades(cell) is None:
+            found = items[cell_spec(config, cell)]
+            grades = grade_cell(
+                store.read(cell), found, decode=chat.decode, judge=config.judge
+            )
+            store.write_grades(cell, grades)
+    from sglang_parse.bench.table import write_report
+
+    return write_report(config, cells, store)
+
+
+def check_arms(config: BenchConfig) -> None:
+    """Raise ValueError with the sentence of the first arm that cannot run here."""
+    has_gpu = bool(gpu_names())
+    for arm in config.arms:
+        reason = refusal(arm, config.models, has_gpu=has_gpu)
+        if reason:
+            raise ValueError(reason)
+
+
+def data_sets(config: BenchConfig) -> list[DataSetSpec]:
+    """The run's data sets; the sweep's may be a smaller share of one of them."""
+    sweep = [config.sweep.dataset] if config.sweep else []
+    return list(dict.fromkeys([*config.datasets, *sweep]))
+
+
+def load_set(config: BenchConfig, spec: DataSetSpec) -> list[Item]:
+    return load_items(
+        spec.name, problems=spec.problems, seed=config.seed, path=spec.path
+    )
+
+
+def plan_cells(
+    config: BenchConfig, items: Mapping[DataSetSpec, Sequence[Item]]
+) -> list[Cell]:
+    """All cells, arm by arm; within one the data sets, and the sweep at last."""
+
+    def cell(
+        arm: Arm, spec: DataSetSpec, concurrency: int, repeat: int, **more: Any
+    ) -> Cell:
+        return Cell(
+            arm=arm.name,
+            dataset=spec.name,
+            concurrency=concurrency,
+            repeat=repeat,
+            num_items=len(items[spec]),
+            spec={
+                **settings(config),
+                "arm": dataclasses.asdict(arm) | {"about": ""},
+                "dataset": dataclasses.asdict(spec),
+                "concurrency": concurrency,
+                **more,
+            },
+            options=more.get("options", {}),
+            is_sweep="options" in more,
+        )
+
+    cells = [
+        cell(arm, spec, concurrency, repeat)
+        for arm in config.arms
+        for spec in config.datasets
+        for concurrency in config.concurrency
+        for repeat in range(config.repeats)
+    ]
+    if config.sweep:
+        sweep = config.sweep
+        arm = next(a for a in config.arms if a.name == sweep.arm)
+        cells += [
+            cell(arm, sweep.dataset, sweep.concurrency, 0, options=options)
+            for options in sweep.combinations()
+        ]
+    return cells
+
+
+def settings(config: BenchConfig) -> dict[str, Any]:
+    """What all cells of a run share, as part of their spec."""
+    names = (
+        *("seed", "warm_up", "server_args", "model_cpus", "temperature"),
+        *("threshold", "judge_suffix", "step_stop", "chat_template"),
+    )
+    values = {name: getattr(config, name) for name in names}
+    return values | {"models": dataclasses.asdict(config.models)}
+
+
+def cell_spec(config: BenchConfig, cell: Cell) -> DataSetSpec:
+    """The data set of a cell."""
+    return DataSetSpec(**cell.spec["dataset"])
+
+
+def _server_group(cell: Cell) -> tuple[str, bool]:
+    return cell.arm, cell.is_sweep
+
+
+# -- Servers -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def arm_servers(arm: Arm, config: BenchConfig) -> Iterator[dict[str, str]]:
+    """Fresh servers of one arm; yields their urls by role. Logs stay if one fails."""
+    logs = Path(tempfile.mkdtemp(prefix="sglang-parse-bench-"))
+    draft = arm_draft(arm, config.models)
+    servers = {
+        role: make_server(
+            server_flags(arm, kind, config.models, config.server_args, draft),
+            f"{arm.name}-{role}",
+            logs / f"{role}.log",
+        )
+        for role, kind in arm.servers.items()
+    }
+    with running(list(servers.values())):
+        pin_models(list(servers.values()), config.model_cpus)
+        yield {role: server.url for role, server in servers.items()}
+    for log in logs.iterdir():
+        log.unlink()
+    logs.rmdir()
+
+
+def make_server(flags: list[str], name: str, log: Path) -> ServerProcess:
+    return ServerProcess(flags, name, log)
+
+
+def pin_models(servers: Sequence[ServerProcess], cpus: Sequence[int]) -> None:
+    """Put the processes that run models on `cpus`, all of them on the same.
+
+    An arm with two servers then has no more hardware than an arm with one. Cores that
+    this process may not use are left out.
+    """
+    allowed = set(cpus) & os.sched_getaffinity(0)
+    if not cpus:
+        return
+    if not allowed:
+        logger.warning("model_cpus %s are not ours to use; models run anywhere.", cpus)
+        return
+    for server in servers:
+        for process in server.processes():
+            if "sglang::scheduler" not in " ".join(process.cmdline()):
+                continue
+            for thread in process.threads():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, allowed)
+
+
+# -- One cell ------------------------------------------------------------------
+
+
+def load_tokenizer(config: BenchConfig) -> Any:
+    from transformers import AutoTokenizer
+
+    from sglang_parse.bench.arms import model_path
+
+    return AutoTokenizer.from_pretrained(model_path(config.models.target))
+
+
+class Chat:
+    """Conversations as token ids under a Hugging Face tokenizer."""
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer
+        self._options = dict(options)
+
+    def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        text = self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True, **self._options
+        )
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def measure_cell(
+    cell: Cell,
+    arm: Arm,
+    config: BenchConfig,
+    items: Sequence[Item],
+    urls: Mapping[str, str],
+    chat: Chat,
+    store: CellStore,
+    on_answer: Callable[[], object] = lambda: None,
+) -> None:
+    """Warm up, flush, ask every item, and store the cell."""
+    try:
+        asyncio.run(
+            _measure_cell(cell, arm, config, items, urls, chat, store, on_answer)
+        )
+    except* LoadError as group:
+        raise LoadError(f"{cell.name}: {group.exceptions[0]}") from group
+
+
+async def _measure_cell(
+    cell: Cell,
+    arm: Arm,
+    config: BenchConfig,
+    items: Sequence[Item],
+    urls: Mapping[str, str],
+    chat: Chat,
+    store: CellStore,
+    on_answer: Callable[[], object],
+) -> None:
+    async with open_session(2 * cell.concurrency) as session:
+        client = make_client(cell, arm, config, urls, chat, session)
+        spec = cell_spec(config, cell)
+        num_warm_up = max(config.warm_up, cell.concurrency)
+        if spec.name == "embedded":
+            seed = config.seed + WARM_UP_OFFSET
+            warm_up = load_items(spec.name, problems=num_warm_up, seed=seed)
+        else:
+            warm_up = list(itertools.islice(itertools.cycle(items), num_warm_up))
+        await ask_all(client, arm, warm_up, cell.concurrency, chat)
+        for url in urls.values():
+            await flush_cache(url)
+        with store.writing(cell, provenance()) as writer:
+
+            def answered(index: int, answers: tuple[Answer, ...]) -> None:
+                writer.answers(index, items[index].id, answers)
+                on_answer()
+
+            start = time.perf_counter()
+            await ask_all(client, arm, items, cell.concurrency, chat, answered)
+            writer.line({"wall_s": time.perf_counter() - start})
+
+
+def make_client(
+    cell: Cell,
+    arm: Arm,
+    config: BenchConfig,
+    urls: Mapping[str, str],
+    chat: Chat,
+    session: Any,
+) -> Client:
+    options = {**arm.options, **cell.options}
+    if arm.servers.get("main") == "parse":
+        options["parse_report"] = True
+    judge = JudgePrompt((0,), ((0, 1),), False)  # asked by the server, not by us
+    if arm.procedure == "sequential":
+        pairs = ParseConfig().verdict_pairs
+        judge = build_judge_prompt(chat.tokenizer, config.judge_suffix, pairs)
+    limit = cell_spec(config, cell).max_new_tokens
+    return Client(
+        session=session,
+        urls=urls,
+        options=options,
+        temperature=config.temperature,
+        max_new_tokens=limit or DATA_SETS[cell.dataset].max_new_tokens,
+        threshold=config.threshold,
+        step_stop=config.step_stop,
+        suffix=judge.suffix,
+        verdict_ids=judge.verdict_ids,
+        decode=chat.decode,
+    )
+
+
+async def ask_all(
+    client: Client,
+    arm: Arm,
+    items: Sequence[Item],
+    concurrency: int,
+    chat: Chat,
+    on_answer: Callable[[int, tuple[Answer, ...]], None] = lambda *_: None,
+) -> None:
+    """Every item's conversation, `concurrency` of them at a time."""
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(index: int) -> None:
+        async with gate:
+            answers = await converse(client, arm, items[index], chat)
+        on_answer(index, answers)
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(len(items)):
+            group.create_task(one(index))
+
+
+async def converse(
+    client: Client, arm: Arm, item: Item, chat: Chat
+) -> tuple[Answer, ...]:
+    """The turns of an item, each with the answers before it."""
+    messages: list[dict[str, str]] = []
+    answers: list[Answer] = []
+    for turn in item.turns:
+        messages.append({"role": "user", "content": turn})
+        answer = await PROCEDURES[arm.procedure](client, chat.encode(messages))
+        if set(arm.servers.values()) == {"draft"}:
+            answer = dataclasses.replace(answer, target_passes=0)
+        answers.append(answer)
+        messages.append({"role": "assistant", "content": answer.text})
+    return tuple(answers)

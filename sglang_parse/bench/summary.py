@@ -1,0 +1,200 @@
+"""Finished cells -> figures per arm, data set and concurrency. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_parse.bench.cells import Cell, CellResult, options_label
+from sglang_parse.bench.procedures import Answer
+from sglang_parse.bench.stats import (
+    JudgeQuality,
+    PairedDifference,
+    judge_quality,
+    paired_difference,
+    speed_ratio,
+)
+from sglang_parse.summary import ArmSummary, RequestResult, summarise
+
+BASELINE = "target"
+Ratio = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A cell with its grades (grade.grade_cell)."""
+
+    result: CellResult
+    grades: Mapping[str, Any]
+
+    @property
+    def cell(self) -> Cell:
+        return self.result.cell
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One arm, data set and concurrency, its repeats pooled; None: not measured.
+
+    figures: see summary.ArmSummary. answer_ratio, token_ratio: (ratio, low, high) of
+    answers and of output tokens per second to the baseline on the same items.
+    ratio_by_repeat: answer ratios one repeat at a time. accept_length: output tokens
+    per decode pass of the target. kept_share: drafted tokens that stayed. rating: of
+    open answers, 1 to 10. scores, valid: verdicts that have gold.
+    """
+
+    arm: str
+    options: str
+    dataset: str
+    concurrency: int
+    is_sweep: bool
+    is_graded: bool
+    figures: ArmSummary
+    tokens_per_answer: float
+    difference: PairedDifference | None = None
+    answer_ratio: Ratio | None = None
+    token_ratio: Ratio | None = None
+    ratio_by_repeat: tuple[float, ...] = ()
+    accept_length: float | None = None
+    kept_share: float | None = None
+    rating: float | None = None
+    judge: JudgeQuality | None = None
+    scores: tuple[float, ...] = ()
+    valid: tuple[bool, ...] = ()
+    latencies: tuple[float, ...] = ()
+    ttfts: tuple[float, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For summary.json: without the values of single requests."""
+        values = dataclasses.asdict(self)
+        for name in ("scores", "valid", "latencies", "ttfts"):
+            values.pop(name)
+        return values
+
+
+def summarise_cells(graded: Sequence[Graded], threshold: float) -> list[Figures]:
+    """Figures in the order of the cells. threshold: where options name none."""
+    groups: dict[tuple[Any, ...], list[Graded]] = {}
+    for one in graded:
+        cell = one.cell
+        label = options_label(cell.options)
+        key = (cell.is_sweep, cell.arm, label, cell.dataset, cell.concurrency)
+        groups.setdefault(key, []).append(one)
+    found = []
+    for (_, _, _, dataset, concurrency), group in groups.items():
+        base = groups.get((False, BASELINE, "", dataset, concurrency), [])
+        found.append(_figures(group, base, threshold))
+    return found
+
+
+def _figures(
+    group: Sequence[Graded], base: Sequence[Graded], threshold: float
+) -> Figures:
+    cell = group[0].cell
+    turns = [a for g in group for answers in g.result.answers for a in answers]
+    results = [r for g in group for r in request_results(g)]
+    wall_s = sum(g.result.wall_s for g in group)
+    correct = [c for g in group for c in g.grades["correct"]]
+    judged = [row for g in group for row in g.grades["judged"]]
+    ratings = [r for g in group for r in g.grades["ratings"] or () if r is not None]
+    limit = cell.options.get("parse_threshold", threshold)
+    pairs = _pairs(group, base)
+    is_graded = all(c is not None for c in correct)
+    return Figures(
+        arm=cell.arm,
+        options=options_label(cell.options),
+        dataset=cell.dataset,
+        concurrency=cell.concurrency,
+        is_sweep=cell.is_sweep,
+        is_graded=is_graded,
+        figures=dataclasses.replace(
+            summarise(cell.arm, cell.concurrency, results, wall_s),
+            kept_per_pass=None,
+        ),
+        tokens_per_answer=sum(r.num_tokens for r in results) / len(results),
+        difference=_difference(pairs) if is_graded else None,
+        answer_ratio=_ratio(pairs, lambda r: 1.0),
+        token_ratio=_ratio(pairs, lambda r: r.num_tokens),
+        ratio_by_repeat=tuple(
+            ratio[0]
+            for one, other in zip(group, base, strict=False)
+            if (ratio := _ratio(_pairs([one], [other]), lambda r: 1.0))
+        ),
+        accept_length=_accept_length(turns),
+        kept_share=_kept_share(turns),
+        rating=sum(ratings) / len(ratings) if ratings else None,
+        judge=judge_quality(*zip(*judged, strict=True), limit) if judged else None,
+        scores=tuple(row[0] for row in judged),
+        valid=tuple(row[1] for row in judged),
+        latencies=tuple(r.latency_s for r in results),
+        ttfts=tuple(r.ttft_s for r in results),
+    )
+
+
+def request_results(one: Graded) -> list[RequestResult]:
+    """Per item: its turns' times and tokens added up, the first turn's first token."""
+    rows = []
+    for answers, correct in zip(one.result.answers, one.grades["correct"], strict=True):
+        passes = sum(a.target_passes for a in answers)
+        rows.append(
+            RequestResult(
+                text=answers[-1].text,
+                token_ids=answers[-1].token_ids,
+                num_tokens=sum(a.num_tokens for a in answers),
+                correct=bool(correct),
+                latency_s=sum(a.latency_s for a in answers),
+                ttft_s=answers[0].ttft_s,
+                report={"target_passes": passes, "kept_tokens": 0},
+            )
+        )
+    return rows
+
+
+Pair = tuple[RequestResult, RequestResult]
+
+
+def _pairs(group: Sequence[Graded], base: Sequence[Graded]) -> list[Pair]:
+    """Answers of the group and of the baseline to the same items, repeat by repeat."""
+    pairs = []
+    for one, other in zip(group, base, strict=False):
+        theirs = dict(zip(other.result.ids, request_results(other), strict=True))
+        ours = zip(one.result.ids, request_results(one), strict=True)
+        pairs += [(r, theirs[i]) for i, r in ours if i in theirs]
+    return pairs
+
+
+def _difference(pairs: Sequence[Pair]) -> PairedDifference | None:
+    if not pairs:
+        return None
+    return paired_difference(
+        [a.correct for a, _ in pairs], [b.correct for _, b in pairs]
+    )
+
+
+def _ratio(pairs: Sequence[Pair], amount: Any) -> Ratio | None:
+    if not pairs:
+        return None
+    ours, theirs = zip(*pairs, strict=True)
+    return speed_ratio(
+        [amount(r) for r in ours],
+        [r.latency_s for r in ours],
+        [amount(r) for r in theirs],
+        [r.latency_s for r in theirs],
+    )
+
+
+def _accept_length(turns: Sequence[Answer]) -> float | None:
+    num_passes = sum(a.target_passes for a in turns)
+    # One token a pass throughout: nothing speculates.
+    is_plain = all(a.target_passes == max(0, a.num_tokens - 1) for a in turns)
+    if not num_passes or is_plain:
+        return None
+    return sum(a.num_tokens for a in turns) / num_passes
+
+
+def _kept_share(turns: Sequence[Answer]) -> float | None:
+    num_drafted = sum(a.counters.get("draft_tokens", 0) for a in turns)
+    num_kept = sum(a.counters.get("kept_tokens", 0) for a in turns)
+    return num_kept / num_drafted if num_drafted else None

@@ -1,0 +1,201 @@
+"""The report of a run: report.md with tables, summary.json, plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_parse.bench.cells import Cell, CellStore
+from sglang_parse.bench.config import BenchConfig
+from sglang_parse.bench.summary import Figures, Graded, Ratio, summarise_cells
+
+DASH = "-"
+
+
+def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -> Path:
+    """Write everything from the stored cells alone; returns the path of report.md."""
+    graded = [Graded(store.read(c), store.read_grades(c) or {}) for c in cells]
+    figures = summarise_cells(graded, config.threshold)
+    about = {arm.name: arm.about for arm in config.arms}
+    plots: list[str] = []
+    try:
+        from sglang_parse.bench.plots import write_plots
+    except ImportError:
+        note = (
+            "\nNo plots: matplotlib is missing (`pip install 'sglang-parse[bench]'`).\n"
+        )
+    else:
+        plots, note = write_plots(config.out, figures), ""
+    origins = [one.result.provenance for one in graded]
+    text = report_text(figures, about, origins) + note
+    text += "".join(f"\n![{Path(p).stem}]({p})\n" for p in plots)
+    path = config.out / "report.md"
+    path.write_text(text, encoding="utf-8")
+    summary = {"figures": [f.as_dict() for f in figures], "provenance": origins[:1]}
+    (config.out / "summary.json").write_text(
+        json.dumps(summary, indent=1) + "\n", encoding="utf-8"
+    )
+    return path
+
+
+def report_text(
+    figures: Sequence[Figures],
+    about: Mapping[str, str],
+    origins: Sequence[Mapping[str, Any]],
+) -> str:
+    """All tables as Markdown."""
+    main = [f for f in figures if not f.is_sweep]
+    sweep = [f for f in figures if f.is_sweep]
+    parts = [
+        "# Benchmark report\n",
+        "Ratios and differences are to the arm `target` on the same items. Answers/s "
+        "ratio: with its 95% paired bootstrap interval over items (the range over "
+        "repeats where there are several). Difference: in points, with the 95% score "
+        "interval of paired shares and McNemar's exact p.\n",
+    ]
+    for dataset, concurrency in dict.fromkeys((f.dataset, f.concurrency) for f in main):
+        rows = [f for f in main if (f.dataset, f.concurrency) == (dataset, concurrency)]
+        parts.append(f"## {dataset}, concurrency {concurrency}\n")
+        parts.append(table(rows, SPEED_COLUMNS))
+        parts.append(table(rows, TIME_COLUMNS))
+        parts.append(table(rows, WORK_COLUMNS))
+    judged = [f for f in main if f.judge]
+    if judged:
+        parts.append("## Judge against gold steps\n")
+        parts.append(
+            "Verdicts on prefixes of drafts. False accept: invalid prefixes that "
+            "passed, of all and of those that are the first invalid one of their "
+            "draft (behind it, first-failure has cut already). False reject: valid "
+            "ones that failed.\n"
+        )
+        parts.append(table(judged, JUDGE_COLUMNS))
+    if sweep:
+        parts.append(
+            f"## Settings of `{sweep[0].arm}`, concurrency {sweep[0].concurrency}\n"
+        )
+        parts.append(table(sweep, SWEEP_COLUMNS))
+    parts.append("## Arms\n")
+    parts.append("".join(f"- `{name}`: {text}\n" for name, text in about.items()))
+    parts.append("## Measured with\n")
+    parts.append(origin_text(origins))
+    return "\n".join(parts)
+
+
+Column = Callable[[Figures], str]
+
+
+def table(rows: Iterable[Figures], columns: Mapping[str, Column]) -> str:
+    """Markdown, one row per Figures."""
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for f in rows:
+        lines.append("| " + " | ".join(show(f) for show in columns.values()) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return DASH if value is None else f"{100 * value:.{digits}f}"
+
+
+def _ratio(value: Ratio | None) -> str:
+    return DASH if value is None else f"{value[0]:.2f} ({value[1]:.2f}-{value[2]:.2f})"
+
+
+def _answer_ratio(f: Figures) -> str:
+    repeats = f.ratio_by_repeat
+    text = _ratio(f.answer_ratio)
+    if len(repeats) > 1:
+        text += f"; {min(repeats):.2f}-{max(repeats):.2f}"
+    return text
+
+
+def _difference(f: Figures) -> str:
+    d = f.difference
+    if d is None:
+        return DASH
+    return f"{d.points:+.1f} ({d.low:+.1f} to {d.high:+.1f}), p={d.mcnemar_p:.2g}"
+
+
+def _right(f: Figures) -> str:
+    if f.rating is not None:
+        return f"rated {f.rating:.2f}"
+    if not f.is_graded:
+        return DASH
+    s = f.figures
+    low, high = _percent(s.accuracy_low), _percent(s.accuracy_high)
+    return f"{_percent(s.accuracy)} ({low}-{high})"
+
+
+def _quality(name: str, percent: bool = True) -> Column:
+    def show(f: Figures) -> str:
+        value = getattr(f.judge, name)
+        return _percent(value) if percent else _number(value, 4)
+
+    return show
+
+
+def _arm(f: Figures) -> str:
+    return f.arm
+
+
+SPEED_COLUMNS: dict[str, Column] = {
+    "arm": _arm,
+    "right % (95%)": _right,
+    "difference, points": _difference,
+    "answers/s ratio": _answer_ratio,
+    "tok/s ratio": lambda f: _ratio(f.token_ratio),
+}
+TIME_COLUMNS: dict[str, Column] = {
+    "arm": _arm,
+    "answers/s": lambda f: _number(f.figures.requests_s),
+    "output tok/s": lambda f: _number(f.figures.output_tok_s, 0),
+    "latency p50 / p95 s": lambda f: (
+        f"{f.figures.latency_p50_s:.3f} / {f.figures.latency_p95_s:.3f}"
+    ),
+    "TTFT p50 / p95 s": lambda f: (
+        f"{f.figures.ttft_p50_s:.3f} / {f.figures.ttft_p95_s:.3f}"
+    ),
+}
+WORK_COLUMNS: dict[str, Column] = {
+    "arm": _arm,
+    "tokens/answer": lambda f: _number(f.tokens_per_answer, 1),
+    "target passes/answer": lambda f: _number(f.figures.passes_per_answer, 1),
+    "accept length": lambda f: _number(f.accept_length),
+    "draft tokens kept %": lambda f: _percent(f.kept_share),
+}
+JUDGE_COLUMNS: dict[str, Column] = {
+    "arm": _arm,
+    "concurrency": lambda f: str(f.concurrency),
+    "valid / invalid": lambda f: f"{f.judge.valid} / {f.judge.invalid}",  # type: ignore[union-attr]
+    "false accept %": _quality("false_accept"),
+    "of first invalid %": _quality("first_false_accept"),
+    "false reject %": _quality("false_reject"),
+    "ECE": _quality("ece", percent=False),
+    "AUC": _quality("auc", percent=False),
+}
+SWEEP_COLUMNS: dict[str, Column] = {
+    "options": lambda f: f.options.replace(",", ", "),
+    "right % (95%)": _right,
+    "difference, points": _difference,
+    "answers/s ratio": _answer_ratio,
+    "kept %": lambda f: _percent(f.kept_share),
+    "passes/answer": lambda f: _number(f.figures.passes_per_answer, 1),
+    "false accept %": lambda f: _percent(f.judge.false_accept if f.judge else None),
+    "false reject %": lambda f: _percent(f.judge.false_reject if f.judge else None),
+}
+
+
+def origin_text(origins: Sequence[Mapping[str, Any]]) -> str:
+    """The distinct commits, versions and machines of the cells."""
+
+    def distinct(name: str) -> str:
+        values = dict.fromkeys(json.dumps(o.get(name)) for o in origins)
+        return "; ".join(values)
+
+    names = ("argv", "commit", "versions", "python", "cpu", "cpus", "gpus")
+    return "".join(f"- {name}: {distinct(name)}\n" for name in names)
