@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sglang-parse", description="PARSE for SGLang: demo and diagnosis."
+        prog="sglang-parse", description="PARSE for SGLang: demo, traces and diagnosis."
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -55,6 +55,25 @@ def build_parser() -> argparse.ArgumentParser:
 
     models = commands.add_parser("models", help="print where the embedded pair lies")
     models.set_defaults(command=models_command)
+
+    trace = commands.add_parser(
+        "trace", help="ask a running server and colour the answer's segments"
+    )
+    trace.add_argument("prompt", help="the question; - reads it from standard input")
+    trace.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
+    trace.add_argument("--html", type=Path, metavar="FILE", help="write a page as well")
+    trace.add_argument(
+        "--draft", type=Path, metavar="FILE", help="text to judge as the answer's draft"
+    )
+    trace.add_argument(
+        "--max-tokens", type=count, default=512, metavar="N", help="default: 512"
+    )
+    trace.add_argument("--temperature", type=float, default=0.0, help="default: 0")
+    trace.add_argument("--threshold", type=float, metavar="X", help="parse_threshold")
+    trace.add_argument("--mode", help="parse_mode: semantic, exact or off")
+    trace.add_argument("--segmenter", metavar="NAME", help="parse_segmenter")
+    trace.add_argument("--api-key", help="if the server was started with one")
+    trace.set_defaults(command=trace_command)
 
     doctor = commands.add_parser("doctor", help="check this installation and a pair")
     add_models(doctor)
@@ -83,7 +102,7 @@ def demo_command(args: argparse.Namespace) -> int:
     from sglang_parse.demo import DemoOptions, run_demo
 
     if args.json is not None:
-        check_writable(args.json)
+        check_writable(args.json, "--json")
     for path, flag in (
         (args.model_path, "--model-path"),
         (args.speculative_draft_model_path, "--speculative-draft-model-path"),
@@ -106,20 +125,48 @@ def demo_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_writable(path: Path) -> None:
-    """Raise ValueError now rather than lose the figures in the end."""
+def check_writable(path: Path, flag: str) -> None:
+    """Raise ValueError now rather than lose the results in the end."""
     try:
         with path.open("a", encoding="utf-8"):
             pass
     except OSError as e:
         raise ValueError(
-            f"--json {str(path)!r} cannot be written ({e.strerror}); give a file in "
+            f"{flag} {str(path)!r} cannot be written ({e.strerror}); give a file in "
             "a folder that exists."
         ) from e
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def trace_command(args: argparse.Namespace) -> int:
+    from sglang_parse.trace import TraceOptions, run_trace
+
+    if args.html is not None:
+        check_writable(args.html, "--html")
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; give a question.")
+    options = {
+        "parse_threshold": args.threshold,
+        "parse_mode": args.mode,
+        "parse_segmenter": args.segmenter,
+        "parse_draft": args.draft and args.draft.read_text(encoding="utf-8"),
+    }
+    run_trace(
+        TraceOptions(
+            url=args.url,
+            prompt=prompt,
+            html=args.html,
+            max_tokens=args.max_tokens,
+            temperature=args.temperature,
+            api_key=args.api_key,
+            custom_params={k: v for k, v in options.items() if v is not None},
+        )
+    )
+    return 0
 
 
 def models_command(args: argparse.Namespace) -> int:

@@ -81,7 +81,7 @@ def run_demo(options: DemoOptions) -> None:
     shutil.rmtree(logs, ignore_errors=True)
     write_json(options, summaries)
     console.print(results_table(summaries))
-    show_answer(console, telling, answer, tokenizer)
+    show_answer(console, telling, answer)
     show_commands(console, options, telling.problem.prompt)
     console.print(f"\nTook {time.monotonic() - start:.0f} s.", highlight=False)
 
@@ -164,17 +164,12 @@ def table_column(s: ArmSummary) -> dict[str, str]:
     }
 
 
-def show_answer(
-    console: Console, prompt: Prompt, answer: RequestResult, tokenizer: Any
-) -> None:
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
-
+def show_answer(console: Console, prompt: Prompt, answer: RequestResult) -> None:
     console.print("\nOne answer of PARSE:", style="bold")
     console.print(prompt.problem.prompt, style="italic", soft_wrap=True)
     marks = console.color_system is None
-    drawing = draw.draw_answer(draw.answer_spans(answer), decode, marks=marks)
-    console.print(drawing, soft_wrap=True, end="")
+    spans = draw.answer_spans(answer.text, answer.report or {})
+    console.print(draw.draw_answer(spans, marks=marks), soft_wrap=True, end="")
     console.print(draw.legend(marks=marks), soft_wrap=True)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.text import Text
@@ -12,81 +12,91 @@ from sglang_parse.summary import RequestResult
 
 STYLES = {
     "kept": "green",
+    "client": "magenta",
     "agreed": "cyan",
     "written": "bold yellow",
     "rejected": "red strike",
 }
-Decode = Callable[[Sequence[int]], str]
+SURE = 0.9  # verdicts below it are worth a look, kept or not
+LABELS = {
+    "kept": "draft, kept",
+    "client": "client's text, kept",
+    "agreed": "kept, equal to the target's own choice",
+    "written": "written by the target",
+    "rejected": "rejected",
+}
 
 
 @dataclass(frozen=True)
 class Span:
     """kind: a key of STYLES. score: the verdict on the prefix that ends here.
 
-    num_later: rejected segments that followed and went with this one.
+    origin: `draft`, `client` or `target`. num_later: rejected segments that followed
+    and went with this one.
     """
 
     kind: str
-    token_ids: tuple[int, ...]
+    text: str
     score: float | None = None
     num_later: int = 0
+    origin: str = "target"
 
 
-def answer_spans(result: RequestResult) -> list[Span]:
+def answer_spans(text: str, report: Mapping[str, Any]) -> list[Span]:
     """The answer in the order it was decided, rejected segments in their place.
 
-    Output tokens that no segment names, such as the prefill's, are the target's. Of
-    segments rejected in a row only the first is listed.
+    text: the output. report: `meta_info["parse"][0]` with its segments. Output that no
+    segment names is the target's. Of segments rejected in a row only the first is
+    listed.
     """
-    report = result.report or {}
     spans: list[Span] = []
     at = 0
     for segment in report.get("segments", ()):
-        start, ids = segment["start"], tuple(segment["token_ids"])
+        start, score = segment["text_start"], segment["score"]
         if start > at:
-            spans.append(Span("written", result.token_ids[at:start]))
+            spans.append(Span("written", text[at:start]))
             at = start
-        kind = _kind(segment)
+        kind, origin = _kind(segment), segment["origin"]
         if kind == "rejected" and spans and spans[-1].kind == "rejected":
             first = spans.pop()
-            ids, num_later = first.token_ids, first.num_later + 1
-            spans.append(Span(kind, ids, first.score, num_later))
+            spans.append(replace(first, num_later=first.num_later + 1))
             continue
-        spans.append(Span(kind, ids, segment["score"]))
+        spans.append(Span(kind, segment["text"], score, origin=origin))
         if kind != "rejected":
-            at += len(ids)
-    if at < len(result.token_ids):
-        spans.append(Span("written", result.token_ids[at:]))
-    return [s for s in spans if s.token_ids]
+            at += len(segment["text"])
+    if at < len(text):
+        spans.append(Span("written", text[at:]))
+    return [s for s in spans if s.text]
 
 
-def _kind(segment: dict[str, Any]) -> str:
-    if segment["outcome"] == "kept" and segment["score"] is None:
+def _kind(segment: Mapping[str, Any]) -> str:
+    if segment["outcome"] != "kept":
+        return str(segment["outcome"])
+    if segment["score"] is None:
         return "agreed"
-    return str(segment["outcome"])
+    return "client" if segment["origin"] == "client" else "kept"
 
 
-def draw_answer(spans: Sequence[Span], decode: Decode, *, marks: bool = False) -> Text:
+def draw_answer(spans: Sequence[Span], *, marks: bool = False) -> Text:
     """Lines of the answer, a rejected segment above the line that replaced it.
 
     marks: put what the target wrote in «», for output without colours.
     """
     drawing, line = Text(), Text()
     for span in spans:
-        text = decode(span.token_ids)
         style = STYLES[span.kind]
         if span.kind == "rejected":
             drawing.append("x ", "red")
             drawing.append(line.plain, "dim")
-            drawing.append(text.rstrip("\n").replace("\n", " | "), style)
+            drawing.append(span.text.rstrip("\n").replace("\n", " | "), style)
             drawing.append(_tag(span) + "\n", "dim red")
             continue
-        body = text.rstrip("\n")
+        body = span.text.rstrip("\n")
         is_marked = marks and span.kind == "written" and body
         line.append(f"«{body}»" if is_marked else body, style)
         if span.score is not None:
-            line.append(_tag(span), "dim")
-        if body != text:
+            line.append(_tag(span), "dim" if span.score >= SURE else "dim yellow")
+        if body != span.text:
             drawing.append("  ").append_text(line).append("\n")
             line = Text()
     if line.plain:
@@ -99,19 +109,22 @@ def _tag(span: Span) -> str:
     return "" if span.score is None else f" [{span.score:.2f}{later}]"
 
 
-def legend(*, marks: bool = False) -> Text:
+def legend(*, marks: bool = False, has_client: bool = False) -> Text:
     """What the colours, or the marks, of `draw_answer` mean."""
-    written = "written by the target"
-    return Text.assemble(
-        ("kept [score]", STYLES["kept"]),
-        "  ",
-        ("kept, equal to the target's own choice", STYLES["agreed"]),
-        "  ",
-        (f"«{written}»" if marks else written, STYLES["written"]),
-        "  ",
-        ("x ", "red"),
-        ("rejected", STYLES["rejected"]),
-    )
+    text = Text()
+    for kind in STYLES:
+        label = LABELS[kind]
+        if kind in ("kept", "client"):
+            label += " [score]"
+        if kind == "client" and not has_client:
+            continue
+        if kind == "written" and marks:
+            label = f"«{label}»"
+        if kind == "rejected":
+            text.append("x ", "red")
+        text.append(label, STYLES[kind]).append("  ")
+    text.rstrip()
+    return text
 
 
 def most_telling(results: Sequence[RequestResult]) -> int:

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from sglang_parse import cli, demo, doctor
-from sglang_parse.draw import answer_spans, draw_answer, most_telling
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.summary import RequestResult, summarise
 
@@ -113,65 +112,6 @@ def test_manual_commands_are_shell_words_and_valid_json():
     assert body["messages"][0]["content"] == 'It\'s "5"?'
     script = client.partition("<<'EOF'\n")[2].removesuffix("EOF")
     compile(script, "client", "exec")
-
-
-def segment(origin, outcome, start, ids, score=None):
-    return {
-        "origin": origin,
-        "outcome": outcome,
-        "start": start,
-        "token_ids": ids,
-        "score": score,
-    }
-
-
-SEGMENTS = [
-    segment("draft", "kept", 1, [2, 3], 0.9),
-    segment("draft", "rejected", 3, [4, 5], 0.1),
-    segment("draft", "rejected", 3, [6], 0.2),
-    segment("draft", "kept", 3, [4]),
-    segment("target", "written", 4, [7]),
-]
-
-
-def test_spans_name_every_output_token_once_in_order():
-    result = make_result({"segments": SEGMENTS}, token_ids=(1, 2, 3, 4, 7, 8))
-    spans = answer_spans(result)
-    output = [t for s in spans if s.kind != "rejected" for t in s.token_ids]
-    assert output == [1, 2, 3, 4, 7, 8]
-    kinds = [s.kind for s in spans]
-    assert kinds == ["written", "kept", "rejected", "agreed", "written", "written"]
-    assert spans[2].num_later == 1
-
-
-def test_drawing_strikes_the_rejected_above_its_replacement():
-    words = {1: "Step", 2: " 1:", 3: " a.\n", 4: "So", 5: " b.", 7: " c.\n"}
-    result = make_result({"segments": SEGMENTS}, token_ids=(1, 2, 3, 4, 7))
-
-    def decode(ids):
-        return "".join(words[i] for i in ids)
-
-    drawing = draw_answer(answer_spans(result), decode, marks=True)
-    assert drawing.plain.splitlines() == [
-        "  «Step» 1: a. [0.90]",
-        "x So b. [0.10, 1 later dropped]",
-        "  So« c.»",
-    ]
-    struck = [s for s in drawing.spans if "strike" in str(s.style)]
-    assert [drawing.plain[s.start : s.end] for s in struck] == ["So b."]
-
-
-def test_most_telling_answer_is_right_and_has_a_rejection():
-    def report(judged, kept):
-        return {"judged_segments": judged, "kept_segments": kept}
-
-    results = [
-        make_result(report(3, 3)),
-        make_result(report(3, 1), correct=False),
-        make_result(report(3, 1)),
-    ]
-    assert most_telling(results) == 2
-    assert most_telling(results[:2]) == 0
 
 
 def test_doctor_names_a_wrong_model_path():
