@@ -6,16 +6,15 @@ import logging
 from typing import Any
 
 import torch
+from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_parse.flags import config_from_server_args
-from sglang_parse.platform_entry import ATTENTION_BACKEND
-from sglang_parse.startup import check_pair
+from sglang_parse.startup import ROUTES_OF_BACKEND, check_pair, choose_route
 
 logger = logging.getLogger(__name__)
 
-GPU_ATTENTION_BACKEND = "flashinfer"
-SUPPORTED_ATTENTION_BACKENDS = (ATTENTION_BACKEND, GPU_ATTENTION_BACKEND)
+SUPPORTED_ATTENTION_BACKENDS = tuple(ROUTES_OF_BACKEND)
 # SGLang sizes per-round reserves and buffers by this width. PARSE takes the slots of
 # a round inside the round (memory.py), so the smallest legal width is right: 2 is the
 # least that keeps TokenizerManager's `num_draft_tokens - 1` positive.
@@ -59,11 +58,6 @@ def validate_server_args(server_args: Any) -> None:
             "--speculative-algorithm PARSE needs --page-size 1, got "
             f"{server_args.page_size}."
         )
-    if not server_args.speculative_draft_model_path:
-        raise ValueError(
-            "--speculative-algorithm PARSE needs a draft model; give its path with "
-            "--speculative-draft-model-path."
-        )
     for field in _BACKEND_FIELDS:
         backend = getattr(server_args, field, None)
         if backend is not None and backend not in SUPPORTED_ATTENTION_BACKENDS:
@@ -72,6 +66,13 @@ def validate_server_args(server_args: Any) -> None:
                 f"--{field.replace('_', '-')} {backend}; expected one of "
                 f"{', '.join(SUPPORTED_ATTENTION_BACKENDS)}."
             )
+    prefill, decode = attention_backends_of(server_args)
+    if prefill != decode:
+        raise ValueError(
+            "--speculative-algorithm PARSE needs one attention backend for prefill and "
+            f"decode, got {prefill} and {decode}; set --attention-backend alone."
+        )
+    choose_route(config.verify_route, prefill)
     check_pair(server_args, config)
 
 
@@ -110,7 +111,3 @@ class ParseAlgorithm(CustomSpecAlgo):
         server_args.page_size = 1
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
-        if server_args.attention_backend is None:
-            server_args.attention_backend = GPU_ATTENTION_BACKEND
-        server_args.cuda_graph_backend_decode = "disabled"
-        server_args.cuda_graph_backend_prefill = "disabled"

@@ -48,7 +48,7 @@ class SampledRows:
 
     first: Sequence[int]
     output: LogitsProcessorOutput
-    hidden_states: Tensor
+    hidden_states: Tensor | None
     root_rows: Sequence[int]
 
 
@@ -74,7 +74,7 @@ def build_result(
     output = LogitsProcessorOutput(next_token_logits=None)
     if return_logprob:
         _fill_logprobs(output, decisions, sampled, stride)
-    if return_hidden_states:
+    if return_hidden_states and sampled.hidden_states is not None:
         rows = [
             root + min(j, n - 1)
             for root, n in zip(sampled.root_rows, lens, strict=True)

@@ -20,6 +20,7 @@ CONFIG_ENV = "SGLANG_PARSE_CONFIG"
 FLAG_PREFIX = "--speculative-parse-"
 MODES = ("semantic", "exact", "off")
 KEEP_RULES = ("first-failure", "longest")
+VERIFY_ROUTES = ("auto", "mask", "virtual")
 SEGMENTERS = ("line", "paragraph", "sentence", "step", "code")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
 MAX_THRESHOLD = 2.0
@@ -142,6 +143,8 @@ class ParseConfig:
     adaptive: bool = True
     # Bound on a round's time where windows adapt, so on what a new request waits.
     max_round_ms: int = 500
+    # How a verify pass is put to the attention backend (routes.py).
+    verify_route: str = "auto"
 
     def __post_init__(self) -> None:
         flag = flag_name
@@ -156,6 +159,7 @@ class ParseConfig:
         check_flag(self.exact_tail, flag("exact_tail"))
         check_flag(self.adaptive, flag("adaptive"))
         check_count(self.max_round_ms, flag("max_round_ms"), 0, 1 << 20)
+        check_choice(self.verify_route, flag("verify_route"), VERIFY_ROUTES)
 
     @property
     def verdict_pairs(self) -> tuple[tuple[str, str], ...]:

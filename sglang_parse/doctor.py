@@ -179,8 +179,8 @@ def check_hooks() -> str:
 def check_attention() -> str:
     from sglang.srt.platforms import current_platform
 
-    from sglang_parse.algorithm import GPU_ATTENTION_BACKEND
     from sglang_parse.cpu_platform import ATTENTION_BACKEND, ParseCpuPlatform
+    from sglang_parse.resolution import GPU_ATTENTION_BACKEND
 
     if isinstance(current_platform, ParseCpuPlatform):
         return f"attention backend {ATTENTION_BACKEND} (torch, on CPU)"

@@ -7,6 +7,7 @@ drafts it forwards every committed position its KV lacks, cached prefixes includ
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,12 +97,13 @@ class DraftModel:
             self.worker.alloc_memory_pool(**kwargs)
 
     def init_attention_backends(self) -> None:
+        plan_plain_decode(self.runner)
         with draft_tp_context(self.layout), draft_pp_context():
             self.worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
         with draft_tp_context(self.layout), draft_pp_context():
-            self.worker.init_cuda_graphs(capture_decode_cuda_graph=False)
+            self.worker.init_cuda_graphs()
 
     def propose(
         self, requests: Sequence[DraftRequest], *, table: Tensor, sampling_info: Any
@@ -120,8 +122,10 @@ class DraftModel:
     ) -> DraftProposal:
         device = table.device
         rows = torch.tensor([r.row for r in requests], device=device)
-        last = torch.tensor([len(r.tokens) - 1 for r in requests], device=device)
-        num_new = torch.tensor([r.num_new for r in requests], device=device)
+        # Positions are kept on the host too, so that no step asks the device for them.
+        position_cpu = torch.tensor([len(r.tokens) - 1 for r in requests])
+        end_cpu = torch.tensor([len(r.tokens) + r.num_new - 2 for r in requests])
+        position, end = position_cpu.to(device), end_cpu.to(device)
         max_new = max(r.num_new for r in requests)
         drafted: list[list[int]] = [[] for _ in requests]
         ended = [False] * len(requests)
@@ -130,7 +134,7 @@ class DraftModel:
         logits = self._catch_up(requests, rows, table)
         columns: list[Tensor] = []
         unread = 0
-        position = last
+        pacer = StepPacer(device)
         input_ids = torch.tensor([r.tokens[-1] for r in requests], device=device)
         for step in range(max_new):
             for i, chain in chains:
@@ -143,10 +147,12 @@ class DraftModel:
                 if done:
                     break
             # A request at the end of its window repeats its last step in place.
-            advances = step + 1 < num_new
-            input_ids = torch.where(advances, columns[-1], input_ids)
-            position = torch.where(advances, last + step + 1, position)
-            logits = self._decode(input_ids, rows, position, table)
+            input_ids = torch.where(position < end, columns[-1], input_ids)
+            position = torch.minimum(position + 1, end)
+            position_cpu = torch.minimum(position_cpu + 1, end_cpu)
+            pacer.wait()
+            logits = self._decode(input_ids, rows, position, position_cpu, table)
+            pacer.mark()
         steps = len(columns)
         return DraftProposal(
             tokens=tuple(tuple(t) for t in drafted),
@@ -195,10 +201,18 @@ class DraftModel:
         return self._forward(batch)
 
     def _decode(
-        self, input_ids: Tensor, rows: Tensor, position: Tensor, table: Tensor
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        position: Tensor,
+        position_cpu: Tensor,
+        table: Tensor,
     ) -> Tensor:
-        """One draft step: token `input_ids` at `position`; logits [bs, vocab]."""
-        seq_lens = position + 1
+        """One draft step: token `input_ids` at `position`; logits [bs, vocab].
+
+        Reads nothing back: its tokens stay on the device, its lengths are known on the
+        host. A captured graph runs it where there is one.
+        """
         return self._forward(
             self._forward_batch(
                 ForwardMode.DECODE,
@@ -206,8 +220,8 @@ class DraftModel:
                 rows=rows,
                 positions=position,
                 out_cache_loc=table[rows, position].to(torch.int64),
-                seq_lens=seq_lens,
-                seq_lens_cpu=seq_lens.cpu(),
+                seq_lens=position + 1,
+                seq_lens_cpu=position_cpu + 1,
             )
         )
 
@@ -250,6 +264,44 @@ class DraftModel:
         output = LogitsProcessorOutput(next_token_logits=logits)
         sampler = self.runner.sampler
         return sampler(output, sampling, False, [], [], position).to(torch.int64)
+
+
+class StepPacer:
+    """Keeps the host one draft step ahead of the device, not more.
+
+    One step ahead keeps the device busy. FlashInfer stages the plan of a captured
+    step in one page-locked buffer per batch size (flashinfer/decode.py,
+    `fast_decode_plan`); planned again before it is copied, a step would attend by the
+    plan of a later one. Nothing to pace on CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = None if device.type == "cpu" else torch.get_device_module(device)
+        self._running: deque[Any] = deque()
+
+    def wait(self) -> None:
+        """Before a step: until the step before the last has finished."""
+        if len(self._running) > 1:
+            self._running.popleft().synchronize()
+
+    def mark(self) -> None:
+        """After a step is launched."""
+        if self._device is not None:
+            event = self._device.Event()
+            event.record()
+            self._running.append(event)
+
+
+def plan_plain_decode(runner: Any) -> None:
+    """Have a runner capture ordinary decode steps as CUDA graphs.
+
+    Under a speculative algorithm SGLang captures the target's decode graph as a verify
+    pass of one width for all, for which a registered algorithm has no input, and none
+    for a draft model (decode_cuda_graph_runner.py, `__init__`, `get_spec_info`). Call
+    it once the pools are allocated, before graphs are captured. What the runners run
+    carries its own algorithm (`ForwardBatch.spec_algorithm`).
+    """
+    runner.spec_algorithm = SpeculativeAlgorithm.NONE
 
 
 def _read_back(

@@ -14,6 +14,7 @@ from sglang_parse.config import (
     KEEP_RULES,
     MODES,
     SEGMENTERS,
+    VERIFY_ROUTES,
     ParseConfig,
     flag_name,
 )
@@ -94,6 +95,14 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "its first token; needs the adaptive windows; 0 for no bound.",
         type=int,
         metavar="MS",
+    )
+    add(
+        "verify_route",
+        "How the prefixes of a pass are put to the attention backend: "
+        f"{', '.join(VERIFY_ROUTES)}; a mask over one row per request, or one virtual "
+        "sequence per prefix.",
+        type=str,
+        metavar="ROUTE",
     )
     group.add_argument(
         flag_name("config"),

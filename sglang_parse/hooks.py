@@ -57,6 +57,36 @@ def _report_streamer(result: type, *args: Any, **kwargs: Any) -> type:
     return streamer_class(result, *args, **kwargs)
 
 
+def _watch_outputs(result: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.endpoints import watch_outputs
+
+    return watch_outputs(result, *args, **kwargs)
+
+
+def _add_endpoints(*args: Any, **kwargs: Any) -> None:
+    from sglang_parse.endpoints import add_endpoints
+
+    return add_endpoints(*args, **kwargs)
+
+
+def _correct_accept_rate(result: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.telemetry import correct_accept_rate
+
+    return correct_accept_rate(result, *args, **kwargs)
+
+
+def _correct_decode_stats(*args: Any, **kwargs: Any) -> None:
+    from sglang_parse.telemetry import correct_decode_stats
+
+    return correct_decode_stats(*args, **kwargs)
+
+
+def _add_internal_state(result: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.telemetry import add_internal_state
+
+    return add_internal_state(result, *args, **kwargs)
+
+
 def _assign_req_to_token_pool(*args: Any, **kwargs: Any) -> None:
     from sglang_parse.cpu_ops import assign_req_to_token_pool
 
@@ -106,6 +136,38 @@ HOOKS = (
         _report_streamer,
         HookType.AFTER,
         "the report of a request is part of its meta_info",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        _watch_outputs,
+        HookType.AFTER,
+        "the OpenAI endpoints can show the report",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager."
+        "_calculate_spec_decoding_metrics",
+        _correct_accept_rate,
+        HookType.AFTER,
+        "spec_accept_rate counts the tokens that were drafted",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.metrics_reporter."
+        "SchedulerMetricsReporter.report_decode_stats",
+        _correct_decode_stats,
+        HookType.BEFORE,
+        "the logged accept rate counts the tokens that were drafted",
+    ),
+    Hook(
+        "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
+        _add_endpoints,
+        HookType.BEFORE,
+        "the OpenAI endpoints understand `prediction`",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
+        _add_internal_state,
+        HookType.AFTER,
+        "/server_info shows PARSE's settings and counters",
     ),
 )
 

@@ -30,18 +30,21 @@ def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) ->
     """
     from sglang_parse.algorithm import ParseAlgorithm
 
-    if kvc.is_draft_worker or not isinstance(kvc.spec_algorithm, ParseAlgorithm):
+    server_args = kvc.server_args
+    if (
+        kvc.is_draft_worker
+        or not isinstance(kvc.spec_algorithm, ParseAlgorithm)
+        or not server_args.speculative_draft_model_path
+    ):
         return cell_size
-    return cell_size + draft_cell_size(kvc.server_args, kvc.kv_cache_dtype)
+    return cell_size + draft_cell_size(server_args)
 
 
-def draft_cell_size(server_args: Any, kv_cache_dtype: torch.dtype) -> int:
+def draft_cell_size(server_args: Any) -> int:
     """Bytes of draft KV per token on one rank: K and V, all layers."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.runtime_context import get_parallel
 
-    if not server_args.speculative_draft_model_path:
-        return 0
     config = ModelConfig.from_server_args(
         server_args,
         model_path=server_args.speculative_draft_model_path,
@@ -50,8 +53,58 @@ def draft_cell_size(server_args: Any, kv_cache_dtype: torch.dtype) -> int:
     )
     heads = config.get_num_kv_heads(get_parallel().attn_tp_size)
     width = config.head_dim + getattr(config, "v_head_dim", config.head_dim)
-    itemsize = torch._utils._element_size(kv_cache_dtype)
+    itemsize = torch._utils._element_size(draft_kv_dtype(config.dtype))
     return config.num_hidden_layers * heads * width * itemsize
+
+
+def draft_kv_dtype(model_dtype: torch.dtype) -> torch.dtype:
+    """Element type of the draft's pool, as its own runner resolves it.
+
+    model_dtype: of the draft's weights. A checkpoint that asks for fp8 KV itself gets
+    it in the pool but is budgeted at model_dtype, which is more.
+    Source: sglang/srt/model_executor/model_runner.py, `configure_kv_cache_dtype`.
+    """
+    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+    from sglang.srt.runtime_context import get_model, get_spec
+
+    spec = get_spec()
+    _, dtype = configure_kv_cache_dtype(
+        server_args_kv_cache_dtype=get_model().kv_cache_dtype,
+        model=None,
+        model_dtype=model_dtype,
+        is_draft_worker=True,
+        is_dflash=False,
+        speculative_draft_attention_backend=spec.speculative_draft_attention_backend,
+        speculative_draft_kv_cache_dtype=spec.speculative_draft_kv_cache_dtype,
+    )
+    return dtype
+
+
+def bytes_per_token(pool: Any) -> int:
+    """Bytes of K and V that one token takes in a KV pool, as allocated."""
+    k_bytes, v_bytes = pool.get_kv_size_bytes()
+    return (k_bytes + v_bytes) // (pool.size + pool.page_size)
+
+
+def describe_pools(
+    *, target_pool: Any, draft_pool: Any, window: int, max_judge_tokens: int
+) -> str:
+    """What the KV pools hold and what PARSE takes of them, in one line.
+
+    draft_pool: None without a draft model. window: draft tokens a round, 0 for no
+    limit. max_judge_tokens: suffix tokens a request may have judged in one pass.
+    """
+    target_bytes = bytes_per_token(target_pool)
+    draft_bytes = bytes_per_token(draft_pool) if draft_pool else 0
+    total = target_pool.size * (target_bytes + draft_bytes) / 1e9
+    drafted = f"up to {window} slots" if window else "slots for its whole response"
+    return (
+        f"KV pools: {target_pool.size} tokens of {target_bytes} bytes for the target "
+        f"and {draft_bytes} for the draft model, {total:.2f} GB. In a round a request "
+        f"takes {drafted} to draft and up to {max_judge_tokens} for judge suffixes, "
+        f"which go back after the pass; between rounds it holds "
+        f"{get_alloc_reserve_per_decode()} spare ones."
+    )
 
 
 class RoundSlots:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,11 @@ class RowVisibility:
     def rows(self, index: Tensor) -> RowVisibility:
         """The rows at `index`, in its shape."""
         return RowVisibility(self.limit[index], self.start[index], self.end[index])
+
+    def to(self, device: Any) -> RowVisibility:
+        return RowVisibility(
+            *torch.stack([self.limit, self.start, self.end]).to(device)
+        )
 
 
 def expand_mask(visibility: RowVisibility, kv_len: int) -> Tensor:
@@ -79,6 +85,11 @@ class VerifyPlan:
     @property
     def num_verify_tokens(self) -> int:
         return sum(self.qo_lens)
+
+    @property
+    def num_mask_cells(self) -> int:
+        """Entries of `build_custom_mask`."""
+        return sum(q * k for q, k in zip(self.qo_lens, self.kv_lens, strict=True))
 
 
 def build_verify_plan(
@@ -151,16 +162,56 @@ def build_verify_plan(
     )
 
 
-def build_custom_mask(plan: VerifyPlan) -> Tensor:
+def build_custom_mask(plan: VerifyPlan, device: Any = "cpu") -> Tensor:
     """Flat bool mask, [qo_len, kv_len] per request, query-major, concatenated.
 
     The layout FlashInfer packs (sglang/srt/layers/attention/flashinfer_backend.py,
-    `generate_attn_arg_prefill`); prefix columns included.
+    `generate_attn_arg_prefill`); prefix columns included. Expanded on `device` from
+    three numbers a row.
     """
+    visibility = plan.visibility.to(device)
     parts = []
     row = 0
     for qo_len, kv_len in zip(plan.qo_lens, plan.kv_lens, strict=True):
-        index = torch.arange(row, row + qo_len)
-        parts.append(expand_mask(plan.visibility.rows(index), kv_len).flatten())
+        index = torch.arange(row, row + qo_len, device=device)
+        parts.append(expand_mask(visibility.rows(index), kv_len).flatten())
         row += qo_len
     return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class VirtualSequences:
+    """The pass as causal sequences: each request's draft chain, then its suffixes.
+
+    A sequence reads the first `prefix_lens` KV columns of its request and then its own
+    tokens, up to the one that asks; so no mask is needed. Tokens keep the order of the
+    plan. request: whose columns it reads. own_columns: where its own tokens start among
+    these.
+    """
+
+    request: tuple[int, ...]
+    prefix_lens: tuple[int, ...]
+    qo_lens: tuple[int, ...]
+    own_columns: tuple[int, ...]
+
+    @property
+    def kv_lens(self) -> tuple[int, ...]:
+        return tuple(p + q for p, q in zip(self.prefix_lens, self.qo_lens, strict=True))
+
+    def causal_limits(self) -> Tensor:
+        """[num_verify_tokens] int64, the last column of its sequence a row sees."""
+        lens = zip(self.prefix_lens, self.kv_lens, strict=True)
+        return torch.cat([torch.arange(p, k) for p, k in lens])
+
+
+def build_virtual_sequences(plan: VerifyPlan) -> VirtualSequences:
+    """Cut a pass into causal sequences."""
+    sequences: list[tuple[int, int, int, int]] = []
+    for i, context in enumerate(plan.seq_lens):
+        chain = 1 + plan.num_draft_tokens[i]
+        sequences.append((i, context, chain, context))
+        width = plan.suffix_lens[i]
+        for k, cut in enumerate(plan.boundaries[i]):
+            own = context + chain + k * width
+            sequences.append((i, context + 1 + cut, width, own))
+    return VirtualSequences(*(tuple(column) for column in zip(*sequences, strict=True)))

@@ -17,6 +17,7 @@ def register() -> None:
     from sglang_parse import hooks
     from sglang_parse.algorithm import ParseAlgorithm, validate_server_args
     from sglang_parse.platform_entry import ATTENTION_BACKEND
+    from sglang_parse.resolution import register_defaults
 
     add_attention_backend_choices([ATTENTION_BACKEND])
     _register_attention_backend(ATTENTION_BACKEND)
@@ -25,6 +26,7 @@ def register() -> None:
         spec_class=ParseAlgorithm,
         validate_server_args=validate_server_args,
     )(_worker_class)
+    register_defaults()
     hooks.register_hooks()
 
 

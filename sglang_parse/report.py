@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from sglang_parse.metrics import RequestReport
+from sglang_parse.telemetry import TELEMETRY
 
 KEY = "parse"
 
@@ -54,4 +55,12 @@ def _final_report(req: Any) -> list[dict[str, Any]]:
     report = _reports.get(req)
     if report is None or not req.finished():
         return []
-    return [report.as_dict()]
+    # Tokens after a stop are in output_ids until the request is gone.
+    output_ids = req.output_ids[: getattr(req, "finished_len", None)]
+    report.finish(output_ids)
+    TELEMETRY.add_request(report)
+    return [report.as_dict(output_ids, functools.partial(_decode, req.tokenizer))]
+
+
+def _decode(tokenizer: Any, token_ids: list[int]) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=True)

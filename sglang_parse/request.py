@@ -17,6 +17,7 @@ from sglang_parse.config import (
     check_number,
     check_segmenter,
     check_text,
+    shown,
 )
 from sglang_parse.judge import CUT_MARK
 
@@ -30,6 +31,30 @@ def _check_question(value: Any, field: str) -> str:
     return question
 
 
+# Longest client text. A token is several characters; contexts are shorter than this.
+MAX_CLIENT_CHARS = 200_000
+MAX_VERIFY_SEGMENTS = 256
+
+
+def _check_segments(value: Any, field: str) -> str | tuple[str, ...]:
+    if not isinstance(value, list):
+        return check_text(value, field, MAX_CLIENT_CHARS)
+    if not 1 <= len(value) <= MAX_VERIFY_SEGMENTS:
+        raise ValueError(
+            f"{field} has {len(value)} segments; expected 1 to {MAX_VERIFY_SEGMENTS}, "
+            "or one text."
+        )
+    parts = [
+        check_text(v, f"{field}[{i}]", MAX_CLIENT_CHARS) for i, v in enumerate(value)
+    ]
+    if sum(map(len, parts)) > MAX_CLIENT_CHARS:
+        raise ValueError(
+            f"{field} has {sum(map(len, parts))} characters; expected at most "
+            f"{MAX_CLIENT_CHARS}."
+        )
+    return tuple(parts)
+
+
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "parse_mode": lambda v, f: check_choice(v, f, MODES),
     "parse_threshold": lambda v, f: check_number(v, f, 0.0, MAX_THRESHOLD),
@@ -39,14 +64,22 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "parse_judge_suffix": _check_question,
     "parse_exact_tail": check_flag,
     "parse_report": check_flag,
+    "parse_draft": lambda v, f: check_text(v, f, MAX_CLIENT_CHARS),
+    "parse_verify": _check_segments,
+    "parse_prediction": lambda v, f: check_text(v, f, MAX_CLIENT_CHARS),
 }
+# Each is a client's text, used in its own way.
+CLIENT_TEXTS = ("parse_draft", "parse_verify", "parse_prediction")
 
 
-def check_custom_params(custom_params: Any) -> dict[str, Any]:
+def check_custom_params(
+    custom_params: Any, max_new_tokens: Any = None
+) -> dict[str, Any]:
     """The `parse_*` entries of a request's custom_params, checked.
 
-    Raises ValueError naming the field, its value and what is allowed. Entries of other
-    users of custom_params pass untouched.
+    max_new_tokens: the request's own, None if unknown. Raises ValueError naming the
+    field, its value and what is allowed. Entries of other users of custom_params pass
+    untouched.
     """
     if not isinstance(custom_params, Mapping):
         return {}
@@ -60,12 +93,26 @@ def check_custom_params(custom_params: Any) -> dict[str, Any]:
                 f"{', '.join(_CHECKS)}."
             )
         options[key] = _CHECKS[key](value, f"custom_params.{key}")
+    texts = [key for key in CLIENT_TEXTS if key in options]
+    if len(texts) > 1:
+        raise ValueError(
+            f"custom_params has {' and '.join(texts)}; expected at most one of "
+            f"{', '.join(CLIENT_TEXTS)}."
+        )
+    if "parse_verify" in options and max_new_tokens not in (None, 1):
+        raise ValueError(
+            f"max_new_tokens is {shown(max_new_tokens)}; expected 1 with "
+            "custom_params.parse_verify, which judges and generates nothing."
+        )
     return options
 
 
 def check_sampling_params(result: Any, sampling_params: Any, *_: Any) -> Any:
     """AFTER hook on SamplingParams.verify: its ValueError becomes HTTP 400."""
-    check_custom_params(getattr(sampling_params, "custom_params", None))
+    params = sampling_params
+    check_custom_params(
+        getattr(params, "custom_params", None), getattr(params, "max_new_tokens", None)
+    )
     return result
 
 
@@ -80,7 +127,7 @@ def check_generate_body(result: Any, body: Any, *_: Any) -> Any:
     try:
         for one in params if isinstance(params, list) else [params]:
             if isinstance(one, Mapping):
-                check_custom_params(one.get("custom_params"))
+                check_custom_params(one.get("custom_params"), one.get("max_new_tokens"))
     except ValueError as e:
         return str(e)
     return result
@@ -90,7 +137,8 @@ def check_generate_body(result: Any, body: Any, *_: Any) -> Any:
 class RequestOptions:
     """How one request is served: the server's settings with its own on top.
 
-    fallback: why `mode` is not the mode asked for, or "".
+    fallback: why `mode` is not the mode asked for, or "". client_text: the text that
+    came with the request, or its segments. verify_only: it is judged, nothing else.
     """
 
     mode: str
@@ -102,13 +150,25 @@ class RequestOptions:
     exact_tail: bool
     report: bool
     fallback: str
+    client_text: str | tuple[str, ...] = ""
+    verify_only: bool = False
 
     @classmethod
-    def of(cls, req: Any, config: ParseConfig) -> RequestOptions:
+    def of(
+        cls, req: Any, config: ParseConfig, *, has_draft_model: bool = True
+    ) -> RequestOptions:
         """Options of an SGLang Req; its custom_params passed verify() already."""
         asked = check_custom_params(req.sampling_params.custom_params)
-        mode = asked.get("parse_mode", config.mode)
+        texts = [asked[key] for key in CLIENT_TEXTS if key in asked]
+        verify_only = "parse_verify" in asked
+        # A prediction is followed token by token unless asked otherwise.
+        usual = "exact" if "parse_prediction" in asked else config.mode
+        mode = "semantic" if verify_only else asked.get("parse_mode", usual)
         limit, reason = strongest_mode(req)
+        if not has_draft_model and not texts:
+            limit, reason = "off", "no_draft_model"
+        if verify_only:
+            limit = "semantic"
         fallback = reason if MODES.index(mode) < MODES.index(limit) else ""
         return cls(
             mode=limit if fallback else mode,
@@ -118,8 +178,10 @@ class RequestOptions:
             window=asked.get("parse_window", config.window),
             judge_suffix=asked.get("parse_judge_suffix", config.judge_suffix),
             exact_tail=asked.get("parse_exact_tail", config.exact_tail),
-            report=asked.get("parse_report", False),
+            report=asked.get("parse_report", False) or verify_only,
             fallback=fallback,
+            client_text=texts[0] if texts else "",
+            verify_only=verify_only,
         )
 
 

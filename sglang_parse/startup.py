@@ -4,8 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_parse.config import ParseConfig
+from sglang_parse.config import ParseConfig, flag_name
 from sglang_parse.judge import build_judge_prompt, check_same_tokenizer
+from sglang_parse.platform_entry import ATTENTION_BACKEND
+
+# How each attention backend can serve a verify pass (routes.py), the default first;
+# docs/decisions/0006-verify-routes.md says why.
+ROUTES_OF_BACKEND = {
+    ATTENTION_BACKEND: ("mask", "virtual"),
+    "flashinfer": ("virtual", "mask"),
+    "triton": ("virtual",),
+}
+
+
+def choose_route(asked: str, backend: str) -> str:
+    """`mask` or `virtual` for an attention backend.
+
+    asked: the setting `verify_route`. Raises ValueError if the backend is unknown or
+    cannot serve what was asked for.
+    """
+    possible = ROUTES_OF_BACKEND.get(backend)
+    if possible is None:
+        raise ValueError(
+            f"--speculative-algorithm PARSE cannot verify on attention backend "
+            f"{backend}; expected one of {', '.join(ROUTES_OF_BACKEND)}."
+        )
+    if asked == "auto":
+        return possible[0]
+    if asked not in possible:
+        raise ValueError(
+            f"{flag_name('verify_route')} is {asked!r}; --attention-backend {backend} "
+            f"serves {' or '.join(possible)} alone."
+        )
+    return asked
 
 
 def check_target(model_config: Any) -> None:
@@ -52,5 +83,7 @@ def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
 def check_pair(server_args: Any, config: ParseConfig) -> None:
     """Tokenizers agree and every verdict word is one token. Raises ValueError."""
     target = load_tokenizer(server_args, of_draft=False)
-    check_same_tokenizer(target, load_tokenizer(server_args, of_draft=True))
+    # Without a draft model, clients' texts are the only drafts.
+    if server_args.speculative_draft_model_path:
+        check_same_tokenizer(target, load_tokenizer(server_args, of_draft=True))
     build_judge_prompt(target, config.judge_suffix, config.verdict_pairs)

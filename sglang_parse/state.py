@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_parse.client import ClientText
 from sglang_parse.judge import JudgePrompt
 from sglang_parse.metrics import RequestReport
 from sglang_parse.request import RequestOptions
@@ -15,8 +17,10 @@ class RequestState:
     """num_cached: leading positions with draft KV, None until looked up.
 
     pending: drafted tokens that follow the bonus token and await a boundary;
-    pending_ended: whether the draft ended the response after them. window: adapted
-    window, 0 while unlimited.
+    pending_ended: whether the draft ended the response after them; num_client: leading
+    pending tokens that are the client's. window: adapted window, 0 while unlimited.
+    client: the text that came with the request. ready: tokens decided ahead of the
+    output, the KV of all but the last written.
     """
 
     options: RequestOptions
@@ -26,26 +30,52 @@ class RequestState:
     num_cached: int | None = None
     pending: tuple[int, ...] = ()
     pending_ended: bool = False
+    num_client: int = 0
     window: int = 0
+    client: ClientText | None = None
+    ready: tuple[int, ...] = ()
 
     @property
     def suffix(self) -> tuple[int, ...]:
         """Judge suffix tokens; empty where nothing is judged."""
         return self.judge.suffix if self.judge else ()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the tokens decided ahead end the response."""
+        return bool(self.ready) and self.ready[-1] in self.stop_ids
+
+    def awaits_judgement(self, req: Any) -> bool:
+        """Whether a client's text is to be judged before the first token is sent."""
+        return (
+            self.client is not None
+            and self.options.mode == "semantic"
+            and not req.output_ids
+        )
+
+    def follow_client(self, output: Sequence[int]) -> None:
+        """Take the rest of the client's text as the pending draft, where it fits."""
+        if self.client is None or self.pending:
+            return
+        self.pending = self.client.propose(output)
+        self.num_client = len(self.pending)
+        self.pending_ended = False
+
 
 @dataclass(frozen=True)
 class RoundDraft:
     """One request's draft this round: pending tokens, then newly drafted ones.
 
-    num_new: the latter. num_forwarded: sequence positions with draft KV afterwards,
-    0 if the draft model did not run for this request.
+    num_new: the latter; num_client: leading ones from the client. num_forwarded:
+    sequence positions with draft KV afterwards, 0 if the draft model did not run for
+    this request.
     """
 
     tokens: tuple[int, ...] = ()
     ended: bool = False
     num_new: int = 0
     num_forwarded: int = 0
+    num_client: int = 0
 
 
 def stop_token_ids(req: Any, model_eos_ids: frozenset[int]) -> frozenset[int]:

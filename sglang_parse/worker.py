@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 import weakref
@@ -11,34 +12,33 @@ from typing import Any
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from sglang_parse import report
+from sglang_parse import report, telemetry
+from sglang_parse.client import ClientText
+from sglang_parse.client_pass import ClientJudge
 from sglang_parse.commit import ParseDraftInput, SampledRows, build_result
 from sglang_parse.config import ParseConfig
 from sglang_parse.decide import (
     Cut,
     Decision,
-    choose_cut,
-    decide,
-    exact_cut,
-    verdict_scores,
 )
-from sglang_parse.draft import DraftModel, DraftRequest
+from sglang_parse.draft import DraftModel, DraftRequest, plan_plain_decode
 from sglang_parse.draft_cache import DraftCache
 from sglang_parse.flags import config_from_server_args
 from sglang_parse.grammar import MAX_GRAMMAR_WINDOW, GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
-from sglang_parse.judge import JudgePrompt, build_judge_prompt
-from sglang_parse.memory import RoundSlots
-from sglang_parse.metrics import RequestReport
+from sglang_parse.memory import RoundSlots, describe_pools
+from sglang_parse.metrics import RequestReport, RoundRecord
 from sglang_parse.plan import VerifyPlan, build_verify_plan
+from sglang_parse.ranks import Ranks
 from sglang_parse.request import RequestOptions
-from sglang_parse.sampling import LogprobNeeds, expand_rows, sample_rows
-from sglang_parse.segment import Segmenter, build_token_texts
+from sglang_parse.sampling import expand_rows, sample_rows
+from sglang_parse.stages import TargetStages, choose_cuts, logprob_needs
 from sglang_parse.startup import check_target
 from sglang_parse.state import RequestState, RoundDraft, stop_token_ids
-from sglang_parse.verify import TargetVerifier, VerifyOutput
+from sglang_parse.verify import TargetVerifier
 from sglang_parse.window import (
     SHORT_WINDOW,
     RoundTiming,
@@ -50,9 +50,6 @@ from sglang_parse.window import (
 )
 
 logger = logging.getLogger(__name__)
-
-# Committed text the segmenter sees before the draft.
-SEAM_TOKENS = 48
 
 
 class ParseWorker(BaseSpecWorker):
@@ -69,26 +66,32 @@ class ParseWorker(BaseSpecWorker):
         check_target(model_config)
         self.context_len: int = model_config.context_len
         self.verifier = TargetVerifier(
-            target_worker, target_worker.model_runner.spec_algorithm
+            target_worker,
+            target_worker.model_runner.spec_algorithm,
+            self.config.verify_route,
         )
         self.tokenizer = target_worker.tokenizer
-        self.draft = DraftModel(server_args, gpu_id, nccl_port, self.context_len)
-        self._draft_worker = self.draft.worker
-        self.draft_parallel_layout = self.draft.layout
+        self.draft: DraftModel | None = None
+        if server_args.speculative_draft_model_path:
+            self.draft = DraftModel(server_args, gpu_id, nccl_port, self.context_len)
+            self.draft_parallel_layout = self.draft.layout
+        self._draft_worker = self.draft.worker if self.draft else None
         self.model_eos_ids = frozenset(model_config.hf_eos_token_id or ())
-        texts = build_token_texts(self.tokenizer)
-        # Model vocabularies are padded beyond the tokenizer's.
-        texts += [""] * (model_config.vocab_size - len(texts))
-        self._token_texts = texts
-        self._segmenters: dict[str, Segmenter] = {}
-        self._judges: dict[str, JudgePrompt] = {}
         self._states: weakref.WeakKeyDictionary[Any, RequestState] = (
             weakref.WeakKeyDictionary()
         )
         self.controller = WindowController(self.config.max_round_ms)
-        # Fail at start-up, not at the first request.
-        self._segmenter(self.config.segmenter)
-        judge = self._judge(self.config.judge_suffix)
+        self.ranks = Ranks(get_parallel().tp_group)
+        self.telemetry = telemetry.start(
+            self.config, server_args, is_first_rank=get_parallel().tp_rank == 0
+        )
+        self.stages = TargetStages(
+            self.config,
+            self.verifier,
+            target_worker.tokenizer,
+            model_config.vocab_size,
+        )
+        judge = self.stages.judge(self.config.judge_suffix)
         logger.info(
             "PARSE: %s; judge suffix of %d tokens, verdict tokens %s",
             self.config,
@@ -104,31 +107,46 @@ class ParseWorker(BaseSpecWorker):
         req_to_token_pool: Any = None,
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
-        self.draft.alloc_memory_pool(
-            memory_pool_config=memory_pool_config,
-            req_to_token_pool=req_to_token_pool,
-            token_to_kv_pool_allocator=token_to_kv_pool_allocator,
-        )
+        if self.draft:
+            self.draft.alloc_memory_pool(
+                memory_pool_config=memory_pool_config,
+                req_to_token_pool=req_to_token_pool,
+                token_to_kv_pool_allocator=token_to_kv_pool_allocator,
+            )
         self.slots = RoundSlots(req_to_token_pool, token_to_kv_pool_allocator)
         self.draft_cache = DraftCache(
             token_to_kv_pool_allocator.size, req_to_token_pool.req_to_token.device
         )
+        self.stages.slots = self.slots
+        self.client_judge = ClientJudge(self.stages, self.draft_cache, self.context_len)
+        judge = self.stages.judge(self.config.judge_suffix)
+        logger.info(
+            describe_pools(
+                target_pool=self.verifier.runner.token_to_kv_pool,
+                draft_pool=self.draft.runner.token_to_kv_pool if self.draft else None,
+                window=self.config.window,
+                max_judge_tokens=self.config.max_segments * len(judge.suffix),
+            )
+        )
 
     def init_attention_backends(self) -> None:
-        self.draft.init_attention_backends()
+        plan_plain_decode(self.verifier.runner)
+        if self.draft:
+            self.draft.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        self.draft.init_cuda_graphs()
+        if self.draft:
+            self.draft.init_cuda_graphs()
 
     def weight_update_runners(self) -> list[tuple[str, ModelRunner]]:
-        return [("draft", self.draft.runner)]
+        return [("draft", runner) for runner in self._draft_model_runners()]
 
     def _draft_model_runners(self) -> tuple[ModelRunner, ...]:
-        return (self.draft.runner,)
+        return (self.draft.runner,) if self.draft else ()
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        runners = (self.verifier.runner, self.draft.runner)
+        runners = (self.verifier.runner, *self._draft_model_runners())
         return tuple(r.attn_backend for r in runners)
 
     # -- Rounds ----------------------------------------------------------------
@@ -144,72 +162,139 @@ class ParseWorker(BaseSpecWorker):
     def _prefill(self, batch: Any) -> GenerationBatchResult:
         """Target prefill; the draft catches up when it first drafts."""
         self.draft_cache.forget(batch.out_cache_loc)
+        whole = [req for req in batch.reqs if req is not batch.chunked_req]
         for req in batch.reqs:
             self._states.pop(req, None)
         result = self.target_worker.forward_batch_generation(batch)
         result.new_seq_lens = batch.seq_lens
         result.next_draft_input = ParseDraftInput()
+        for req in whole:
+            self._state(req)
+        judged = [
+            i
+            for i, req in enumerate(batch.reqs)
+            if req in self._states and self._states[req].awaits_judgement(req)
+        ]
+        if judged:
+            self.client_judge.judge(
+                batch,
+                judged,
+                [self._states[batch.reqs[i]] for i in judged],
+                result.next_token_ids,
+            )
         return result
 
     def _round(self, batch: Any) -> GenerationBatchResult:
         """draft -> segment -> plan -> one target forward -> decide -> commit."""
         states = [self._state(req) for req in batch.reqs]
-        seq_lens = batch.seq_lens_cpu.tolist()
+        # KV of decided tokens that the output does not hold yet is in place.
+        seq_lens = [
+            n + len(s.ready)
+            for n, s in zip(batch.seq_lens_cpu.tolist(), states, strict=True)
+        ]
         chains = self._grammar_chains(batch)
         started = time.perf_counter()
         drafts = self._draft(batch, states, seq_lens, chains)
         drafted = time.perf_counter()
-        boundaries = self._segment(batch, states, drafts, seq_lens)
+        if not any(d.tokens for d in drafts):
+            return self._plain_round(batch, states, drafts, chains, seq_lens)
+        boundaries = self.stages.segment(batch, states, drafts)
         plan = build_verify_plan(
             seq_lens=seq_lens,
-            bonus_tokens=[req.output_ids[-1] for req in batch.reqs],
+            bonus_tokens=bonus_tokens(batch, states),
             draft_tokens=[d.tokens for d in drafts],
             boundaries=boundaries,
             suffix_tokens=[s.suffix for s in states],
         )
-        scratch = self.slots.take_scratch(batch.tree_cache, plan.num_suffix_tokens)
-        try:
-            output = self.verifier.verify(
-                plan,
-                req_pool_indices=batch.req_pool_indices,
-                seq_lens=batch.seq_lens,
-                scratch=scratch,
-                table=self.slots.table,
-            )
-        finally:
-            self.slots.release_scratch(scratch)
-        scores = self._scores(plan, output, states)
+        output = self.stages.verify(batch, plan)
+        verified = time.perf_counter()
+        scores = self.stages.scores(plan, output, states)
         cuts = choose_cuts(plan, scores, states)
-        decisions, sampled = self._follow_target(
+        decisions, sampled = self.stages.follow_target(
             batch, plan, output, cuts, drafts, chains
         )
         self._remember(batch, states, drafts, decisions, seq_lens)
         self._adapt(states, plan, cuts, decisions)
+        ended = time.perf_counter()
+        self.telemetry.add_seconds(
+            draft=drafted - started, verify=verified - drafted, decide=ended - verified
+        )
         timing = RoundTiming(
             bs=len(states),
             num_steps=max(d.num_new for d in drafts),
             num_emitted=sum(len(d.accept_tokens) for d in decisions),
             draft_ms=1000 * (drafted - started),
-            verify_ms=1000 * (time.perf_counter() - drafted),
+            verify_ms=1000 * (ended - drafted),
         )
         logger.debug("PARSE round: %s", timing)
-        self.controller.observe(timing)
+        if timing.num_steps:
+            self.controller.observe(timing)
         for i, (req, state) in enumerate(zip(batch.reqs, states, strict=True)):
             state.report.record(
-                output_len=len(req.output_ids),
-                draft_tokens=drafts[i].tokens,
-                num_new_drafts=drafts[i].num_new,
-                boundaries=boundaries[i],
-                scores=scores[i],
-                num_judged=decisions[i].num_judged,
-                num_matched=decisions[i].num_matched,
-                accept_tokens=decisions[i].accept_tokens,
+                RoundRecord(
+                    output_len=len(req.output_ids) + len(state.ready),
+                    accept_tokens=decisions[i].accept_tokens,
+                    draft_tokens=drafts[i].tokens,
+                    num_new=drafts[i].num_new,
+                    num_client=drafts[i].num_client,
+                    boundaries=boundaries[i],
+                    scores=scores[i],
+                    num_judged=decisions[i].num_judged,
+                    num_matched=decisions[i].num_matched,
+                )
             )
         return build_result(
-            decisions,
+            [release_ready(s, d) for s, d in zip(states, decisions, strict=True)],
             seq_lens=batch.seq_lens,
             num_draft_tokens=[len(d.tokens) for d in drafts],
             sampled=sampled,
+            return_logprob=batch.return_logprob,
+            return_hidden_states=batch.return_hidden_states,
+        )
+
+    def _plain_round(
+        self,
+        batch: Any,
+        states: Sequence[RequestState],
+        drafts: Sequence[RoundDraft],
+        chains: Sequence[GrammarChain | None],
+        seq_lens: Sequence[int],
+    ) -> GenerationBatchResult:
+        """Nobody drafted: one token each, by the target's ordinary decode step."""
+        started = time.perf_counter()
+        bs = len(states)
+        device = batch.seq_lens.device
+        lens = torch.tensor(seq_lens)
+        logits, hidden_states = self.verifier.decode(
+            input_ids=torch.tensor(bonus_tokens(batch, states), device=device),
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=lens.to(device),
+            seq_lens_cpu=lens,
+            table=self.slots.table,
+            return_hidden_states=batch.return_hidden_states,
+        )
+        index = list(range(bs))
+        tokens, sampled = sample_rows(
+            self.verifier.runner,
+            logits,
+            sampling_info=expand_rows(batch.sampling_info, index, device),
+            positions=lens.to(device),
+            grammar_mask=mask_for_rows(chains, index, [0] * bs),
+            needs=logprob_needs(batch, index),
+        )
+        decisions = [Decision((token,), 0, 0, ()) for token in tokens.tolist()]
+        self._remember(batch, states, drafts, decisions, seq_lens)
+        plain_s = time.perf_counter() - started
+        self.telemetry.add_seconds(plain=plain_s)
+        self.controller.observe(RoundTiming(bs, 0, bs, 0.0, 1000 * plain_s))
+        for req, state, decision in zip(batch.reqs, states, decisions, strict=True):
+            output_len = len(req.output_ids) + len(state.ready)
+            state.report.record(RoundRecord(output_len, decision.accept_tokens))
+        return build_result(
+            [release_ready(s, d) for s, d in zip(states, decisions, strict=True)],
+            seq_lens=batch.seq_lens,
+            num_draft_tokens=[0] * bs,
+            sampled=SampledRows(index, sampled, hidden_states, index),
             return_logprob=batch.return_logprob,
             return_hidden_states=batch.return_hidden_states,
         )
@@ -231,21 +316,34 @@ class ParseWorker(BaseSpecWorker):
         chains: Sequence[GrammarChain | None],
     ) -> list[RoundDraft]:
         """Draft for every request that wants to; pending tokens come first."""
+        for req, state in zip(batch.reqs, states, strict=True):
+            state.follow_client([*req.output_ids, *state.ready])
         windows = self._windows(batch, states, seq_lens)
         self.slots.extend_rows(
             batch, [n + 1 + w for n, w in zip(seq_lens, windows, strict=True)]
         )
         rows = batch.req_pool_indices.tolist()
         drafts = [
-            RoundDraft(s.pending[:w], s.pending_ended and len(s.pending) <= w)
+            RoundDraft(
+                s.pending[:w],
+                s.pending_ended and len(s.pending) <= w,
+                num_client=min(w, s.num_client),
+            )
             for s, w in zip(states, windows, strict=True)
         ]
+        if self.draft is None:
+            return drafts
         orders = []
         for i, (req, state) in enumerate(zip(batch.reqs, states, strict=True)):
             num_new = windows[i] - len(drafts[i].tokens)
             if num_new == 0 or drafts[i].ended:
                 continue
-            tokens = [*req.origin_input_ids, *req.output_ids, *drafts[i].tokens]
+            tokens = [
+                *req.origin_input_ids,
+                *req.output_ids,
+                *state.ready,
+                *drafts[i].tokens,
+            ]
             if state.num_cached is None:
                 state.num_cached = self.draft_cache.num_leading(
                     self.slots.table[rows[i], : seq_lens[i]]
@@ -278,6 +376,7 @@ class ParseWorker(BaseSpecWorker):
                 ended=proposal.ended[k],
                 num_new=len(new),
                 num_forwarded=proposal.num_forwarded[k],
+                num_client=drafts[order.batch_index].num_client,
             )
         return drafts
 
@@ -288,13 +387,21 @@ class ParseWorker(BaseSpecWorker):
         windows = [
             draft_window(
                 state.options.window,
-                num_remaining=req.sampling_params.max_new_tokens - len(req.output_ids),
+                num_remaining=req.sampling_params.max_new_tokens
+                - len(req.output_ids)
+                - len(state.ready),
                 num_positions=self.context_len - seq_len - 1 - len(state.suffix),
             )
             if state.options.mode != "off"
+            and (self.draft or state.pending)
+            and not state.is_ending
             else 0
             for req, state, seq_len in zip(batch.reqs, states, seq_lens, strict=True)
         ]
+        if self.draft is None:
+            windows = [
+                min(w, len(s.pending)) for w, s in zip(windows, states, strict=True)
+            ]
         if any(s.options.mode == "off" for s in states):
             windows = [min(w, SHORT_WINDOW) for w in windows]
         windows = [
@@ -302,7 +409,7 @@ class ParseWorker(BaseSpecWorker):
             for w, req in zip(windows, batch.reqs, strict=True)
         ]
         if self.config.adaptive and any(windows):
-            cap = self.controller.step_cap(len(states))
+            cap = self.ranks.agree(self.controller.step_cap(len(states)))
             windows = [
                 min(w, cap + len(s.pending), s.window or w)
                 for w, s in zip(windows, states, strict=True)
@@ -310,92 +417,6 @@ class ParseWorker(BaseSpecWorker):
         room = self.slots.num_free(batch.tree_cache)
         held = [r.kv.kv_allocated_len for r in batch.reqs]
         return fit_windows(windows, seq_lens=seq_lens, held=held, room=room)
-
-    def _segment(
-        self,
-        batch: Any,
-        states: Sequence[RequestState],
-        drafts: Sequence[RoundDraft],
-        seq_lens: Sequence[int],
-    ) -> list[tuple[int, ...]]:
-        """Boundaries to judge, as many as there are scratch slots for."""
-        judged = [
-            i
-            for i, s in enumerate(states)
-            if s.options.mode == "semantic" and drafts[i].tokens
-        ]
-        boundaries: list[tuple[int, ...]] = [()] * len(states)
-        room = self.slots.num_free(batch.tree_cache)
-        for num_left, i in zip(range(len(judged), 0, -1), judged, strict=True):
-            state = states[i]
-            suffix_len = len(state.suffix)
-            most = min(self.config.max_segments, room // num_left // suffix_len)
-            if most == 0:
-                continue
-            boundaries[i] = self._segmenter(state.options.segmenter).boundaries(
-                drafts[i].tokens,
-                ended=drafts[i].ended,
-                max_segments=most,
-                previous_text=self._seam_text(batch.reqs[i]),
-            )
-            room -= len(boundaries[i]) * suffix_len
-        return boundaries
-
-    def _scores(
-        self, plan: VerifyPlan, output: VerifyOutput, states: Sequence[RequestState]
-    ) -> list[tuple[float, ...]]:
-        """Verdict scores per request, one per boundary."""
-        scores: list[tuple[float, ...]] = []
-        at = 0
-        for state, boundaries in zip(states, plan.boundaries, strict=True):
-            logits = output.verdict_logits[at : at + len(boundaries)]
-            at += len(boundaries)
-            if not boundaries or state.judge is None:
-                scores.append(())
-                continue
-            values = verdict_scores(logits, state.judge.verdict_ids)
-            scores.append(tuple(values.tolist()))
-        return scores
-
-    def _follow_target(
-        self,
-        batch: Any,
-        plan: VerifyPlan,
-        output: VerifyOutput,
-        cuts: Sequence[Cut],
-        drafts: Sequence[RoundDraft],
-        chains: Sequence[GrammarChain | None],
-    ) -> tuple[list[Decision], SampledRows]:
-        """Sample the target at the rows the cuts ask for, and decide."""
-        rows: list[int] = []
-        owner: list[int] = []
-        offset: list[int] = []
-        first: list[int] = []
-        for i, cut in enumerate(cuts):
-            first.append(len(rows))
-            span = range(cut.num_kept, cut.tail_end + 1)
-            rows += [plan.root_rows[i] + j for j in span]
-            offset += span
-            owner += [i] * len(span)
-        device = batch.seq_lens.device
-        positions = [plan.seq_lens[i] + j for i, j in zip(owner, offset, strict=True)]
-        tokens, sampled = sample_rows(
-            self.verifier.runner,
-            self.verifier.logits_at(output, rows),
-            sampling_info=expand_rows(batch.sampling_info, owner, device),
-            positions=torch.tensor(positions, device=device),
-            grammar_mask=mask_for_rows(chains, owner, offset),
-            needs=logprob_needs(batch, owner),
-        )
-        chosen = tokens.tolist()
-        ends = [*first[1:], len(rows)]
-        decisions = [
-            decide(cut, draft.tokens, chosen[a:b])
-            for cut, draft, a, b in zip(cuts, drafts, first, ends, strict=True)
-        ]
-        return decisions, SampledRows(
-            first, sampled, output.hidden_states, plan.root_rows
-        )
 
     def _remember(
         self,
@@ -413,6 +434,8 @@ class ParseWorker(BaseSpecWorker):
             new_len = seq_lens[i] + len(decision.accept_tokens)
             state.pending = decision.pending
             state.pending_ended = bool(decision.pending) and draft.ended
+            num_client = draft.num_client - len(decision.accept_tokens)
+            state.num_client = max(0, num_client) if decision.pending else 0
             if state.num_cached is None:
                 first = cached = seq_lens[i]
             else:
@@ -450,71 +473,49 @@ class ParseWorker(BaseSpecWorker):
         state = self._states.get(req)
         if state is not None:
             return state
-        options = RequestOptions.of(req, self.config)
+        options = RequestOptions.of(
+            req, self.config, has_draft_model=self.draft is not None
+        )
         judge = None
         if options.mode == "semantic":
-            judge = self._judge(options.judge_suffix)
+            judge = self.stages.judge(options.judge_suffix)
+        client = None
+        if options.client_text and options.mode != "off":
+            client = ClientText.of(options.client_text, self.tokenizer)
         known = report.report_of(req)
+        if known is not None:
+            known.finish(req.output_ids)  # tokens decided ahead went with the KV
         state = RequestState(
             options=options,
             stop_ids=stop_token_ids(req, self.model_eos_ids),
             judge=judge,
             report=known
-            or RequestReport(options.mode, options.fallback, options.report),
+            or RequestReport(
+                "verify" if options.verify_only else options.mode,
+                options.fallback,
+                options.report,
+            ),
             window=first_window(options.mode),
+            client=client,
         )
+        state.report.client = client
         report.attach(req, state.report)
         self._states[req] = state
         return state
 
-    def _segmenter(self, name: str) -> Segmenter:
-        if name not in self._segmenters:
-            self._segmenters[name] = Segmenter(name, self._token_texts)
-        return self._segmenters[name]
 
-    def _judge(self, question: str) -> JudgePrompt:
-        if question not in self._judges:
-            self._judges[question] = build_judge_prompt(
-                self.tokenizer, question, self.config.verdict_pairs
-            )
-        return self._judges[question]
-
-    def _seam_text(self, req: Any) -> str:
-        texts = self._token_texts
-        return "".join(texts[t] for t in req.output_ids[-SEAM_TOKENS:])
+def bonus_tokens(batch: Any, states: Sequence[RequestState]) -> list[int]:
+    """[bs] the last decided token of each request, whose KV is not written yet."""
+    return [
+        state.ready[-1] if state.ready else req.output_ids[-1]
+        for req, state in zip(batch.reqs, states, strict=True)
+    ]
 
 
-def choose_cuts(
-    plan: VerifyPlan,
-    scores: Sequence[Sequence[float]],
-    states: Sequence[RequestState],
-) -> list[Cut]:
-    """One cut per request, by its own mode, threshold and keep rule."""
-    cuts = []
-    for i, state in enumerate(states):
-        options, num_draft = state.options, plan.num_draft_tokens[i]
-        if options.mode != "semantic":
-            cuts.append(exact_cut(num_draft))
-            continue
-        cuts.append(
-            choose_cut(
-                scores[i],
-                plan.boundaries[i],
-                num_draft_tokens=num_draft,
-                threshold=options.threshold,
-                keep_rule=options.keep_rule,
-                exact_tail=options.exact_tail,
-            )
-        )
-    return cuts
-
-
-def logprob_needs(batch: Any, owner: Sequence[int]) -> LogprobNeeds:
-    """The batch's logprob requests, a row per sampled row."""
-    if not batch.return_logprob:
-        return LogprobNeeds(False, [], [])
-    return LogprobNeeds(
-        return_logprob=True,
-        top_logprobs_nums=[batch.top_logprobs_nums[i] for i in owner],
-        token_ids_logprobs=[batch.token_ids_logprobs[i] for i in owner],
-    )
+def release_ready(state: RequestState, decision: Decision) -> Decision:
+    """The decision as it is emitted: tokens decided ahead come first."""
+    if not state.ready:
+        return decision
+    tokens = (*state.ready, *decision.accept_tokens)
+    state.ready = ()
+    return dataclasses.replace(decision, accept_tokens=tokens)

@@ -20,6 +20,7 @@ BAD = {
     "exact_tail": ["true", 1, 0, None],
     "adaptive": ["false", 0, 1, None],
     "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
+    "verify_route": ["", "masks", "AUTO", None, 1],
 }
 
 

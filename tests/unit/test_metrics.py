@@ -4,25 +4,36 @@ import json
 
 import pytest
 
-from sglang_parse.metrics import RequestReport, SegmentReport
+from sglang_parse.metrics import RequestReport, RoundRecord
 
 
 def report(want_segments: bool = True, fallback: str = "") -> RequestReport:
     return RequestReport("semantic", fallback, want_segments)
 
 
-def first_failure_round(r: RequestReport) -> None:
+FIRST = [40, 41, 42, 43]  # output tokens before the round
+
+
+def first_failure_round(r: RequestReport, output_len: int = 4) -> None:
     """Draft of 6, boundaries 2 and 5, the second rejected, one token matched."""
     r.record(
-        output_len=10,
-        draft_tokens=[1, 2, 3, 4, 5, 6],
-        num_new_drafts=4,
-        boundaries=[2, 5],
-        scores=[0.9, 0.1],
-        num_judged=2,
-        num_matched=1,
-        accept_tokens=[1, 2, 3, 99],
+        RoundRecord(
+            output_len=output_len,
+            draft_tokens=[1, 2, 3, 4, 5, 6],
+            num_new=4,
+            num_client=1,
+            boundaries=[2, 5],
+            scores=[0.9, 0.1],
+            num_judged=2,
+            num_matched=1,
+            accept_tokens=[1, 2, 3, 99],
+        )
     )
+
+
+def as_dict(r: RequestReport, output_ids: list[int]) -> dict:
+    r.finish(output_ids)
+    return r.as_dict(output_ids, lambda ids: "".join(f"<{i}>" for i in ids))
 
 
 def test_round_is_counted():
@@ -32,12 +43,14 @@ def test_round_is_counted():
     assert r.counters.as_dict() == {
         "target_passes": 1,
         "draft_tokens": 4,
+        "client_tokens": 1,
         "judged_segments": 2,
         "kept_segments": 1,
         "judged_tokens": 5,
         "kept_tokens": 3,
+        "kept_client_tokens": 1,
         "matched_tokens": 1,
-        "written_tokens": 1,
+        "written_tokens": 5,
     }
 
 
@@ -45,51 +58,74 @@ def test_counters_add_up_over_rounds():
     """Red if a round replaces what earlier rounds counted."""
     r = report()
     first_failure_round(r)
-    first_failure_round(r)
+    first_failure_round(r, 8)
     assert r.counters.target_passes == 2
-    assert r.counters.kept_tokens + r.counters.written_tokens == 8
+    assert r.counters.kept_tokens + r.counters.written_tokens == 12
 
 
-def test_plain_round_writes_one_token():
-    """Red if a round without draft counts anything else."""
+def test_plain_rounds_are_one_written_span():
+    """Red if a round without draft counts anything else, or tokens get lost."""
     r = report()
-    r.record(
-        output_len=3,
-        draft_tokens=[],
-        num_new_drafts=0,
-        boundaries=[],
-        scores=[],
-        num_judged=0,
-        num_matched=0,
-        accept_tokens=[7],
-    )
-    assert r.counters.written_tokens == r.counters.target_passes == 1
+    r.record(RoundRecord(3, [7]))
+    r.record(RoundRecord(4, [8]))
+    assert r.counters.written_tokens == 5
+    assert r.counters.target_passes == 2
     assert r.counters.kept_tokens == r.counters.judged_tokens == 0
-    assert r.segments == [SegmentReport("target", "written", 3, (7,))]
+    (span,) = as_dict(r, [4, 5, 6, 7, 8])["segments"]
+    assert span["token_ids"] == (4, 5, 6, 7, 8)
 
 
 def test_segments_tell_the_round_in_order():
-    """Red if spans, offsets or scores move to another segment."""
+    """Red if spans, offsets, texts or scores move to another segment."""
     r = report()
     first_failure_round(r)
-    assert r.segments == [
-        SegmentReport("draft", "kept", 10, (1, 2), 0.9),
-        SegmentReport("draft", "rejected", 12, (3, 4, 5), 0.1),
-        SegmentReport("draft", "kept", 12, (3,)),
-        SegmentReport("target", "written", 13, (99,)),
+    result = as_dict(r, [*FIRST, 1, 2, 3, 99])
+    fields = ("origin", "outcome", "start", "token_ids", "score", "text", "text_start")
+    assert [tuple(s[f] for f in fields) for s in result["segments"]] == [
+        ("target", "written", 0, tuple(FIRST), None, "<40><41><42><43>", 0),
+        ("client", "kept", 4, (1,), None, "<1>", 16),
+        ("draft", "kept", 5, (2,), 0.9, "<2>", 19),
+        ("draft", "rejected", 6, (3, 4, 5), 0.1, "<3><4><5>", 22),
+        ("draft", "kept", 6, (3,), None, "<3>", 22),
+        ("target", "written", 7, (99,), None, "<99>", 25),
     ]
 
 
-def test_segments_of_the_output_spell_the_output():
-    """Red if kept and written spans do not concatenate to the accepted tokens."""
+@pytest.mark.parametrize("num_left", range(9))
+def test_a_stop_inside_a_round_is_not_counted(num_left):
+    """Red if tokens after a stop string or end token stay in counters or segments."""
     r = report()
     first_failure_round(r)
+    output = [*FIRST, 1, 2, 3, 99][:num_left]
+    result = as_dict(r, output)
     spans = [s for s in r.segments if s.outcome != "rejected"]
-    assert [t for s in spans for t in s.token_ids] == [1, 2, 3, 99]
-    at = 10
-    for span in spans:
-        assert span.start == at
-        at += len(span.token_ids)
+    assert [t for s in spans for t in s.token_ids] == output
+    if num_left >= 4:
+        assert result["kept_tokens"] + result["written_tokens"] == num_left
+        assert result["kept_tokens"] == min(3, num_left - 4)
+        assert result["kept_client_tokens"] == min(1, num_left - 4)
+
+
+def test_judging_alone_keeps_nothing_in_the_output():
+    """Red if parse_verify counts tokens that were never emitted."""
+    r = report()
+    r.record(
+        RoundRecord(
+            output_len=0,
+            accept_tokens=(),
+            draft_tokens=[1, 2, 3],
+            num_client=3,
+            boundaries=[1, 3],
+            scores=[0.9, 0.2],
+            num_judged=1,
+            num_passes=2,
+        )
+    )
+    result = as_dict(r, [9])
+    assert result["target_passes"] == 2
+    assert result["kept_tokens"] == 0
+    spans = [(s["outcome"], s["start"], s["text"]) for s in result["segments"]]
+    assert spans == [("kept", 0, "<1>"), ("rejected", 1, "<2><3>")]
 
 
 def test_segments_are_kept_only_on_request():
@@ -97,7 +133,7 @@ def test_segments_are_kept_only_on_request():
     r = report(want_segments=False)
     first_failure_round(r)
     assert r.segments == []
-    assert "segments" not in r.as_dict()
+    assert "segments" not in as_dict(r, FIRST)
 
 
 @pytest.mark.parametrize("fallback", ["", "logprobs"])
@@ -105,14 +141,7 @@ def test_as_dict_is_json_and_names_the_fallback(fallback):
     """Red if meta_info cannot be serialised or an empty fallback is shown."""
     r = report(fallback=fallback)
     first_failure_round(r)
-    result = json.loads(json.dumps(r.as_dict()))
+    result = json.loads(json.dumps(as_dict(r, FIRST)))
     assert result["mode"] == "semantic"
     assert result.get("fallback", "") == fallback
     assert ("fallback" in result) == bool(fallback)
-    assert result["segments"][0] == {
-        "origin": "draft",
-        "outcome": "kept",
-        "start": 10,
-        "token_ids": [1, 2],
-        "score": 0.9,
-    }

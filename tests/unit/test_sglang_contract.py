@@ -394,7 +394,8 @@ def test_streamer_adds_the_report_of_finished_requests():
     class Req(SimpleNamespace):
         __hash__ = object.__hash__
 
-    done = Req(finished=lambda: True)
+    ended = {"output_ids": [5], "finished_len": None, "tokenizer": None}
+    done = Req(finished=lambda: True, **ended)
     running = Req(finished=lambda: False)
     other = Req(finished=lambda: True)
     report.attach(done, RequestReport("exact", "", False))

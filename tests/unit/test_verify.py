@@ -7,12 +7,8 @@ import torch
 from reference import verify_mask
 
 from sglang_parse.plan import VerifyPlan, build_verify_plan
-from sglang_parse.verify import (
-    ParseVerifyInput,
-    place_slots,
-    running_offsets,
-    select_logits_rows,
-)
+from sglang_parse.routes import MaskedVerifyInput, place_slots, running_offsets
+from sglang_parse.verify import select_logits_rows
 
 Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len
 
@@ -64,7 +60,7 @@ def check_slots(seed: int) -> None:
     assert [k.tolist() for k in kv_index] == expected
     assert written.tolist() == expected_written
 
-    info = ParseVerifyInput(plan, kv_index, torch.tensor([0]))
+    info = MaskedVerifyInput(plan, kv_index, torch.tensor([0]))
     indices, kv_indptr, qo_indptr, mask = info.generate_attn_arg_prefill(
         req_pool_indices=torch.tensor(rows),
         paged_kernel_lens=None,
@@ -91,7 +87,7 @@ def test_slots_and_indptr_of_pass_equal_oracle():
 def test_logits_rows_are_selected_for_parse_passes_only():
     """Red if the LM head runs at all rows x vocabulary, or at our rows of others."""
     verdicts = torch.tensor([3, 5])
-    spec_info = ParseVerifyInput(build([(2, 1, (1,), 2)]), [], verdicts)
+    spec_info = MaskedVerifyInput(build([(2, 1, (1,), 2)]), [], verdicts)
     result = SimpleNamespace(draft_extend_select_index=None)
     select_logits_rows(result, SimpleNamespace(spec_info=spec_info))
     assert result.draft_extend_select_index is verdicts

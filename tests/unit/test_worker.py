@@ -6,8 +6,8 @@ from sglang_parse.config import ParseConfig
 from sglang_parse.decide import Cut
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.request import RequestOptions
+from sglang_parse.stages import choose_cuts, logprob_needs
 from sglang_parse.state import RequestState
-from sglang_parse.worker import choose_cuts, logprob_needs
 
 
 def options(mode: str = "semantic", **settings) -> RequestOptions:

@@ -1,0 +1,97 @@
+"""Text that came with a request, as a drafter: client drafts and Predicted Outputs.
+
+Nothing is generated to draft from it; after the output left the text, its place is
+found again by the longest run of tokens that the output ends with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+# Longest run compared, and the shortest that counts as a place found again.
+MAX_RUN = 16
+MIN_RUN = 2
+
+
+class ClientText:
+    """tokens: the text's token ids. cuts: ends of the client's own segments in it, or
+    None where the segmenter is to find them."""
+
+    def __init__(
+        self, tokens: Sequence[int], cuts: tuple[int, ...] | None = None
+    ) -> None:
+        self.tokens = tuple(tokens)
+        self.cuts = cuts
+        self._num_seen = 0  # output tokens followed so far
+        self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for end in range(MIN_RUN, len(self.tokens) + 1):
+            self._places[self.tokens[end - MIN_RUN : end]].append(end)
+        self._at = 0  # offset in `tokens` that the output has reached
+        self._accepted = bytearray(len(self.tokens))  # 1 where the output has it
+
+    @classmethod
+    def of(cls, text: str | Sequence[str], tokenizer: Any) -> ClientText:
+        """A text, or its segments, each encoded for itself."""
+        parts = [text] if isinstance(text, str) else text
+        ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        ends = tuple(accumulate(map(len, ids)))
+        tokens = [token for part in ids for token in part]
+        return cls(tokens, None if isinstance(text, str) else ends)
+
+    def propose(self, output: Sequence[int]) -> tuple[int, ...]:
+        """The rest of the text as it would follow `output`, empty if it would not."""
+        if not self._follow(output):
+            return ()
+        return self.tokens[self._at :]
+
+    def num_accepted(self, output: Sequence[int]) -> int:
+        """How many of the text's tokens stand in the output."""
+        self._follow(output)
+        return sum(self._accepted)
+
+    def _follow(self, output: Sequence[int]) -> bool:
+        """Move on with an output that is longer than at the last call; False if it
+        ends in nothing that the text holds."""
+        at = self._at
+        new = output[self._num_seen :]
+        self._num_seen = len(output)
+        agreed = 0
+        for token, expected in zip(new, self.tokens[at:], strict=False):
+            if token != expected:
+                break
+            agreed += 1
+        self._accept(at, at + agreed)
+        self._at = at + agreed
+        if agreed == len(new):
+            return True
+        found = self._find(output)
+        if found is None:
+            return False
+        end, run = found
+        self._accept(end - run, end)
+        self._at = end
+        return True
+
+    def _accept(self, start: int, end: int) -> None:
+        self._accepted[start:end] = b"\1" * (end - start)
+
+    def _find(self, output: Sequence[int]) -> tuple[int, int] | None:
+        """(end, length) of the longest run that ends the output; the next on a tie."""
+        tail = tuple(output[-MAX_RUN:])
+        best: tuple[int, bool, int] | None = None
+        place = 0
+        for end in self._places.get(tail[-MIN_RUN:], ()):
+            run = MIN_RUN
+            while (
+                run < min(len(tail), end)
+                and self.tokens[end - run - 1] == tail[-run - 1]
+            ):
+                run += 1
+            # Longest first, then ahead of where we were, then nearest.
+            rank = (run, end >= self._at, -abs(end - self._at))
+            if best is None or rank > best:
+                best, place = rank, end
+        return (place, best[0]) if best else None

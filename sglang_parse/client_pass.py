@@ -1,0 +1,192 @@
+"""Clients' texts judged right behind their prompts, before anything is sent.
+
+A draft of the draft model follows the target's first token; a client's text follows
+the prompt. So its pass starts at the prompt's last token, as the last part of the
+prefill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from torch import Tensor
+
+from sglang_parse.draft_cache import DraftCache
+from sglang_parse.metrics import RoundRecord
+from sglang_parse.plan import build_verify_plan
+from sglang_parse.request import MAX_VERIFY_SEGMENTS
+from sglang_parse.sampling import expand_rows
+from sglang_parse.stages import TargetStages, choose_cuts
+from sglang_parse.state import RequestState, RoundDraft
+from sglang_parse.window import draft_window, fit_windows
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientJudge:
+    """stages, draft_cache: the worker's. context_len: of the target, in tokens."""
+
+    stages: TargetStages
+    draft_cache: DraftCache
+    context_len: int
+
+    def judge(
+        self,
+        batch: Any,
+        index: Sequence[int],
+        states: Sequence[RequestState],
+        next_token_ids: Tensor,
+    ) -> None:
+        """Judge the texts of some requests of a prefill batch.
+
+        index: the requests, by their place in the batch; states: theirs. The kept
+        part becomes the request's output: its first token now (next_token_ids, [bs],
+        is written), the rest with the next round (`RequestState.ready`).
+        """
+        view = batch_view(batch, index)
+        seq_lens = [len(req.origin_input_ids) - 1 for req in view.reqs]
+        drafts, boundaries = self._drafts(view, states, seq_lens)
+        groups = [
+            verify_groups(b, room=self._suffix_room(view, s), suffix_len=len(s.suffix))
+            for b, s in zip(boundaries, states, strict=True)
+        ]
+        scores: list[tuple[float, ...]] = [()] * len(states)
+        for k in range(max(map(len, groups))):
+            # Only texts to verify alone can need more than one pass.
+            now = [g[k] if k < len(g) else () for g in groups]
+            shown = [
+                d.tokens if k == 0 else d.tokens[: b[-1] if b else 0]
+                for d, b in zip(drafts, now, strict=True)
+            ]
+            plan = build_verify_plan(
+                seq_lens=seq_lens,
+                bonus_tokens=[req.origin_input_ids[-1] for req in view.reqs],
+                draft_tokens=shown,
+                boundaries=now,
+                suffix_tokens=[s.suffix for s in states],
+            )
+            output = self.stages.verify(view, plan)
+            found = self.stages.scores(plan, output, states)
+            scores = [a + b for a, b in zip(scores, found, strict=True)]
+            if k == 0:
+                first_plan, first_output = plan, output
+        plan = dataclasses.replace(first_plan, boundaries=tuple(map(tuple, boundaries)))
+        cuts = choose_cuts(plan, scores, states)
+        cuts = [
+            dataclasses.replace(c, tail_end=c.num_kept) if s.options.verify_only else c
+            for c, s in zip(cuts, states, strict=True)
+        ]
+        decisions, _ = self.stages.follow_target(
+            view, plan, first_output, cuts, drafts, [None] * len(states)
+        )
+        keep = []
+        rows = view.req_pool_indices.tolist()
+        for i, state in enumerate(states):
+            decision = decisions[i]
+            emitted = decision.accept_tokens
+            if state.options.verify_only:
+                emitted = ()
+            else:
+                next_token_ids[index[i]] = emitted[0]
+                state.ready = emitted[1:]
+                state.pending = decision.pending
+                state.num_client = len(decision.pending)
+            state.report.record(
+                RoundRecord(
+                    output_len=0,
+                    accept_tokens=emitted,
+                    draft_tokens=drafts[i].tokens,
+                    num_client=len(drafts[i].tokens),
+                    boundaries=boundaries[i],
+                    scores=scores[i],
+                    num_judged=decision.num_judged,
+                    num_matched=decision.num_matched,
+                    num_passes=len(groups[i]),
+                )
+            )
+            end = seq_lens[i] + 1 + len(emitted)
+            self.draft_cache.forget(
+                self.stages.slots.table[rows[i], seq_lens[i] + 1 : end]
+            )
+            keep.append(end + len(state.pending))
+        self.stages.slots.trim_rows(view, keep)
+
+    def _drafts(
+        self, view: Any, states: Sequence[RequestState], seq_lens: Sequence[int]
+    ) -> tuple[list[RoundDraft], list[tuple[int, ...]]]:
+        """Clients' texts as drafts, cut to what fits, with slots and boundaries."""
+        wanted = [
+            draft_window(
+                len(s.client.tokens),
+                num_remaining=(1 << 30)
+                if s.options.verify_only
+                else req.sampling_params.max_new_tokens,
+                num_positions=self.context_len - n - 1 - len(s.suffix),
+            )
+            for req, s, n in zip(view.reqs, states, seq_lens, strict=True)
+        ]
+        held = [r.kv.kv_allocated_len for r in view.reqs]
+        room = self.stages.slots.num_free(view.tree_cache)
+        windows = fit_windows(wanted, seq_lens=seq_lens, held=held, room=room)
+        drafts, boundaries = [], []
+        for req, state, window in zip(view.reqs, states, windows, strict=True):
+            tokens = state.client.tokens[:window]
+            complete = window == len(state.client.tokens)
+            if state.options.verify_only and not complete:
+                refuse(
+                    req,
+                    f"custom_params.parse_verify has {len(state.client.tokens)} tokens "
+                    f"and there is room for {window} behind this prompt; shorten it.",
+                )
+            cuts = state.client.cuts
+            if cuts is None:
+                cuts = self.stages.segmenter(state.options.segmenter).boundaries(
+                    tokens,
+                    ended=complete,
+                    max_segments=MAX_VERIFY_SEGMENTS
+                    if state.options.verify_only
+                    else self.stages.config.max_segments,
+                )
+            drafts.append(RoundDraft(tokens, complete, num_client=len(tokens)))
+            boundaries.append(tuple(b for b in cuts if b <= window))
+        self.stages.slots.extend_rows(
+            view, [n + 1 + w for n, w in zip(seq_lens, windows, strict=True)]
+        )
+        return drafts, boundaries
+
+    def _suffix_room(self, view: Any, state: RequestState) -> int:
+        """Scratch slots that one of the view's requests may use in a pass."""
+        return self.stages.slots.num_free(view.tree_cache) // len(view.reqs)
+
+
+def batch_view(batch: Any, index: Sequence[int]) -> Any:
+    """Some requests of a batch, as the stages read a batch."""
+    return SimpleNamespace(
+        reqs=[batch.reqs[i] for i in index],
+        req_pool_indices=batch.req_pool_indices[list(index)],
+        seq_lens=batch.seq_lens[list(index)],
+        sampling_info=expand_rows(batch.sampling_info, list(index), batch.device),
+        tree_cache=batch.tree_cache,
+        device=batch.device,
+        return_logprob=False,
+    )
+
+
+def verify_groups(
+    boundaries: Sequence[int], *, room: int, suffix_len: int
+) -> list[tuple[int, ...]]:
+    """Boundaries pass by pass, as many a pass as there are scratch slots for."""
+    most = max(1, room // max(1, suffix_len))
+    groups = [tuple(boundaries[k : k + most]) for k in range(0, len(boundaries), most)]
+    return groups or [()]
+
+
+def refuse(req: Any, message: str) -> None:
+    """End a request with HTTP 400, as SGLang's scheduler does."""
+    req.to_finish = FINISH_ABORT(
+        message, status_code=HTTPStatus.BAD_REQUEST, err_type="BadRequestError"
+    )

@@ -1,0 +1,214 @@
+"""The stages of a round that look at the target: segment, verify, score, follow.
+
+They hold models, tables and slots, and nothing of any request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sglang_parse.commit import SampledRows
+from sglang_parse.config import ParseConfig
+from sglang_parse.decide import (
+    Cut,
+    Decision,
+    choose_cut,
+    decide,
+    exact_cut,
+    verdict_scores,
+)
+from sglang_parse.grammar import GrammarChain, mask_for_rows
+from sglang_parse.judge import JudgePrompt, build_judge_prompt
+from sglang_parse.memory import RoundSlots
+from sglang_parse.pinned import pinned_verdicts
+from sglang_parse.plan import VerifyPlan
+from sglang_parse.sampling import LogprobNeeds, expand_rows, sample_rows
+from sglang_parse.segment import Segmenter, build_token_texts
+from sglang_parse.state import RequestState, RoundDraft
+from sglang_parse.verify import TargetVerifier, VerifyOutput
+
+# Committed text the segmenter sees before the draft.
+SEAM_TOKENS = 48
+
+
+class TargetStages:
+    """vocab_size: the model's, at least the tokenizer's. Raises ValueError where the
+    configured segmenter or judge suffix cannot serve this tokenizer."""
+
+    def __init__(
+        self,
+        config: ParseConfig,
+        verifier: TargetVerifier,
+        tokenizer: Any,
+        vocab_size: int,
+    ) -> None:
+        self.config = config
+        self.verifier = verifier
+        self.tokenizer = tokenizer
+        self.slots: RoundSlots  # set once SGLang has made the pools
+        self.pinned = pinned_verdicts()
+        texts = build_token_texts(tokenizer)
+        # Model vocabularies are padded beyond the tokenizer's.
+        self._token_texts = texts + [""] * (vocab_size - len(texts))
+        self._segmenters: dict[str, Segmenter] = {}
+        self._judges: dict[str, JudgePrompt] = {}
+        # Fail at start-up, not at the first request.
+        self.segmenter(config.segmenter)
+        self.judge(config.judge_suffix)
+
+    def segmenter(self, name: str) -> Segmenter:
+        if name not in self._segmenters:
+            self._segmenters[name] = Segmenter(name, self._token_texts)
+        return self._segmenters[name]
+
+    def judge(self, question: str) -> JudgePrompt:
+        if question not in self._judges:
+            self._judges[question] = build_judge_prompt(
+                self.tokenizer, question, self.config.verdict_pairs
+            )
+        return self._judges[question]
+
+    def segment(
+        self,
+        batch: Any,
+        states: Sequence[RequestState],
+        drafts: Sequence[RoundDraft],
+    ) -> list[tuple[int, ...]]:
+        """Boundaries to judge, as many as there are scratch slots for."""
+        judged = [
+            i
+            for i, s in enumerate(states)
+            if s.options.mode == "semantic" and drafts[i].tokens
+        ]
+        boundaries: list[tuple[int, ...]] = [()] * len(states)
+        room = self.slots.num_free(batch.tree_cache)
+        for num_left, i in zip(range(len(judged), 0, -1), judged, strict=True):
+            state = states[i]
+            suffix_len = len(state.suffix)
+            most = min(self.config.max_segments, room // num_left // suffix_len)
+            if most == 0:
+                continue
+            boundaries[i] = self.segmenter(state.options.segmenter).boundaries(
+                drafts[i].tokens,
+                ended=drafts[i].ended,
+                max_segments=most,
+                previous_text=self._seam_text(batch.reqs[i], state),
+            )
+            room -= len(boundaries[i]) * suffix_len
+        return boundaries
+
+    def scores(
+        self, plan: VerifyPlan, output: VerifyOutput, states: Sequence[RequestState]
+    ) -> list[tuple[float, ...]]:
+        """Verdict scores per request, one per boundary."""
+        scores: list[tuple[float, ...]] = []
+        at = 0
+        for state, boundaries in zip(states, plan.boundaries, strict=True):
+            logits = output.verdict_logits[at : at + len(boundaries)]
+            at += len(boundaries)
+            if not boundaries or state.judge is None:
+                scores.append(())
+                continue
+            values = verdict_scores(logits, state.judge.verdict_ids)
+            scores.append(tuple(values.tolist()))
+        if self.pinned:
+            drafts = zip(plan.boundaries, plan.num_draft_tokens, strict=True)
+            return [self.pinned.scores(b, n) for b, n in drafts]
+        return scores
+
+    def verify(self, batch: Any, plan: VerifyPlan) -> VerifyOutput:
+        """The pass, its suffixes in scratch slots."""
+        scratch = self.slots.take_scratch(batch.tree_cache, plan.num_suffix_tokens)
+        try:
+            return self.verifier.verify(
+                plan,
+                req_pool_indices=batch.req_pool_indices,
+                scratch=scratch,
+                table=self.slots.table,
+            )
+        finally:
+            self.slots.release_scratch(scratch)
+
+    def follow_target(
+        self,
+        batch: Any,
+        plan: VerifyPlan,
+        output: VerifyOutput,
+        cuts: Sequence[Cut],
+        drafts: Sequence[RoundDraft],
+        chains: Sequence[GrammarChain | None],
+    ) -> tuple[list[Decision], SampledRows]:
+        """Sample the target at the rows the cuts ask for, and decide."""
+        rows: list[int] = []
+        owner: list[int] = []
+        offset: list[int] = []
+        first: list[int] = []
+        for i, cut in enumerate(cuts):
+            first.append(len(rows))
+            span = range(cut.num_kept, cut.tail_end + 1)
+            rows += [plan.root_rows[i] + j for j in span]
+            offset += span
+            owner += [i] * len(span)
+        device = batch.seq_lens.device
+        positions = [plan.seq_lens[i] + j for i, j in zip(owner, offset, strict=True)]
+        tokens, sampled = sample_rows(
+            self.verifier.runner,
+            self.verifier.logits_at(output, rows),
+            sampling_info=expand_rows(batch.sampling_info, owner, device),
+            positions=torch.tensor(positions, device=device),
+            grammar_mask=mask_for_rows(chains, owner, offset),
+            needs=logprob_needs(batch, owner),
+        )
+        chosen = tokens.tolist()
+        ends = [*first[1:], len(rows)]
+        decisions = [
+            decide(cut, draft.tokens, chosen[a:b])
+            for cut, draft, a, b in zip(cuts, drafts, first, ends, strict=True)
+        ]
+        return decisions, SampledRows(
+            first, sampled, output.hidden_states, plan.root_rows
+        )
+
+    def _seam_text(self, req: Any, state: RequestState) -> str:
+        texts = self._token_texts
+        tokens = [*req.output_ids[-SEAM_TOKENS:], *state.ready][-SEAM_TOKENS:]
+        return "".join(texts[t] for t in tokens)
+
+
+def choose_cuts(
+    plan: VerifyPlan,
+    scores: Sequence[Sequence[float]],
+    states: Sequence[RequestState],
+) -> list[Cut]:
+    """One cut per request, by its own mode, threshold and keep rule."""
+    cuts = []
+    for i, state in enumerate(states):
+        options, num_draft = state.options, plan.num_draft_tokens[i]
+        if options.mode != "semantic":
+            cuts.append(exact_cut(num_draft))
+            continue
+        cuts.append(
+            choose_cut(
+                scores[i],
+                plan.boundaries[i],
+                num_draft_tokens=num_draft,
+                threshold=options.threshold,
+                keep_rule=options.keep_rule,
+                exact_tail=options.exact_tail,
+            )
+        )
+    return cuts
+
+
+def logprob_needs(batch: Any, owner: Sequence[int]) -> LogprobNeeds:
+    """The batch's logprob requests, a row per sampled row."""
+    if not batch.return_logprob:
+        return LogprobNeeds(False, [], [])
+    return LogprobNeeds(
+        return_logprob=True,
+        top_logprobs_nums=[batch.top_logprobs_nums[i] for i in owner],
+        token_ids_logprobs=[batch.token_ids_logprobs[i] for i in owner],
+    )

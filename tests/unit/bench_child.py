@@ -1,0 +1,20 @@
+"""A benchmark against fake servers in a process of its own, to be killed by a test.
+
+argv: config, seconds a request takes.
+"""
+
+import sys
+from pathlib import Path
+
+from fake_sglang import CharTokenizer, FakeServer
+
+from sglang_parse.bench import run
+from sglang_parse.bench.config import load_config
+
+if __name__ == "__main__":
+    delay_s = float(sys.argv[2])
+    run.load_tokenizer = lambda config: CharTokenizer()
+    run.make_server = lambda flags, name, log: FakeServer(
+        "parse" if "PARSE" in flags else "target", delay_s
+    )
+    run.run_benchmark(load_config(Path(sys.argv[1])))

@@ -1,0 +1,97 @@
+"""Random verify passes over a KV pool, and what they must compute (for route tests)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from reference import attention, verify_mask
+
+from sglang_parse.plan import VerifyPlan, build_verify_plan
+from sglang_parse.routes import place_slots
+
+Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len
+
+HEADS, KV_HEADS, DIM, SCALING = 4, 2, 16, 0.3
+ROW_WIDTH = 48
+
+
+def random_request(rng: random.Random) -> Request:
+    num_draft = rng.choice([0, 1, 2, 5, 13])
+    num_cuts = rng.randint(0, min(num_draft, 4))
+    cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
+    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 5)
+
+
+@dataclass
+class Pass:
+    """A pass whose slots lie anywhere in the pool; slot 0 is never used.
+
+    q: [tokens, heads, dim]; k, v: the pool, [slots, kv_heads, dim], in which the rows
+    the pass writes are already written.
+    """
+
+    requests: list[Request]
+    plan: VerifyPlan
+    rows: list[int]
+    table: torch.Tensor
+    slots: list[torch.Tensor]
+    written: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def oracle(self) -> torch.Tensor:
+        """[tokens, heads, dim], by nested loops over each request's own mask."""
+        out = []
+        row = 0
+        for request, qo_len, index in zip(
+            self.requests, self.plan.qo_lens, self.slots, strict=True
+        ):
+            out += attention(
+                self.q[row : row + qo_len].tolist(),
+                self.k[index].tolist(),
+                self.v[index].tolist(),
+                verify_mask(*request),
+                SCALING,
+            )
+            row += qo_len
+        return torch.tensor(out)
+
+
+def make_pass(seed: int, num_requests: int = 3) -> Pass:
+    rng = random.Random(seed)
+    requests = [random_request(rng) for _ in range(num_requests)]
+    plan = build_verify_plan(
+        seq_lens=[r[0] for r in requests],
+        bonus_tokens=[0] * num_requests,
+        draft_tokens=[[1] * r[1] for r in requests],
+        boundaries=[r[2] for r in requests],
+        suffix_tokens=[[2] * r[3] for r in requests],
+    )
+    num_rows = num_requests + 2
+    free = list(range(1, 1 + num_rows * ROW_WIDTH + plan.num_suffix_tokens))
+    rng.shuffle(free)
+    num_scratch = plan.num_suffix_tokens
+    scratch = torch.tensor(free[:num_scratch], dtype=torch.int64)
+    table = torch.tensor(free[num_scratch:], dtype=torch.int32).view(num_rows, -1)
+    rows = rng.sample(range(num_rows), num_requests)
+    slots, written = place_slots(plan, rows=rows, scratch=scratch, table=table)
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(num: int, heads: int) -> torch.Tensor:
+        return torch.randn(num, heads, DIM, generator=generator)
+
+    num_slots = len(free) + 1
+    return Pass(
+        requests,
+        plan,
+        rows,
+        table,
+        slots,
+        written,
+        q=randn(plan.num_verify_tokens, HEADS),
+        k=randn(num_slots, KV_HEADS),
+        v=randn(num_slots, KV_HEADS),
+    )

@@ -1,0 +1,383 @@
+"""The benchmark's procedures, cells and report, against fake servers."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_sglang import (
+    JUDGE,
+    NO,
+    YES,
+    CharTokenizer,
+    FakeServer,
+    draft_text,
+    slips,
+)
+
+from sglang_parse.bench import run
+from sglang_parse.bench.arms import ARMS, Models, make_hostile_draft, refusal
+from sglang_parse.bench.cells import CellStore
+from sglang_parse.bench.config import load_config
+from sglang_parse.bench.datasets import load_items
+from sglang_parse.bench.grade import grade_cell, prefix_is_valid
+from sglang_parse.bench.procedures import (
+    Client,
+    Round,
+    cascade,
+    plain,
+    read_rounds,
+    sequential,
+)
+from sglang_parse.bench.run import Chat, load_set, plan_cells, run_benchmark
+from sglang_parse.embedded import DRAFT_PATH, task
+from sglang_parse.load import LoadError, open_session
+
+CONFIG = """
+out: {out}
+target: embedded:target
+draft: embedded:draft
+server_args: [--max-running-requests, "8"]
+concurrency: [1, 3]
+datasets:
+  - {{name: embedded, problems: 12}}
+arms: [target, parse]
+sweep:
+  arm: parse
+  dataset: {{name: embedded, problems: 6}}
+  concurrency: 3
+  grid: [{{parse_threshold: [0.5, 0.9]}}]
+"""
+CHAT = Chat(CharTokenizer(), {})
+PROBLEMS = task.make_problems(12, 64)
+
+
+def write_config(folder, text=CONFIG):
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.yaml"
+    path.write_text(text.format(out=folder / "out"))
+    return path
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Fake servers instead of real ones; collects those that were started."""
+    started = []
+
+    def make(flags, name, log):
+        server = FakeServer("parse" if "PARSE" in flags else "target")
+        started.append((name, flags, server))
+        return server
+
+    monkeypatch.setattr(run, "make_server", make)
+    monkeypatch.setattr(run, "load_tokenizer", lambda config: CharTokenizer())
+    return started
+
+
+def ask(procedure, roles, problem, **changes):
+    """One answer of a procedure; roles: fake servers by role."""
+
+    async def go():
+        async with open_session(4) as session:
+            fields = {
+                "session": session,
+                "urls": {role: s.url for role, s in roles.items()},
+                "options": {"parse_report": True},
+                "temperature": 0.0,
+                "max_new_tokens": 500,
+                "threshold": 0.7,
+                "step_stop": "\n",
+                "suffix": (JUDGE,),
+                "verdict_ids": ((YES, NO),),
+                "decode": CHAT.decode,
+            }
+            client = Client(**{**fields, **changes})
+            message = {"role": "user", "content": problem.prompt}
+            return await procedure(client, CHAT.encode([message]))
+
+    return asyncio.run(go())
+
+
+SLIPS = next(p for p in PROBLEMS if slips(p))
+CLEAN = next(p for p in PROBLEMS if not slips(p))
+
+
+def test_plain_answer_carries_counters_and_rounds():
+    with FakeServer("parse") as server:
+        answer = ask(plain, {"main": server}, SLIPS)
+    assert answer.text == draft_text(SLIPS)
+    assert (answer.target_passes, answer.counters["draft_tokens"]) == (2, 40)
+    (only,) = answer.rounds
+    assert len(only.ends) == len(task.split_segments(draft_text(SLIPS)))
+    assert only.num_kept == only.ends[-1]  # a fake threshold of 0.5 keeps all
+    assert 0 < answer.ttft_s <= answer.latency_s
+
+
+def test_plain_answer_of_stock_server_counts_a_pass_a_token():
+    with FakeServer("target") as server:
+        answer = ask(plain, {"main": server}, CLEAN)
+    assert answer.target_passes == answer.num_tokens - 1 and not answer.counters
+
+
+@pytest.mark.parametrize(("problem", "kept"), [(CLEAN, True), (SLIPS, False)])
+def test_cascade_keeps_the_whole_draft_or_regenerates_it(problem, kept):
+    with FakeServer("parse") as judge, FakeServer("target") as target:
+        answer = ask(cascade, {"judge": judge, "target": target}, problem)
+    right = task.render_answer(problem, "A")
+    assert answer.text == (draft_text(problem) if kept else right)
+    assert len(target.bodies) == (0 if kept else 1)
+    passes = 2 + (0 if kept else len(right))
+    assert answer.target_passes == passes
+    custom = judge.bodies[0]["sampling_params"]["custom_params"]
+    assert custom["parse_threshold"] == 0 and custom["parse_exact_tail"] is False
+    # Nothing is shown before the verdict.
+    if kept:
+        assert answer.ttft_s == answer.latency_s
+    else:
+        assert answer.counters["kept_tokens"] == 0
+        assert all(r.num_kept == 0 for r in answer.rounds)
+
+
+@pytest.mark.parametrize("problem", [CLEAN, SLIPS])
+def test_sequential_judges_every_step_and_lets_the_target_write_failed_ones(problem):
+    with FakeServer("draft") as draft, FakeServer("target") as target:
+        answer = ask(sequential, {"draft": draft, "target": target}, problem)
+    steps = task.split_segments(draft_text(problem))
+    right = task.split_segments(task.render_answer(problem, "A"))
+    expected = [
+        step if step in gold else own
+        for step, own, gold in zip(
+            steps, right, task.gold_segments(problem), strict=True
+        )
+    ]
+    assert answer.text == "".join(expected) and task.check_answer(problem, answer.text)
+    failed = sum(e != s for e, s in zip(expected, steps, strict=True))
+    assert bool(failed) == slips(problem)
+    judged = [b for b in target.bodies if "token_ids_logprob" in b]
+    assert len(judged) == len(steps) == answer.counters["judged_segments"]
+    assert len(target.bodies) - len(judged) == failed
+    assert answer.counters["kept_segments"] == len(steps) - failed
+    # Every verdict is about all of the answer so far.
+    question = CHAT.encode([{"role": "user", "content": problem.prompt}])
+    assert judged[0]["input_ids"] == [*question, *map(ord, steps[0]), JUDGE]
+    assert answer.num_tokens == len(answer.text) + 1
+
+
+def test_sequential_ends_at_the_token_limit():
+    with FakeServer("draft") as draft, FakeServer("target") as target:
+        servers = {"draft": draft, "target": target}
+        answer = ask(sequential, servers, CLEAN, max_new_tokens=20)
+    first = task.split_segments(draft_text(CLEAN))[0]
+    assert len(first) > 20 and answer.text == first
+    assert draft.bodies[0]["sampling_params"]["max_new_tokens"] == 20
+
+
+def test_rounds_are_split_where_the_target_writes():
+    def segment(ids, score, outcome="kept", origin="draft", start=0):
+        return {
+            "token_ids": ids,
+            "score": score,
+            "outcome": outcome,
+            "origin": origin,
+            "start": start,
+        }
+
+    own = segment([9], None, "written", "target", 3)
+    rounds = read_rounds(
+        [
+            segment([1, 2], 0.9, start=1),
+            segment([3], 0.1, "rejected", start=3),
+            own,
+            segment([4], None, start=4),  # the exact tail has no verdict
+            own,
+            segment([5, 6], 0.8, start=6),
+            own,
+        ]
+    )
+    assert rounds == (
+        Round(1, (1, 2, 3), (2, 3), (0.9, 0.1), 2),
+        Round(6, (5, 6), (2,), (0.8,), 2),
+    )
+
+
+def test_gold_of_prefixes_that_end_inside_a_segment():
+    problem = CLEAN
+    right = task.render_answer(
+        problem, ["A1", "B2", *["A1"] * 5][: len(problem.events)]
+    )
+    assert all(prefix_is_valid(problem, right[:n]) for n in range(len(right) + 1))
+    wrong = right.replace("Step 2", "Step 3", 1)
+    assert not prefix_is_valid(problem, wrong[: wrong.index("Step 3") + 6])
+    assert prefix_is_valid(problem, wrong[: wrong.index("Step 3") + 5])
+    assert not prefix_is_valid(problem, right + "\nMore")
+
+
+def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, capsys):
+    path = write_config(tmp_path)
+    report = run_benchmark(load_config(path))
+    assert [name for name, _, _ in fakes] == ["target-main", "parse-main", "parse-main"]
+    assert all("--max-running-requests" in flags for _, flags, _ in fakes)
+    config = load_config(path)
+    cells = plan_cells(config, {s: load_set(config, s) for s in run.data_sets(config)})
+    assert len(cells) == 2 * 2 + 2
+    store = CellStore(config.out)
+    first = store.read(cells[0])
+    assert [i for i in first.ids] == [f"embedded-{k}" for k in range(12)]
+    assert first.provenance["versions"]["sglang"] and first.wall_s > 0
+    # Warm-up answers are not among them.
+    assert len(fakes[0][2].bodies) == (12 + 8) * 2
+    text = report.read_text()
+    right = sum(not slips(p) for p in PROBLEMS)
+    assert re.search(rf"\| parse \| {100 * right / 12:.1f} ", text)
+    lost = 100 * (right - 12) / 12
+    assert f"{lost:+.1f} (" in text
+    assert "| threshold=0.9 | 100.0 " in text
+    summary = json.loads((config.out / "summary.json").read_text())["figures"]
+    judge = next(f for f in summary if f["arm"] == "parse")["judge"]
+    assert judge["false_accept"] == 1 and judge["false_reject"] == 0
+    assert judge["auc"] == 1
+    for name in ("speedup-embedded", "latency-embedded", "sweep", "judge"):
+        assert (config.out / f"{name}.svg").stat().st_size > 1000
+    before = len(fakes)
+    again = run_benchmark(load_config(path)).read_text()
+    assert len(fakes) == before and again == text
+
+
+def test_finished_cell_of_other_settings_is_refused(fakes, tmp_path):
+    text = CONFIG.replace("[1, 3]", "[1]").replace("[target, parse]", "[target]")
+    text = text[: text.index("sweep:")]
+    run_benchmark(load_config(write_config(tmp_path, text)))
+    other = write_config(tmp_path, text + "seed: 65\n")
+    with pytest.raises(ValueError, match=r"measured with other settings \(seed\)"):
+        run_benchmark(load_config(other))
+    assert len(fakes) == 1
+
+
+def test_failing_request_names_the_cell_and_leaves_it_unfinished(
+    fakes, tmp_path, monkeypatch
+):
+    def fail(self, body):
+        raise ConnectionError
+
+    monkeypatch.setattr(FakeServer, "answer", fail)
+    path = write_config(tmp_path)
+    with pytest.raises(LoadError, match="target/embedded-c1-r0: .*generate failed"):
+        run_benchmark(load_config(path))
+    assert not list((tmp_path / "out").rglob("*.gz"))
+
+
+COLUMNS_OF_TIME = ("answer_ratio", "token_ratio", "ratio_by_repeat")
+
+
+def untimed(folder):
+    """What of a run's summary does not depend on the clock."""
+    figures = json.loads((folder / "out" / "summary.json").read_text())["figures"]
+    for f in figures:
+        for name in COLUMNS_OF_TIME:
+            f.pop(name)
+        f["figures"] = {
+            k: v for k, v in f["figures"].items() if not k.endswith(("_s", "ratio"))
+        }
+    return figures
+
+
+def child(config, delay_s):
+    script = Path(__file__).with_name("bench_child.py")
+    return subprocess.Popen(
+        [sys.executable, str(script), str(config), str(delay_s)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_killed_run_continues_and_gives_the_same_table(fakes, tmp_path):
+    run_benchmark(load_config(write_config(tmp_path / "whole")))
+    config = write_config(tmp_path / "killed")
+    cells = tmp_path / "killed" / "out" / "cells"
+    process = child(config, 0.05)
+    try:
+        deadline = time.monotonic() + 120
+        # In the middle of the second cell.
+        while process.poll() is None and time.monotonic() < deadline:
+            partial = [p for p in cells.rglob("*.partial") if p.stat().st_size > 4000]
+            if list(cells.rglob("*.gz")) and partial:
+                break
+            time.sleep(0.01)
+        assert process.poll() is None, process.stderr.read().decode()
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    finished = {p: p.read_bytes() for p in cells.rglob("*.gz")}
+    assert 1 <= len(finished) < 6
+    run_benchmark(load_config(config))
+    assert not list(cells.rglob("*.partial")) and len(list(cells.rglob("*.gz"))) == 6
+    assert all(p.read_bytes() == data for p, data in finished.items())
+    assert untimed(tmp_path / "killed") == untimed(tmp_path / "whole")
+
+
+def test_grades_of_a_set_without_gold_leave_accuracy_open(fakes, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": p.prompt} for p in PROBLEMS]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    text = CONFIG[: CONFIG.index("sweep:")].replace(
+        "{{name: embedded, problems: 12}}",
+        f"{{{{name: prompts, path: {prompts}, max_new_tokens: 300}}}}",
+    )
+    report = run_benchmark(load_config(write_config(tmp_path / "run", text)))
+    assert re.search(r"\| parse \| - \| - \| \d", report.read_text())
+
+
+@pytest.mark.parametrize(
+    ("arm", "eagle", "has_gpu", "message"),
+    [
+        ("standalone", "", False, "'standalone' needs a CUDA device"),
+        ("eagle3", "", True, "needs an EAGLE-3 head"),
+        ("eagle3", "head", True, ""),
+        ("parse-eagle3", "head", True, "does not have"),
+        ("parse", "", False, ""),
+    ],
+)
+def test_arms_that_cannot_run_are_refused_with_a_sentence(arm, eagle, has_gpu, message):
+    reason = refusal(ARMS[arm], Models("t", "d", eagle), has_gpu=has_gpu)
+    assert message in reason and bool(reason) == bool(message)
+
+
+def test_hostile_draft_has_the_same_rows_in_another_order():
+    from safetensors.torch import load_file
+
+    ours = load_file(make_hostile_draft(DRAFT_PATH) / "model.safetensors")
+    theirs = load_file(DRAFT_PATH / "model.safetensors")
+    head, original = ours.pop("lm_head.weight"), theirs.pop("lm_head.weight")
+    assert all(ours[k].equal(theirs[k]) for k in theirs) and len(ours) == len(theirs)
+    assert not head.equal(original)
+    assert head.sum(1).sort()[0].allclose(original.sum(1).sort()[0])
+
+
+def test_rated_answers_are_averaged_and_graded_once(monkeypatch):
+    from sglang_parse.bench import grade
+
+    asked = []
+
+    def rate(item, texts, judge):
+        asked.append((item.id, list(texts), dict(judge)))
+        return 7.0
+
+    monkeypatch.setattr(grade, "rate", rate)
+    (item,) = load_items("embedded", problems=1, seed=1)
+
+    class Result:
+        class cell:  # noqa: N801
+            dataset = "mt-bench"
+
+        answers = ((type("A", (), {"text": "hello"}),),)
+
+    grades = grade_cell(Result, [item], decode=CHAT.decode, judge={"url": "http://j"})
+    assert grades["ratings"] == [7.0] and grades["correct"] == [None]
+    assert asked == [(item.id, ["hello"], {"url": "http://j"})]

@@ -1,0 +1,54 @@
+"""The benchmark switch that pins the kept share of drafts."""
+
+import logging
+
+import pytest
+
+from sglang_parse.decide import count_valid_segments
+from sglang_parse.pinned import KEEP_ENV, PinnedVerdicts, pinned_verdicts
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.33, 0.5, 0.9, 1.0])
+def test_kept_share_is_the_fraction_in_the_long_run(fraction):
+    """Red if segments round the kept share up or down for good."""
+    pinned = PinnedVerdicts(fraction)
+    boundaries = tuple(range(16, 257, 16))
+    kept = 0
+    for _ in range(100):
+        scores = pinned.scores(boundaries, 256)
+        valid = count_valid_segments(scores, threshold=0.5, keep_rule="first-failure")
+        assert valid == scores.count(1.0)
+        kept += boundaries[valid - 1] if valid else 0
+    assert kept / 25600 == pytest.approx(fraction, abs=16 / 25600)
+
+
+def test_draft_without_boundaries_keeps_nothing_yet():
+    """Red if a draft that has no boundary breaks the round."""
+    pinned = PinnedVerdicts(0.5)
+    assert pinned.scores((), 10) == ()
+    assert pinned.scores((5, 10), 10) == (1.0, 1.0)
+
+
+def test_off_unless_asked_for(monkeypatch, caplog):
+    """Red if production servers make verdicts up."""
+    monkeypatch.delenv(KEEP_ENV, raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert pinned_verdicts() is None
+    assert not caplog.records
+
+
+def test_loud_when_on(monkeypatch, caplog):
+    """Red if a server runs with made-up verdicts and its log does not say so."""
+    monkeypatch.setenv(KEEP_ENV, "0.9")
+    with caplog.at_level(logging.WARNING):
+        pinned = pinned_verdicts()
+    assert pinned is not None and pinned.fraction == 0.9
+    assert "VERDICTS ARE MADE UP" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["", "90%", "1.5", "-0.1", "nan"])
+def test_bad_value_is_refused(monkeypatch, value):
+    """Red if a typing error silently measures something else."""
+    monkeypatch.setenv(KEEP_ENV, value)
+    with pytest.raises(ValueError, match=f"{KEEP_ENV} is "):
+        pinned_verdicts()
