@@ -20,6 +20,37 @@ def add_commands(commands: Any) -> None:
     )
     bench.set_defaults(command=bench_command)
 
+    tune = commands.add_parser(
+        "calibrate", help="find the fastest setting within an accuracy budget"
+    )
+    tune.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
+    tune.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON to write"
+    )
+    source = tune.add_mutually_exclusive_group()
+    source.add_argument("--dataset", default="embedded", help="default: embedded")
+    source.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="lines of JSON with `prompt` and perhaps `answer`; without, answers are "
+        "compared with the target's own",
+    )
+    tune.add_argument("--path", default="", help="local file of the data set")
+    tune.add_argument("--problems", type=int, default=700, help="that test")
+    tune.add_argument("--screen", type=int, default=100, help="others, that screen")
+    tune.add_argument("--concurrency", type=int, default=8)
+    tune.add_argument("--max-new-tokens", type=int, default=0)
+    tune.add_argument(
+        "--budget", type=float, default=0.5, help="points of accuracy; default: 0.5"
+    )
+    tune.add_argument("--confidence", type=float, default=0.95)
+    tune.add_argument("--seed", type=int, default=7)
+    tune.add_argument("--thresholds", type=float, nargs="+", metavar="X")
+    tune.add_argument("--segmenters", nargs="+", metavar="NAME")
+    tune.add_argument("--keep-rules", nargs="+", metavar="RULE")
+    tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT")
+    tune.set_defaults(command=calibrate_command)
+
 
 def bench_command(args: argparse.Namespace) -> int:
     from sglang_parse.bench.config import load_config
@@ -30,6 +61,22 @@ def bench_command(args: argparse.Namespace) -> int:
         signal.signal(signum, _interrupt)
     path = run_benchmark(load_config(args.config, args.out))
     print(f"Report: {path}")
+    return 0
+
+
+def calibrate_command(args: argparse.Namespace) -> int:
+    from sglang_parse.bench.calibrate import CalibrateOptions, run_calibration
+
+    values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
+    prompts = values.pop("prompts", None)
+    if prompts:
+        values |= {"dataset": "prompts", "path": prompts}
+    for name in ("thresholds", "segmenters", "keep_rules", "judge_suffixes"):
+        if name in values:
+            values[name] = tuple(values[name])
+    if not args.out.parent.is_dir():
+        raise ValueError(f"--out {str(args.out)!r}: its folder does not exist.")
+    print(run_calibration(CalibrateOptions(**values)))
     return 0
 
 

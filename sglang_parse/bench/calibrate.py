@@ -1,0 +1,410 @@
+"""`sglang-parse calibrate`: the fastest setting that keeps to an accuracy budget.
+
+Settings are tried through per-request options on a running server. Some problems
+screen them; on fresh ones the survivors are then tested from the most cautious to the
+boldest, until one is not shown to keep to the budget (fixed-sequence testing, so the
+confidence holds for whichever is chosen). Where none is, `exact` mode is the answer:
+it writes what the target writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import norm
+from tqdm import tqdm
+
+from sglang_parse.bench.arms import ARMS
+from sglang_parse.bench.checkers import final_answer, is_right
+from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
+from sglang_parse.bench.procedures import Answer, Client
+from sglang_parse.bench.run import Chat, ask_all
+from sglang_parse.bench.stats import loss_bound, tango_interval
+from sglang_parse.config import ParseConfig
+from sglang_parse.load import flush_cache, open_session
+
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
+SEGMENTERS = ("step", "paragraph", "fixed:32")
+WARM_UP = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Fields of ParseConfig that a request may set; None keeps the server's own."""
+
+    threshold: float | None = None
+    segmenter: str | None = None
+    keep_rule: str | None = None
+    judge_suffix: str | None = None
+    mode: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """What is set, as keys of the file for --speculative-parse-config."""
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+    def options(self) -> dict[str, Any]:
+        """The same as custom_params of a request."""
+        return {f"parse_{k}": v for k, v in self.fields().items()}
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self.fields().items())
+
+
+OFF, EXACT = Setting(mode="off"), Setting(mode="exact")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Answers of one setting, item by item: whether right, and seconds."""
+
+    right: tuple[bool, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting against target-only answers. loss: points of accuracy lost; bound:
+    upper bound of it at the confidence asked for. ratio: answers per second over the
+    target's."""
+
+    setting: Setting
+    problems: int
+    accuracy: float
+    loss: float
+    bound: float
+    lost: int
+    gained: int
+    ratio: float
+
+
+def compare(
+    setting: Setting, outcome: Outcome, base: Outcome, confidence: float
+) -> Trial:
+    """outcome, base: of the same items."""
+    pairs = list(zip(outcome.right, base.right, strict=True))
+    lost = sum(theirs and not ours for ours, theirs in pairs)
+    gained = sum(ours and not theirs for ours, theirs in pairs)
+    return Trial(
+        setting=setting,
+        problems=len(pairs),
+        accuracy=sum(outcome.right) / len(pairs),
+        loss=100 * (lost - gained) / len(pairs),
+        bound=loss_bound(lost, gained, len(pairs), confidence),
+        lost=lost,
+        gained=gained,
+        ratio=sum(base.seconds) / sum(outcome.seconds),
+    )
+
+
+def candidates(
+    screened: Sequence[Trial], *, budget: float, confidence: float, exact_ratio: float
+) -> list[Setting]:
+    """Settings worth testing, from the most cautious to the boldest.
+
+    Those whose screening shows a loss over the budget are out, and so are those no
+    faster than exact mode. Of each threshold the fastest is kept, and only if it is
+    faster than at every higher threshold.
+    """
+    z = float(norm.ppf(confidence))
+    found: list[Setting] = []
+    fastest = exact_ratio
+    key = _threshold
+    for _, group in itertools.groupby(sorted(screened, key=key, reverse=True), key=key):
+        fit = []
+        for trial in group:
+            _, high = tango_interval(trial.gained, trial.lost, trial.problems, z)
+            if -100 * high <= budget:
+                fit.append(trial)
+        best = max(fit, key=lambda t: t.ratio, default=None)
+        if best is not None and best.ratio > fastest:
+            found.append(best.setting)
+            fastest = best.ratio
+    return found
+
+
+def _threshold(trial: Trial) -> float:
+    value = trial.setting.threshold
+    return ParseConfig.threshold if value is None else value
+
+
+def choose(
+    settings: Sequence[Setting],
+    test: Callable[[Setting], Trial],
+    *,
+    budget: float,
+    floor: Trial,
+) -> tuple[Trial, list[Trial]]:
+    """Test `settings` in order while each is shown to keep to the budget.
+
+    test: measures on problems that did not choose the settings. floor: exact mode, the
+    choice if none passes or none is faster. Returns the choice and all tests.
+    """
+    tests: list[Trial] = []
+    best = floor
+    for setting in settings:
+        trial = test(setting)
+        tests.append(trial)
+        if trial.bound > budget:
+            break
+        if trial.ratio > best.ratio:
+            best = trial
+    return best, tests
+
+
+def problems_needed(budget: float, confidence: float) -> int:
+    """Fresh problems without any loss that show a loss of at most `budget` points."""
+    return math.ceil(math.log(1 - confidence) / math.log(1 - budget / 100))
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """problems: fresh ones that test; screen: others that screen."""
+
+    url: str
+    out: Path
+    dataset: str = "embedded"
+    path: str = ""
+    problems: int = 700
+    screen: int = 100
+    concurrency: int = 8
+    budget: float = 0.5
+    confidence: float = 0.95
+    seed: int = 7
+    max_new_tokens: int = 0
+    thresholds: tuple[float, ...] = THRESHOLDS
+    segmenters: tuple[str, ...] = SEGMENTERS
+    keep_rules: tuple[str, ...] = ("first-failure",)
+    judge_suffixes: tuple[str | None, ...] = (None,)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.budget < 100 or not 0.5 <= self.confidence < 1:
+            raise ValueError(
+                f"--budget {self.budget} and --confidence {self.confidence}: expected "
+                "points above 0 and below 100, and a share from 0.5 to below 1."
+            )
+        needed = problems_needed(self.budget, self.confidence)
+        if self.problems < needed:
+            raise ValueError(
+                f"--problems {self.problems} cannot show a loss of at most "
+                f"{self.budget:g} points at confidence {self.confidence:g}, even "
+                f"without one wrong answer; give at least {needed}, a larger --budget "
+                "or a lower --confidence."
+            )
+
+    def settings(self) -> list[Setting]:
+        """The whole sweep. Raises ValueError on a value that PARSE does not know."""
+        axes = (self.thresholds, self.segmenters, self.keep_rules, self.judge_suffixes)
+        found = [Setting(*values) for values in itertools.product(*axes)]
+        for setting in found:
+            ParseConfig(**setting.fields())
+        return found
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """screened: the whole sweep on the screening problems. tested: on fresh ones."""
+
+    chosen: Trial
+    screened: tuple[Trial, ...]
+    tested: tuple[Trial, ...]
+    floor: Trial
+    reference: str
+
+
+Ask = Callable[[Setting, Sequence[Item]], list[Answer]]
+
+
+def calibrate(
+    options: CalibrateOptions, items: Sequence[Item], ask: Ask
+) -> Calibration:
+    """The choice for `items`, of which the first `screen` screen the settings.
+
+    ask: the answers of one setting to some items.
+    """
+    screen, fresh = items[: options.screen], items[options.screen :]
+    checker = DATA_SETS[options.dataset].checker
+    truth = {i.id: a for i, a in zip(items, ask(OFF, items), strict=True)}
+    has_gold = all(is_right(checker, i, truth[i.id].text) is not None for i in items)
+
+    def outcome(found: Sequence[Item], answers: Sequence[Answer]) -> Outcome:
+        right = []
+        for item, answer in zip(found, answers, strict=True):
+            if has_gold:
+                right.append(bool(is_right(checker, item, answer.text)))
+            else:
+                agreed = final_answer(truth[item.id].text)
+                right.append(final_answer(answer.text) == agreed)
+        return Outcome(tuple(right), tuple(a.latency_s for a in answers))
+
+    def trial(setting: Setting, found: Sequence[Item]) -> Trial:
+        base = outcome(found, [truth[i.id] for i in found])
+        ours = outcome(found, ask(setting, found))
+        return compare(setting, ours, base, options.confidence)
+
+    floor = trial(EXACT, screen)
+    screened = [trial(setting, screen) for setting in options.settings()]
+    order = candidates(
+        screened,
+        budget=options.budget,
+        confidence=options.confidence,
+        exact_ratio=floor.ratio,
+    )
+    chosen, tested = choose(
+        order, lambda s: trial(s, fresh), budget=options.budget, floor=floor
+    )
+    reference = "references" if has_gold else "agreement with target-only answers"
+    return Calibration(chosen, tuple(screened), tuple(tested), floor, reference)
+
+
+def run_calibration(options: CalibrateOptions) -> str:
+    """Calibrate against a running server, write the files, return the report.
+
+    Raises ValueError before anything is asked, LoadError when the server fails.
+    """
+    from transformers import AutoTokenizer
+
+    settings = options.settings()
+    items = load_items(
+        options.dataset,
+        problems=options.problems + options.screen,
+        seed=options.seed,
+        path=options.path,
+    )
+    if len(items) < options.problems + options.screen:
+        raise ValueError(
+            f"{options.path or options.dataset} has {len(items)} problems, expected "
+            f"--problems {options.problems} plus --screen {options.screen}."
+        )
+    info = server_info(options.url)
+    tokenizer = AutoTokenizer.from_pretrained(info["tokenizer_path"])
+    chat = Chat(tokenizer, {})
+    total = len(items) + (len(settings) + 1) * options.screen
+    with tqdm(total=total, unit="req") as bar:
+
+        def ask(setting: Setting, found: Sequence[Item]) -> list[Answer]:
+            bar.set_description(setting.label)
+            if bar.n + len(found) > bar.total:
+                bar.total = bar.n + len(found)
+            return asyncio.run(
+                _ask(options, setting, found, chat, lambda: bar.update())
+            )
+
+        ask(OFF, items[:WARM_UP])
+        bar.reset()
+        found = calibrate(options, items, ask)
+    write_files(options, found)
+    return report_text(options, found)
+
+
+def server_info(url: str) -> dict[str, Any]:
+    """`/model_info` of a server. Raises ValueError if nothing answers there."""
+    try:
+        with urllib.request.urlopen(url + "/model_info", timeout=30) as response:
+            info: dict[str, Any] = json.load(response)
+    except (urllib.error.URLError, OSError, ValueError) as e:
+        raise ValueError(
+            f"--url {url}: no SGLang server answers there ({e}); start one with "
+            "--speculative-algorithm PARSE."
+        ) from e
+    return info
+
+
+async def _ask(
+    options: CalibrateOptions,
+    setting: Setting,
+    items: Sequence[Item],
+    chat: Chat,
+    on_answer: Callable[[], object],
+) -> list[Answer]:
+    """Answers of the items' last turns, in order; the radix cache is empty before."""
+    limit = options.max_new_tokens or DATA_SETS[options.dataset].max_new_tokens
+    found: dict[int, Answer] = {}
+
+    def answered(index: int, answers: tuple[Answer, ...]) -> None:
+        found[index] = answers[-1]
+        on_answer()
+
+    await flush_cache(options.url)
+    async with open_session(options.concurrency) as session:
+        client = Client(
+            session=session,
+            urls={"main": options.url},
+            options=setting.options(),
+            temperature=0.0,
+            max_new_tokens=limit,
+            threshold=ParseConfig.threshold,
+            step_stop="",
+            suffix=(),
+            verdict_ids=(),
+            decode=chat.decode,
+        )
+        arm = ARMS["parse"]
+        await ask_all(client, arm, items, options.concurrency, chat, answered)
+    return [found[index] for index in range(len(items))]
+
+
+def write_files(options: CalibrateOptions, found: Calibration) -> None:
+    """The setting for --speculative-parse-config, and beside it how it was found."""
+    config = found.chosen.setting.fields()
+    options.out.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    report = {
+        "chosen": _trial_row(found.chosen),
+        "reference": found.reference,
+        "budget": options.budget,
+        "confidence": options.confidence,
+        "exact": _trial_row(found.floor),
+        "screened": [_trial_row(t) for t in found.screened],
+        "tested": [_trial_row(t) for t in found.tested],
+    }
+    path = options.out.with_suffix(".report.json")
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _trial_row(trial: Trial) -> Mapping[str, Any]:
+    return {**vars(trial), "setting": trial.setting.fields()}
+
+
+def report_text(options: CalibrateOptions, found: Calibration) -> str:
+    """Markdown: the curve, the tests on fresh problems, and the choice."""
+    parts = [
+        f"Accuracy by {found.reference}; loss and bound in points against target-only "
+        f"answers, bound at confidence {options.confidence:g}; ratio of answers/s.\n",
+        "Screening:\n",
+        _table([found.floor, *found.screened]),
+        "On fresh problems:\n",
+        _table(found.tested),
+    ]
+    chosen = found.chosen
+    parts.append(
+        f"Chosen: {chosen.setting.label}, {chosen.ratio:.2f}x the target's answers/s; "
+        f"start the server with --speculative-parse-config {options.out}."
+    )
+    if chosen.setting == EXACT:
+        parts.append(
+            "No semantic setting was shown to keep to the budget and to be faster; "
+            "exact mode changes nothing. More --problems sharpen the test."
+        )
+    return "\n".join(parts)
+
+
+def _table(trials: Sequence[Trial]) -> str:
+    lines = [
+        "| setting | problems | right % | loss | bound | ratio |",
+        "|---" * 6 + "|",
+    ]
+    lines += [
+        f"| {t.setting.label} | {t.problems} | {100 * t.accuracy:.1f} | {t.loss:+.2f} "
+        f"| {t.bound:.2f} | {t.ratio:.2f} |"
+        for t in trials
+    ]
+    return "\n".join(lines) + "\n"
