@@ -30,6 +30,7 @@ from sglang_parse.bench.procedures import Answer, Client
 from sglang_parse.bench.run import Chat, ask_all
 from sglang_parse.bench.stats import loss_bound, tango_interval
 from sglang_parse.config import ParseConfig
+from sglang_parse.demo import load_tokenizer
 from sglang_parse.load import flush_cache, open_session
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
@@ -271,8 +272,6 @@ def run_calibration(options: CalibrateOptions) -> str:
 
     Raises ValueError before anything is asked, LoadError when the server fails.
     """
-    from transformers import AutoTokenizer
-
     settings = options.settings()
     items = load_items(
         options.dataset,
@@ -286,15 +285,13 @@ def run_calibration(options: CalibrateOptions) -> str:
             f"--problems {options.problems} plus --screen {options.screen}."
         )
     info = server_info(options.url)
-    tokenizer = AutoTokenizer.from_pretrained(info["tokenizer_path"])
-    chat = Chat(tokenizer, {})
+    chat = Chat(load_tokenizer(info["tokenizer_path"]), {})
     total = len(items) + (len(settings) + 1) * options.screen
     with tqdm(total=total, unit="req") as bar:
 
         def ask(setting: Setting, found: Sequence[Item]) -> list[Answer]:
             bar.set_description(setting.label)
-            if bar.n + len(found) > bar.total:
-                bar.total = bar.n + len(found)
+            bar.total = max(bar.total or 0, bar.n + len(found))
             return asyncio.run(
                 _ask(options, setting, found, chat, lambda: bar.update())
             )

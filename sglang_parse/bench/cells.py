@@ -162,7 +162,13 @@ def _row(answer: Answer) -> dict[str, Any]:
 
 def _answer(row: Mapping[str, Any]) -> Answer:
     rounds = tuple(
-        Round(**{k: tuple(v) if isinstance(v, list) else v for k, v in r.items()})
+        Round(
+            at=r["at"],
+            draft=tuple(r["draft"]),
+            ends=tuple(r["ends"]),
+            scores=tuple(r["scores"]),
+            num_kept=r["num_kept"],
+        )
         for r in row["rounds"]
     )
     token_ids = tuple(row["token_ids"])

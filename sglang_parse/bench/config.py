@@ -14,6 +14,7 @@ import yaml
 from sglang_parse.bench.arms import ARMS, Arm, Models, model_path
 from sglang_parse.bench.datasets import DATA_SETS
 from sglang_parse.config import DEFAULT_JUDGE_SUFFIX, check_count, check_number, shown
+from sglang_parse.request import check_custom_params
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,10 @@ class BenchConfig:
                 "server_args lacks --max-running-requests; SGLang chooses it by the "
                 "algorithm, so arms would differ: set it for all."
             )
+        for arm in self.arms:
+            check_custom_params(arm.options)
+        for options in self.sweep.combinations() if self.sweep else ():
+            check_custom_params(options)
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names):
             raise ValueError(f"arms: {names} name one arm twice; give each its name.")

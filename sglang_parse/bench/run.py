@@ -16,7 +16,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sglang_parse.bench.arms import Arm, arm_draft, refusal, server_flags
+from sglang_parse.bench.arms import (
+    Arm,
+    arm_draft,
+    model_path,
+    refusal,
+    server_flags,
+)
 from sglang_parse.bench.cells import Cell, CellStore
 from sglang_parse.bench.config import BenchConfig, DataSetSpec
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
@@ -24,6 +30,7 @@ from sglang_parse.bench.grade import grade_cell
 from sglang_parse.bench.procedures import PROCEDURES, Answer, Client
 from sglang_parse.bench.provenance import gpu_names, provenance
 from sglang_parse.config import ParseConfig
+from sglang_parse.demo import load_tokenizer
 from sglang_parse.judge import JudgePrompt, build_judge_prompt
 from sglang_parse.launch import ServerProcess, running
 from sglang_parse.load import LoadError, flush_cache, open_session
@@ -44,7 +51,7 @@ def run_benchmark(config: BenchConfig) -> Path:
     store = CellStore(config.out)
     cells = plan_cells(config, items)
     pending = [cell for cell in cells if not store.is_finished(cell)]
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(model_path(config.models.target))
     chat = Chat(tokenizer, config.chat_template)
     total = sum(cell.num_items for cell in pending)
     with tqdm(total=total, unit="req", disable=not total) as bar:
@@ -202,14 +209,6 @@ def pin_models(servers: Sequence[ServerProcess], cpus: Sequence[int]) -> None:
 
 
 # -- One cell ------------------------------------------------------------------
-
-
-def load_tokenizer(config: BenchConfig) -> Any:
-    from transformers import AutoTokenizer
-
-    from sglang_parse.bench.arms import model_path
-
-    return AutoTokenizer.from_pretrained(model_path(config.models.target))
 
 
 class Chat:

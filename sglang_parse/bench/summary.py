@@ -125,12 +125,17 @@ def _figures(
         accept_length=_accept_length(turns),
         kept_share=_kept_share(turns),
         rating=sum(ratings) / len(ratings) if ratings else None,
-        judge=judge_quality(*zip(*judged, strict=True), limit) if judged else None,
+        judge=_judge(judged, limit) if judged else None,
         scores=tuple(row[0] for row in judged),
         valid=tuple(row[1] for row in judged),
         latencies=tuple(r.latency_s for r in results),
         ttfts=tuple(r.ttft_s for r in results),
     )
+
+
+def _judge(judged: Sequence[Sequence[Any]], threshold: float) -> JudgeQuality:
+    scores, valid, first_invalid = zip(*judged, strict=True)
+    return judge_quality(scores, valid, first_invalid, threshold)
 
 
 def request_results(one: Graded) -> list[RequestResult]:

@@ -13,7 +13,7 @@ from sglang_parse.bench.config import load_config
 
 if __name__ == "__main__":
     delay_s = float(sys.argv[2])
-    run.load_tokenizer = lambda config: CharTokenizer()
+    run.load_tokenizer = lambda path: CharTokenizer()
     run.make_server = lambda flags, name, log: FakeServer(
         "parse" if "PARSE" in flags else "target", delay_s
     )

@@ -66,8 +66,9 @@ def segments(problem, threshold):
 class FakeServer:
     """role: "target", "draft" or "parse". Used as launch.ServerProcess is."""
 
-    def __init__(self, role, delay_s=0.0):
-        self.role, self.delay_s, self.bodies = role, delay_s, []
+    def __init__(self, role, delay_s=0.0, slow_s=0.0):
+        """delay_s: of every request. slow_s: more where nothing is kept by verdict."""
+        self.role, self.delay_s, self.slow_s, self.bodies = role, delay_s, slow_s, []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -141,7 +142,9 @@ class FakeServer:
                 if not self.path.startswith("/generate"):
                     return self.reply(b"ok")
                 body = json.loads(body)
-                time.sleep(fake.delay_s)
+                custom = body["sampling_params"].get("custom_params", {})
+                is_slow = custom.get("parse_mode") in ("off", "exact")
+                time.sleep(fake.delay_s + fake.slow_s * is_slow)
                 text, meta = fake.answer(body)
                 ids = [ord(c) for c in text]
                 ended = not text.endswith("\n")

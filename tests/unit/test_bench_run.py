@@ -76,7 +76,7 @@ def fakes(monkeypatch):
         return server
 
     monkeypatch.setattr(run, "make_server", make)
-    monkeypatch.setattr(run, "load_tokenizer", lambda config: CharTokenizer())
+    monkeypatch.setattr(run, "load_tokenizer", lambda path: CharTokenizer())
     return started
 
 

@@ -1,0 +1,153 @@
+"""Reading a benchmark's YAML: defaults, arms, and one sentence for each mistake."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sglang_parse import cli
+from sglang_parse.bench.arms import ARMS, Models, server_flags
+from sglang_parse.bench.config import load_config, read_config
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+
+BASE = {
+    "out": "results",
+    "target": "embedded:target",
+    "draft": "embedded:draft",
+    "server_args": ["--max-running-requests", 8],
+    "datasets": ["embedded"],
+    "arms": ["target", "parse"],
+}
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.name)
+def test_shipped_configs_are_valid(path):
+    config = load_config(path)
+    assert config.arms[0].name == "target"
+    assert "--max-running-requests" in config.server_args
+
+
+def test_embedded_config_has_every_arm_that_needs_no_gpu():
+    names = {arm.name for arm in load_config(CONFIGS / "embedded.yaml").arms}
+    assert names >= {
+        *("target", "draft", "cascade", "sequential", "sequential-server"),
+        *("exact", "parse-no-tail", "parse", "hostile"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": ["dance"]}, "arms: 'dance' is unknown; expected one of target,"),
+        ({"arms": ["parse", "parse"]}, "name one arm twice"),
+        ({"arms": []}, "arms is missing"),
+        ({"datasets": ["gsm9k"]}, "datasets: 'gsm9k' is unknown; expected one of"),
+        ({"datasets": "gsm8k"}, "datasets is 'gsm8k'; expected a list"),
+        ({"server_args": []}, "server_args lacks --max-running-requests"),
+        ({"concurrency": [0]}, "concurrency is 0; expected a whole number"),
+        ({"threshold": 3}, "threshold is 3; expected a number"),
+        ({"colour": 1}, r"unknown keys \['colour'\]"),
+        ({"target": ""}, "target is missing"),
+        ({"arms": [{"name": "x", "like": "parse", "flags": 1}]}, r"keys \['flags'\]"),
+        (
+            {"arms": [{"name": "x", "like": "parse", "options": {"parse_tail": 1}}]},
+            "custom_params.parse_tail is not a PARSE option",
+        ),
+        (
+            {
+                "sweep": {
+                    "arm": "exact",
+                    "dataset": "embedded",
+                    "concurrency": 1,
+                    "grid": [{"parse_threshold": [0.5]}],
+                }
+            },
+            "sweep.arm is 'exact'; expected one of `arms`",
+        ),
+        (
+            {
+                "sweep": {
+                    "arm": "parse",
+                    "dataset": "embedded",
+                    "concurrency": 1,
+                    "grid": [{"parse_threshold": [5]}],
+                }
+            },
+            "custom_params.parse_threshold is 5",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        read_config({**BASE, **changes})
+    assert "\n" not in str(caught.value)
+
+
+def test_command_names_an_unreadable_file(tmp_path, capsys):
+    path = tmp_path / "broken.yaml"
+    path.write_text("a: [")
+    assert cli.main(["bench", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert "is not a readable YAML file" in error and len(error.splitlines()) == 1
+    path.write_text(yaml.safe_dump({**BASE, "arms": ["dance"]}))
+    assert cli.main(["bench", str(path)]) == 1
+    assert f"{path}: arms: 'dance' is unknown" in capsys.readouterr().err
+
+
+def test_arm_like_another_adds_to_it():
+    arm = {
+        "name": "strict",
+        "like": "parse-no-tail",
+        "options": {"parse_threshold": 0.9},
+        "server_args": ["--speculative-parse-window", 64],
+    }
+    config = read_config({**BASE, "arms": ["target", arm]})
+    strict = config.arms[1]
+    assert strict.options == {"parse_exact_tail": False, "parse_threshold": 0.9}
+    assert strict.server_args == ("--speculative-parse-window", "64")
+    assert ARMS["parse-no-tail"].options == {"parse_exact_tail": False}
+
+
+def test_optional_arm_is_left_out_where_its_draft_is_missing(tmp_path):
+    arm = {"name": "other", "like": "parse", "draft": str(tmp_path / "no")}
+    names = [a.name for a in read_config({**BASE, "arms": [arm]}).arms]
+    assert names == ["other"]
+    names = [
+        a.name
+        for a in read_config(
+            {**BASE, "arms": ["target", {**arm, "optional": True}]}
+        ).arms
+    ]
+    assert names == ["target"]
+
+
+def test_every_server_of_every_arm_has_the_common_flags():
+    models = Models("embedded:target", "embedded:draft", "head")
+    common = ("--max-running-requests", "8")
+    for arm in ARMS.values():
+        for kind in set(arm.servers.values()) - {"parse-eagle3"}:
+            flags = server_flags(arm, kind, models, common, str(DRAFT_PATH))
+            assert flags[2:4] == list(common)
+            model = DRAFT_PATH if kind == "draft" else TARGET_PATH
+            assert flags[:2] == ["--model-path", str(model)]
+            assert ("--speculative-algorithm" in flags) == (
+                kind not in ("target", "draft")
+            )
+
+
+def test_sweep_is_a_product_without_repetitions():
+    sweep = {
+        "dataset": "embedded",
+        "concurrency": 8,
+        "grid": [
+            {"parse_threshold": [0.5, 0.9], "parse_segmenter": ["step"]},
+            {"parse_threshold": [0.9], "parse_segmenter": ["step", "line"]},
+        ],
+    }
+    config = read_config({**BASE, "sweep": sweep})
+    assert [tuple(c.values()) for c in config.sweep.combinations()] == [
+        (0.5, "step"),
+        (0.9, "step"),
+        (0.9, "line"),
+    ]
