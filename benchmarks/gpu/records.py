@@ -1,0 +1,118 @@
+"""Raw results: one JSON line each, written at once, so that a cut run keeps them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("sglang", "torch", "flashinfer-python", "triton", "sglang-parse")
+
+
+def provenance() -> dict[str, Any]:
+    """Command, commit, versions and machine."""
+    import torch
+
+    def found(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", *args], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    device: dict[str, Any] = {"cpu": platform.processor() or platform.machine()}
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        device["gpu"] = properties.name
+        device["gpu_memory_gb"] = round(properties.total_memory / 1e9, 1)
+        device["cuda"] = torch.version.cuda
+    return {
+        "argv": sys.argv,
+        "commit": git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "versions": {name: found(name) for name in PACKAGES},
+        "device": device,
+    }
+
+
+class Records:
+    """A JSONL file of one run. Lines of earlier runs are kept and found again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._source = provenance()
+        self._known: set[str] = set()
+        if path.exists():
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                if "error" not in record:
+                    self._known.add(record["cell"])
+
+    def has(self, cell: str) -> bool:
+        """Whether the cell was measured before (by this run or one it resumes)."""
+        return cell in self._known
+
+    def add(self, stage: str, cell: str, **values: Any) -> None:
+        record = {
+            "stage": stage,
+            "cell": cell,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **values,
+            "source": self._source,
+        }
+        with open(self.path, "a", encoding="utf-8") as f:
+            f.write(json.dumps(record) + "\n")
+        self._known.add(cell)
+        shown = {k: v for k, v in values.items() if k not in ("samples_ms", "args")}
+        print(f"{stage} {cell}: {json.dumps(shown)}", flush=True)
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {
+        "median": statistics.median(samples),
+        "min": min(samples),
+        "max": max(samples),
+    }
+
+
+def timed(
+    work: Callable[[], Any],
+    synchronize: Callable[[], None],
+    *,
+    repeats: int,
+    warmup: int,
+) -> list[float]:
+    """Milliseconds of each repeat, the device idle before and after it."""
+    for _ in range(warmup):
+        work()
+    samples = []
+    for _ in range(repeats):
+        synchronize()
+        start = time.perf_counter()
+        work()
+        synchronize()
+        samples.append(1000 * (time.perf_counter() - start))
+    return samples
+
+
+class Clock:
+    """Time left of a budget."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._end = time.monotonic() + budget_s
+
+    def left_s(self) -> float:
+        return self._end - time.monotonic()

@@ -1,0 +1,229 @@
+"""End to end: output tokens a second of whole servers, with a pinned kept share.
+
+    python -m benchmarks.gpu.serve --pair qwen3-32b-1.7b --out DIR --budget-s 500
+
+Arms: `target` (stock SGLang), `standalone` (SGLang's own speculative decoding with the
+same draft, its accepted length simulated), `parse-F` (PARSE whose verdicts keep the
+share F of every draft). Random prompts of fixed length, fixed output length, greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.pairs import PAIRS, model_args
+from benchmarks.gpu.records import Clock, Records, spread
+from sglang_parse.launch import ServerProcess
+from sglang_parse.pinned import KEEP_ENV
+
+MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
+START_S = 240.0
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--pair", choices=PAIRS, required=True)
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--models", type=Path, default=Path("/tmp/parse_models"))
+    p.add_argument("--logs", type=Path, default=Path("/tmp/parse_logs"))
+    p.add_argument("--arms", nargs="+", default=None)
+    p.add_argument("--backend", default="flashinfer")
+    p.add_argument("--route", default="auto")
+    p.add_argument("--context", type=int, default=1024)
+    p.add_argument("--output", type=int, default=512)
+    p.add_argument("--window", type=int, default=256)
+    p.add_argument("--segment", type=int, default=16)
+    p.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 32])
+    p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--budget-s", type=float, default=500.0)
+    return p
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A server to measure. pinned: what of its speed is not its own doing."""
+
+    name: str
+    flags: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    pinned: dict[str, float] = field(default_factory=dict)
+
+
+def arms_of(args: argparse.Namespace) -> list[Arm]:
+    """In the order in which they are worth having when time runs out."""
+    spec = PAIRS[args.pair]
+    alone = tuple(model_args(spec, args.models, with_draft=False))
+    pair = tuple(model_args(spec, args.models))
+
+    def parse(keep: float, *more: str) -> Arm:
+        suffix = "-adaptive" if not more else ""
+        return Arm(
+            f"parse-{keep:g}{suffix}",
+            (
+                *pair,
+                *("--speculative-algorithm", "PARSE"),
+                *("--speculative-parse-window", str(args.window)),
+                *("--speculative-parse-segmenter", f"fixed:{args.segment}"),
+                *("--speculative-parse-max-segments", str(args.window // args.segment)),
+                *("--speculative-parse-verify-route", args.route),
+                *more,
+            ),
+            {KEEP_ENV: str(keep)},
+            {"kept_fraction": keep},
+        )
+
+    fixed = "--no-speculative-parse-adaptive"
+    # Five drafts a step; accepted length with 80% agreement a token:
+    # 1 + p + .. + p^5 = 3.69.
+    standalone = Arm(
+        "standalone",
+        (
+            *pair,
+            *("--speculative-algorithm", "STANDALONE"),
+            *("--speculative-num-steps", "5", "--speculative-eagle-topk", "1"),
+            *("--speculative-num-draft-tokens", "6"),
+        ),
+        {"SGLANG_SIMULATE_ACC_LEN": "3.69"},
+        {"accept_length": 3.69},
+    )
+    arms = [
+        Arm("target", alone),
+        parse(0.9, fixed),
+        standalone,
+        parse(0.7, fixed),
+        parse(0.9),
+    ]
+    return [a for a in arms if args.arms is None or a.name in args.arms]
+
+
+def server_flags(args: argparse.Namespace, arm: Arm) -> list[str]:
+    most = max(args.concurrency)
+    flags = [*arm.flags, "--max-running-requests", str(most)]
+    if PAIRS[args.pair].target is not None:
+        flags += ["--attention-backend", args.backend]
+        flags += ["--cuda-graph-max-bs-decode", str(most)]
+        flags += ["--context-length", str(2 * (args.context + args.output))]
+    return flags
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def generate(url: str, prompt: list[int], num_tokens: int) -> dict[str, Any]:
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {
+            "temperature": 0,
+            "max_new_tokens": num_tokens,
+            "ignore_eos": True,
+        },
+    }
+    request = urllib.request.Request(
+        url + "/generate",
+        data=json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as reply:
+        return json.load(reply)
+
+
+def measure(
+    url: str, args: argparse.Namespace, concurrency: int, seed: int
+) -> dict[str, Any]:
+    """One wave of `concurrency` requests at once."""
+    rng = random.Random(seed)
+    prompts = [
+        [rng.randrange(5, MAX_PROMPT_ID) for _ in range(args.context)]
+        for _ in range(concurrency)
+    ]
+    with ThreadPoolExecutor(concurrency) as threads:
+        start = time.perf_counter()
+        results = list(threads.map(lambda p: generate(url, p, args.output), prompts))
+        elapsed = time.perf_counter() - start
+    metas = [r["meta_info"] for r in results]
+    return {
+        "tokens_per_s": sum(m["completion_tokens"] for m in metas) / elapsed,
+        "elapsed_s": elapsed,
+        "accept_length": metas[0].get("spec_accept_length"),
+        "parse": metas[0].get("parse"),
+    }
+
+
+def run_arm(arm: Arm, args: argparse.Namespace, records: Records, clock: Clock) -> None:
+    """Start the arm's server, measure every concurrency, stop it."""
+
+    def cell(concurrency: int) -> str:
+        return f"{args.pair}/{arm.name}/c{args.context}/n{concurrency}"
+
+    todo = [n for n in args.concurrency if not records.has(cell(n))]
+    if not todo or clock.left_s() < 60:
+        print(f"serve {arm.name}: {'done' if not todo else 'no time left'}", flush=True)
+        return
+    log = args.logs / f"server-{args.pair}-{arm.name}.log"
+    flags = server_flags(args, arm)
+    limit = min(START_S, clock.left_s())
+    common = {"pair": args.pair, "arm": arm.name, "args": flags, "pinned": arm.pinned}
+    try:
+        with (
+            environment(arm.env),
+            ServerProcess(flags, arm.name, log, timeout_s=limit) as server,
+        ):
+            for n in todo:
+                measure(server.url, args, n, seed=10_000 + n)  # compiles and captures
+                waves = []
+                for k in range(args.repeats):
+                    if waves and clock.left_s() < 0:
+                        break
+                    waves.append(measure(server.url, args, n, seed=100 * n + k))
+                records.add(
+                    "serve",
+                    cell(n),
+                    concurrency=n,
+                    context=args.context,
+                    output=args.output,
+                    window=args.window,
+                    tokens_per_s=spread([w["tokens_per_s"] for w in waves]),
+                    waves=waves,
+                    start_s=round(server.ready_s, 1),
+                    **common,
+                )
+                if clock.left_s() < 0:
+                    return
+    except Exception as error:  # an arm that fails must not cost the others
+        tail = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+        records.add("serve", cell(todo[0]), error=repr(error)[:500], log=tail, **common)
+
+
+def main() -> None:
+    args = parser().parse_args()
+    args.logs.mkdir(parents=True, exist_ok=True)
+    records = Records(args.out / "serve.jsonl")
+    clock = Clock(args.budget_s)
+    for arm in arms_of(args):
+        run_arm(arm, args, records, clock)
+
+
+if __name__ == "__main__":
+    main()

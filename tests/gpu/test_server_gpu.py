@@ -1,0 +1,69 @@
+"""The embedded pair in bfloat16 on a card: graphs, both routes, both backends."""
+
+import pytest
+import torch
+from client import Server, chat_ids
+from transformers import AutoTokenizer
+
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded.task import make_problems
+from sglang_parse.launch import ServerProcess
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+COMMON = (
+    *("--model-path", str(TARGET_PATH), "--dtype", "bfloat16"),
+    *("--mem-fraction-static", "0.3", "--max-running-requests", "16"),
+    *("--cuda-graph-max-bs-decode", "16"),
+)
+PARSE = (
+    *("--speculative-algorithm", "PARSE"),
+    *("--speculative-draft-model-path", str(DRAFT_PATH)),
+    "--no-speculative-parse-adaptive",
+)
+SERVERS = {
+    "default": (),
+    "mask": ("--speculative-parse-verify-route", "mask"),
+    "triton": ("--attention-backend", "triton"),
+}
+NUM_PROBLEMS = 16
+# bfloat16 and other batch shapes may turn a near tie over, in an answer or two.
+MIN_EQUAL = 14
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    tokenizer = AutoTokenizer.from_pretrained(TARGET_PATH)
+    problems = make_problems(NUM_PROBLEMS, seed=2024)
+    return [chat_ids(tokenizer, p.prompt) for p in problems]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts, tmp_path_factory):
+    """Answers of the target alone."""
+    log = tmp_path_factory.mktemp("gpu") / "target.log"
+    flags = (*COMMON, "--attention-backend", "flashinfer")
+    with ServerProcess(flags, "target", log) as process:
+        results = Server(process.url).generate_all(prompts, 4)
+    return [r["output_ids"] for r in results]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_server_answers_like_its_target(name, prompts, expected, tmp_path):
+    """Red if a pass, a captured draft step or a plain step computes something else."""
+    log = tmp_path / f"{name}.log"
+    with ServerProcess((*COMMON, *PARSE, *SERVERS[name]), name, log) as process:
+        server = Server(process.url)
+        exact = server.generate_all(prompts, 4, custom={"parse_mode": "exact"})
+        plain = server.generate_all(prompts, 4, custom={"parse_mode": "off"})
+        judged = server.generate_all(prompts, 4)
+    for results in (exact, plain):
+        equal = [r["output_ids"] == e for r, e in zip(results, expected, strict=True)]
+        assert sum(equal) >= MIN_EQUAL
+    kept = sum(r["meta_info"]["parse"][0]["kept_tokens"] for r in judged)
+    assert kept > 0.3 * sum(len(r["output_ids"]) for r in judged)
+    text = log.read_text()
+    assert "Capture draft decode CUDA graph end" in text
+    assert "Capture target decode CUDA graph end" in text
