@@ -15,20 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
+from sglang_parse.bench.arms import make_hostile_draft
+from sglang_parse.bench.provenance import provenance
 from sglang_parse.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED, load_tokenizer
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
@@ -47,16 +40,6 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_hostile_draft(out: Path) -> None:
-    """The embedded draft with shuffled LM-head rows: same cost, other tokens."""
-    shutil.copytree(DRAFT_PATH, out)
-    weights = load_file(out / "model.safetensors")
-    head = weights["lm_head.weight"]
-    order = torch.randperm(len(head), generator=torch.Generator().manual_seed(0))
-    weights["lm_head.weight"] = head[order].contiguous()
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-
-
 def server_args(kind: str, hostile_path: Path) -> list[str]:
     args = ["--model-path", str(TARGET_PATH), *SERVER_ARGS]
     if kind == "target":
@@ -66,27 +49,10 @@ def server_args(kind: str, hostile_path: Path) -> list[str]:
     return [*args, "--speculative-algorithm", "PARSE"]
 
 
-def provenance() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
-    ).stdout.strip()
-    packages = ("sglang", "torch", "transformers", "sglang-parse")
-    return {
-        "argv": sys.argv,
-        "commit": commit,
-        "versions": {name: version(name) for name in packages},
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "load_average": os.getloadavg(),
-    }
-
-
 def run(args: argparse.Namespace) -> list[ArmSummary]:
     summaries: list[ArmSummary] = []
     with tempfile.TemporaryDirectory(prefix="sglang-parse-bench-") as folder:
-        hostile_path = Path(folder) / "hostile"
-        make_hostile_draft(hostile_path)
+        hostile_path = make_hostile_draft(DRAFT_PATH)
         kinds = {ARMS[arm][0] for arm in args.arms}
         servers = {
             kind: ServerProcess(

@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,12 @@ def run_benchmark(config: BenchConfig) -> Path:
             with arm_servers(arm, config) as urls:
                 for cell in group:
                     bar.set_description(cell.name)
-                    found = items[cell_spec(config, cell)]
-                    measure_cell(
-                        cell, arm, config, found, urls, chat, store, bar.update
-                    )
+                    found = items[cell_spec(cell)]
+                    job = Job(cell, arm, config, found, urls, chat)
+                    measure_cell(job, store, bar.update)
     for cell in cells:
         if store.read_grades(cell) is None:
-            found = items[cell_spec(config, cell)]
+            found = items[cell_spec(cell)]
             grades = grade_cell(
                 store.read(cell), found, decode=chat.decode, judge=config.judge
             )
@@ -150,7 +150,7 @@ def settings(config: BenchConfig) -> dict[str, Any]:
     return values | {"models": dataclasses.asdict(config.models)}
 
 
-def cell_spec(config: BenchConfig, cell: Cell) -> DataSetSpec:
+def cell_spec(cell: Cell) -> DataSetSpec:
     """The data set of a cell."""
     return DataSetSpec(**cell.spec["dataset"])
 
@@ -229,85 +229,80 @@ class Chat:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
+@dataclass(frozen=True)
+class Job:
+    """A cell with all it takes to measure it. urls: of the arm's servers, by role."""
+
+    cell: Cell
+    arm: Arm
+    config: BenchConfig
+    items: Sequence[Item]
+    urls: Mapping[str, str]
+    chat: Chat
+
+
 def measure_cell(
-    cell: Cell,
-    arm: Arm,
-    config: BenchConfig,
-    items: Sequence[Item],
-    urls: Mapping[str, str],
-    chat: Chat,
-    store: CellStore,
-    on_answer: Callable[[], object] = lambda: None,
+    job: Job, store: CellStore, on_answer: Callable[[], object] = lambda: None
 ) -> None:
-    """Warm up, flush, ask every item, and store the cell."""
+    """Warm up, flush, ask every item, and store the cell. Raises LoadError."""
     try:
-        asyncio.run(
-            _measure_cell(cell, arm, config, items, urls, chat, store, on_answer)
-        )
+        asyncio.run(_measure_cell(job, store, on_answer))
     except* LoadError as group:
-        raise LoadError(f"{cell.name}: {group.exceptions[0]}") from group
+        raise LoadError(f"{job.cell.name}: {group.exceptions[0]}") from group
 
 
 async def _measure_cell(
-    cell: Cell,
-    arm: Arm,
-    config: BenchConfig,
-    items: Sequence[Item],
-    urls: Mapping[str, str],
-    chat: Chat,
-    store: CellStore,
-    on_answer: Callable[[], object],
+    job: Job, store: CellStore, on_answer: Callable[[], object]
 ) -> None:
-    async with open_session(2 * cell.concurrency) as session:
-        client = make_client(cell, arm, config, urls, chat, session)
-        spec = cell_spec(config, cell)
-        num_warm_up = max(config.warm_up, cell.concurrency)
-        if spec.name == "embedded":
-            seed = config.seed + WARM_UP_OFFSET
-            warm_up = load_items(spec.name, problems=num_warm_up, seed=seed)
-        else:
-            warm_up = list(itertools.islice(itertools.cycle(items), num_warm_up))
-        await ask_all(client, arm, warm_up, cell.concurrency, chat)
-        for url in urls.values():
+    concurrency = job.cell.concurrency
+    async with open_session(2 * concurrency) as session:
+        client = make_client(job, session)
+        await ask_all(client, job.arm, warm_up_items(job), concurrency, job.chat)
+        for url in job.urls.values():
             await flush_cache(url)
-        with store.writing(cell, provenance()) as writer:
+        with store.writing(job.cell, provenance()) as writer:
 
             def answered(index: int, answers: tuple[Answer, ...]) -> None:
-                writer.answers(index, items[index].id, answers)
+                writer.answers(index, job.items[index].id, answers)
                 on_answer()
 
             start = time.perf_counter()
-            await ask_all(client, arm, items, cell.concurrency, chat, answered)
+            await ask_all(client, job.arm, job.items, concurrency, job.chat, answered)
             writer.line({"wall_s": time.perf_counter() - start})
 
 
-def make_client(
-    cell: Cell,
-    arm: Arm,
-    config: BenchConfig,
-    urls: Mapping[str, str],
-    chat: Chat,
-    session: Any,
-) -> Client:
-    options = {**arm.options, **cell.options}
+def warm_up_items(job: Job) -> list[Item]:
+    """Problems that are not timed: others where there is a generator, else some of the
+    same, which the radix cache has forgotten when the clock starts."""
+    num = max(job.config.warm_up, job.cell.concurrency)
+    if job.cell.dataset == "embedded":
+        seed = job.config.seed + WARM_UP_OFFSET
+        return load_items("embedded", problems=num, seed=seed)
+    return list(itertools.islice(itertools.cycle(job.items), num))
+
+
+def make_client(job: Job, session: Any) -> Client:
+    """The client of a cell's arm, with the options of the arm and of the cell."""
+    arm, config = job.arm, job.config
+    options = {**arm.options, **job.cell.options}
     if arm.servers.get("main") == "parse":
         options["parse_report"] = True
     judge = JudgePrompt((0,), ((0, 1),), False)  # asked by the server, not by us
     if arm.procedure == "sequential":
         pairs = ParseConfig().verdict_pairs
-        judge = build_judge_prompt(chat.tokenizer, config.judge_suffix, pairs)
-    limit = cell_spec(config, cell).max_new_tokens
+        judge = build_judge_prompt(job.chat.tokenizer, config.judge_suffix, pairs)
+    limit = cell_spec(job.cell).max_new_tokens
     return Client(
         session=session,
-        urls=urls,
+        urls=job.urls,
         options=options,
         temperature=config.temperature,
-        max_new_tokens=limit or DATA_SETS[cell.dataset].max_new_tokens,
+        max_new_tokens=limit or DATA_SETS[job.cell.dataset].max_new_tokens,
         threshold=config.threshold,
         step_stop=config.step_stop,
         suffix=judge.suffix,
         verdict_ids=judge.verdict_ids,
-        decode=chat.decode,
+        decode=job.chat.decode,
     )
 
 
