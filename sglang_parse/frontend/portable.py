@@ -23,6 +23,7 @@ from sglang_parse.config import ParseConfig
 from sglang_parse.decide import count_valid_segments
 from sglang_parse.frontend.adapter import KEY, Answer
 from sglang_parse.judge import JudgePrompt, build_judge_prompt
+from sglang_parse.request import MAX_VERIFY_SEGMENTS
 from sglang_parse.segment import Segmenter, build_token_texts
 
 DEFAULTS = ParseConfig()
@@ -36,6 +37,7 @@ NOTHING_JUDGED: dict[str, Any] = {
     "kept_segments": 0,
     "judged_tokens": 0,
     "kept_tokens": 0,
+    "kept_client_tokens": 0,
     "matched_tokens": 0,
     "written_tokens": 0,
     "segments": [],
@@ -51,8 +53,10 @@ def verify(
 ) -> dict[str, Any]:
     """Report of judging every prefix of `text` after the executor's prompt."""
     target = load_target(tokenizer_path or _served_tokenizer(backend))
-    tokens, boundaries = target.cut(text, options, executor.text_)
-    return _judge(backend, executor, target, tokens, boundaries, options)
+    tokens, boundaries = target.cut(text, options, MAX_VERIFY_SEGMENTS)
+    return _judge(
+        backend, executor, target, tokens, boundaries, options, verify_only=True
+    )
 
 
 @dataclass
@@ -86,8 +90,16 @@ class Start:
         report["target_passes"] += num_written
         report["written_tokens"] = num_written
         if written:
-            span = _segment("target", "written", self.num_tokens, (), None)
-            span |= {"text": written, "text_start": len(self.text)}
+            # Generated text comes without token ids.
+            span = {
+                "origin": "target",
+                "outcome": "written",
+                "start": self.num_tokens,
+                "token_ids": [],
+                "text": written,
+                "text_start": len(self.text),
+                "score": None,
+            }
             report["segments"] = [*report["segments"], span]
         total = self.num_tokens + num_written
         return {**meta_info, "completion_tokens": total, KEY: [report]}
@@ -110,12 +122,20 @@ def keep_draft(
         return Start("", executor)
     target = load_target(tokenizer_path or _served_tokenizer(backend))
     draft, stop = _before_stop(draft, params.stop)
-    tokens, boundaries = target.cut(draft, options, executor.text_)
+    tokens, boundaries = target.cut(draft, options, DEFAULTS.max_segments)
     limit = params.max_new_tokens
     fits = [b for b in boundaries if b <= limit]
     if not fits:
         return Start("", executor)
-    report = _judge(backend, executor, target, tokens[: fits[-1]], fits, options)
+    report = _judge(
+        backend,
+        executor,
+        target,
+        tokens[: fits[-1]],
+        fits,
+        options,
+        verify_only=False,
+    )
     kept = [s for s in report["segments"] if s["outcome"] == "kept"]
     text = "".join(s["text"] for s in kept)
     num_tokens = report["kept_tokens"]
@@ -146,7 +166,7 @@ class Target:
     token_texts: Sequence[str]
 
     def cut(
-        self, text: str | Sequence[str], options: dict[str, Any], context: str
+        self, text: str | Sequence[str], options: dict[str, Any], max_segments: int
     ) -> tuple[list[int], list[int]]:
         """Token ids of the text and the boundaries after which it is judged."""
         if not isinstance(text, str):
@@ -156,24 +176,34 @@ class Target:
         tokens = self.encode(text)
         name = options.get("parse_segmenter", DEFAULTS.segmenter)
         found = Segmenter(name, self.token_texts).boundaries(
-            tokens,
-            ended=True,
-            max_segments=DEFAULTS.max_segments,
-            previous_text=context[-200:],
+            tokens, ended=True, max_segments=max_segments
         )
         return tokens, list(found)
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def place_text(
-        self, tokens: Sequence[int], start: int, end: int, num_kept: int
+    def span(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        end: int,
+        *,
+        where: int,
+        outcome: str,
+        score: float,
     ) -> dict[str, Any]:
-        """Text of tokens[start:end] and where it stands, or would have stood."""
-        before = self.decode(tokens[:start])
-        text = self.decode(tokens[:end])[len(before) :]
-        text_start = len(before if end <= num_kept else self.decode(tokens[:num_kept]))
-        return {"text": text, "text_start": text_start}
+        """tokens[start:end] as a reported segment that stands behind `where` tokens."""
+        before = len(self.decode(tokens[:start]))
+        return {
+            "origin": "client",
+            "outcome": outcome,
+            "start": where,
+            "token_ids": list(tokens[start:end]),
+            "text": self.decode(tokens[:end])[before:],
+            "text_start": len(self.decode(tokens[:where])),
+            "score": score,
+        }
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
@@ -216,8 +246,13 @@ def _judge(
     tokens: Sequence[int],
     boundaries: Sequence[int],
     options: dict[str, Any],
+    *,
+    verify_only: bool,
 ) -> dict[str, Any]:
-    """Report of judging `tokens` at `boundaries` after the executor's prompt."""
+    """Report of judging `tokens` at `boundaries` after the executor's prompt.
+
+    verify_only: nothing is generated, so nothing counts as kept in an output.
+    """
     judge = target.judge(options)
     prompt = target.tokenizer.encode(executor.text_)
     scores = judge_prefixes(backend, executor, prompt, tokens, boundaries, judge)
@@ -226,14 +261,7 @@ def _judge(
         threshold=options.get("parse_threshold", DEFAULTS.threshold),
         keep_rule=options.get("parse_keep_rule", DEFAULTS.keep_rule),
     )
-    segments = []
     num_kept = boundaries[num_valid - 1] if num_valid else 0
-    for k, (start, end) in enumerate(zip([0, *boundaries], boundaries, strict=False)):
-        outcome = "kept" if k < num_valid else "rejected"
-        span = _segment(
-            "client", outcome, min(start, num_kept), tokens[start:end], scores[k]
-        )
-        segments.append(span | target.place_text(tokens, start, end, num_kept))
     return {
         **NOTHING_JUDGED,
         "target_passes": len(boundaries) + 1,
@@ -241,8 +269,21 @@ def _judge(
         "judged_segments": len(boundaries),
         "kept_segments": num_valid,
         "judged_tokens": boundaries[-1],
-        "kept_tokens": num_kept,
-        "segments": segments,
+        "kept_tokens": 0 if verify_only else num_kept,
+        "kept_client_tokens": 0 if verify_only else num_kept,
+        "segments": [
+            target.span(
+                tokens,
+                start,
+                end,
+                where=start if end <= num_kept or verify_only else num_kept,
+                outcome="kept" if end <= num_kept else "rejected",
+                score=score,
+            )
+            for start, end, score in zip(
+                [0, *boundaries], boundaries, scores, strict=False
+            )
+        ],
     }
 
 
@@ -277,19 +318,3 @@ def _score(meta_info: dict[str, Any], judge: JudgePrompt) -> float:
     yes = sum(math.exp(given[y] - top) for y, _ in judge.verdict_ids)
     no = sum(math.exp(given[n] - top) for _, n in judge.verdict_ids)
     return yes / (yes + no)
-
-
-def _segment(
-    origin: str,
-    outcome: str,
-    start: int,
-    token_ids: Sequence[int],
-    score: float | None,
-) -> dict[str, Any]:
-    return {
-        "origin": origin,
-        "outcome": outcome,
-        "start": start,
-        "token_ids": list(token_ids),
-        "score": score,
-    }

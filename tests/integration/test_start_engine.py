@@ -1,4 +1,7 @@
-"""`sglang.Engine(...)` serves PARSE; its settings come from SGLANG_PARSE_CONFIG."""
+"""`sglang.Engine(...)` serves PARSE; its settings come from SGLANG_PARSE_CONFIG.
+
+The same engine is the backend of a program, through EngineBackend.
+"""
 
 import json
 import os
@@ -9,21 +12,60 @@ import pytest
 from client import report
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded.task import (
+    Problem,
+    check_answer,
+    make_problems,
+    render_step,
+)
+
+PROBLEMS = make_problems(3, seed=52)
 
 SCRIPT = """
 import json, sys
 
-import sglang
+import sglang as sgl
+from sglang_parse import parse_gen, parse_verify
+from sglang_parse.frontend import EngineBackend
+
+
+@sgl.function
+def program(s, question, draft):
+    s += sgl.user(question)
+    forks = s.fork(2)
+    forks += sgl.assistant_begin()
+    forks[0] += parse_verify("text", draft)
+    forks[1] += parse_gen("text", 160, draft=draft, mode="semantic", temperature=0.0)
+    result = [(f["text"], f.get_meta_info("text")["parse"][0]) for f in forks]
+    s += "ASSISTANT: " + sgl.gen("choice", choices=["of course", "zzz"])
+    return result, s["choice"]
+
+
+def run_programs(engine, request):
+    with EngineBackend(engine, "chatml") as backend:
+        arguments = request["arguments"]
+        states = program.run_batch(arguments, backend=backend)
+        stream = program.run(**arguments[0], backend=backend, stream=True)
+        streamed = "".join(stream.text_iter())
+        results = [[s.ret_value, str(s.error())] for s in states]
+        backend.flush_cache()
+        return {"results": results, "streamed": streamed, "error": str(stream.error())}
 
 
 def main():
     request = json.load(sys.stdin)
-    engine = sglang.Engine(**request["engine"])
-    try:
-        result = engine.generate(
+    engine = sgl.Engine(**request["engine"])
+
+    def generate():
+        return engine.generate(
             input_ids=request["input_ids"], sampling_params=request["sampling_params"]
         )
-        print("RESULT " + json.dumps(result))
+
+    try:
+        result = generate()
+        programs = run_programs(engine, request)
+        result["again"] = generate()["output_ids"]  # the loop is the engine's again
+        print("RESULT " + json.dumps([result, programs]))
     finally:
         engine.shutdown()
 
@@ -58,6 +100,9 @@ def test_engine_serves_parse_with_settings_of_a_file(other, prompts, tmp_path):
         },
         "input_ids": prompts[0],
         "sampling_params": sampling,
+        "arguments": [
+            {"question": p.prompt, "draft": answer_wrong_at_3(p)} for p in PROBLEMS
+        ],
     }
     env = {"OMP_NUM_THREADS": "1", **os.environ, "SGLANG_PARSE_CONFIG": str(config)}
     done = subprocess.run(
@@ -70,9 +115,31 @@ def test_engine_serves_parse_with_settings_of_a_file(other, prompts, tmp_path):
     )
     lines = [s for s in done.stdout.splitlines() if s.startswith("RESULT ")]
     assert lines, done.stderr[-3000:]
-    result = json.loads(lines[0].removeprefix("RESULT "))
+    result, programs = json.loads(lines[0].removeprefix("RESULT "))
     assert report(result)["mode"] == "exact"
     expected = other.generate(
         prompts[0], max_new_tokens=40, custom={"parse_mode": "off"}
     )
     assert result["output_ids"] == expected["output_ids"]
+    assert result["again"] == result["output_ids"]
+    check_programs(programs)
+
+
+def answer_wrong_at_3(problem: Problem) -> str:
+    wrong = problem.totals[3] - 1 if problem.totals[3] else 1
+    lines = [render_step(problem, i, "A1") for i in (1, 2)]
+    return "".join(lines) + render_step(problem, 3, "A1", total=wrong)
+
+
+def check_programs(programs) -> None:
+    """The engine's answers to `program`, and what became of the drafts in them."""
+    assert programs["error"] == "None" and programs["streamed"].count("<|im_end|>") == 1
+    for problem, (value, error) in zip(PROBLEMS, programs["results"], strict=True):
+        assert error == "None"
+        ((kept, verify), (answer, counts)), choice = value
+        valid = "".join(render_step(problem, i, "A1") for i in (1, 2))
+        assert kept == valid and verify["target_passes"] == 1
+        assert verify["cut"]["segments"] == 2
+        assert answer.startswith(valid) and check_answer(problem, answer)
+        assert counts["mode"] == "semantic" and counts["kept_client_tokens"] > 0
+        assert choice in ("of course", "zzz")

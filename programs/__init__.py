@@ -1,0 +1,1 @@
+"""SGLang programs on PARSE's primitives, one idea each; see README.md."""

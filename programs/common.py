@@ -1,0 +1,63 @@
+"""What every program here needs: a server, a question, and errors that are seen."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import sglang as sgl
+from sglang.lang.chat_template import get_chat_template
+
+from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.embedded.task import Problem, make_problems
+
+SEED = 37  # of the embedded task's held-out problems
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Options of all programs."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="PARSE server")
+    parser.add_argument(
+        "--chat-template",
+        metavar="NAME",
+        help="of SGLang's chat templates; guessed from the model path without it",
+    )
+    parser.add_argument("--question", help="default: a problem of the embedded task")
+    parser.add_argument(
+        "--problem", type=int, default=0, metavar="K", help="which one; default: 0"
+    )
+    return parser
+
+
+def connect(args: argparse.Namespace) -> sgl.RuntimeEndpoint:
+    """The server as a backend. Exits with one sentence if nothing answers."""
+    try:
+        backend = sgl.RuntimeEndpoint(args.url)
+    except (OSError, ValueError) as e:
+        raise SystemExit(f"{args.url} does not answer ({e}); see --url.") from e
+    is_embedded = backend.get_model_name() == str(TARGET_PATH)
+    name = args.chat_template or ("chatml" if is_embedded else None)
+    if name is not None:
+        backend.chat_template = get_chat_template(name)
+    return backend
+
+
+def embedded_problem(args: argparse.Namespace) -> Problem:
+    """The problem that stands in for --question."""
+    return make_problems(args.problem + 1, SEED)[-1]
+
+
+def report(state: Any, name: str) -> dict[str, Any]:
+    """PARSE's report of one call; waits for it."""
+    meta_info = state.get_meta_info(name)
+    if meta_info is None:
+        raise state.error()
+    result: dict[str, Any] = meta_info["parse"][0]
+    return result
+
+
+def text(state: Any, name: str) -> str:
+    """What one call gave the state; waits for it, raises if it failed."""
+    report(state, name)
+    return str(state[name])

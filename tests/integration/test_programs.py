@@ -1,0 +1,120 @@
+"""Each program of programs/ against the embedded pair, as a user runs it."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from sglang_parse.embedded.task import (
+    check_answer,
+    first_error,
+    make_problems,
+    render_answer,
+    split_segments,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(parse, monkeypatch):
+    """main() of a program, and the problems it works on by default."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    common = importlib.import_module("programs.common")
+
+    def call(name, *argv):
+        program = importlib.import_module(f"programs.{name}")
+        return program.main(["--url", parse.url, *argv])
+
+    call.problems = make_problems(4, common.SEED)
+    return call
+
+
+def test_judged_steps_reach_the_answer(run):
+    """Red if a step is lost, joined, or judged without the steps before it."""
+    problem = run.problems[0]
+    steps = run("judged_steps")
+    text = "\n".join(step.text for step in steps)
+    assert first_error(problem, text) is None and check_answer(problem, text)
+    assert len(steps) == len(problem.events) + 1
+    assert any(step.scores for step in steps)
+
+
+def test_judged_steps_turn_exact_after_a_rejection(run):
+    """Red if what became of a step does not steer the next call."""
+    modes = {False: set(), True: set()}
+    for k in range(4):
+        steps = run("judged_steps", "--problem", str(k), "--threshold", "0.99")
+        for step, following in zip(steps, steps[1:], strict=False):
+            modes[bool(step.rejected)].add(following.mode)
+    assert modes == {False: {"semantic"}, True: {"exact"}}
+
+
+def test_grade_finds_the_first_wrong_step_in_one_pass(run):
+    """Red if a judged prefix is another one, or takes a pass of its own."""
+    grade = run("grade")
+    wrong = importlib.import_module("programs.grade").wrong_solution(run.problems[0])
+    assert list(grade.steps) == split_segments(wrong)
+    assert first_error(run.problems[0], wrong) == grade.num_right == 2
+    assert grade.target_passes == 1
+    assert min(grade.scores[:2]) > 0.5 > max(grade.scores[2:])
+
+
+def test_grade_of_a_right_solution_is_full(run, tmp_path):
+    problem = run.problems[1]
+    file = tmp_path / "solution.txt"
+    file.write_text(render_answer(problem, "A"))
+    grade = run("grade", "--question", problem.prompt, "--solution", str(file))
+    assert grade.num_right == len(grade.steps) == len(problem.events) + 1
+
+
+def test_repair_keeps_the_valid_prefix_and_mends_the_rest(run):
+    """Red if a repair starts anew, or keeps the step that was wrong."""
+    problem = run.problems[0]
+    failed = importlib.import_module("programs.grade").wrong_solution(problem)
+    result = run("repair")
+    valid = "".join(split_segments(failed)[:2])
+    assert result.kept[0] == len(valid) and result.answer.startswith(valid)
+    assert result.is_valid and check_answer(problem, result.answer)
+    assert first_error(problem, result.answer) is None
+
+
+def test_repair_solves_first_without_an_answer(run):
+    problem = run.problems[2]
+    result = run("repair", "--question", problem.prompt)
+    assert result.kept[0] == 0 and check_answer(problem, result.answer)
+
+
+def test_best_of_n_shares_judged_prefixes(run, parse):
+    """Red if the branches do not end in a valid answer of their problem."""
+    problem = run.problems[0]
+    best = run("best_of_n", "--n", "3", "--temperature", "0.5")
+    assert best.is_valid and check_answer(problem, best.answer)
+    assert first_error(problem, best.answer) is None
+    assert best.weakest > 0.5
+
+
+def test_tool_draft_is_kept_up_to_its_error(run):
+    """Red if the tool's right steps are written again, or its wrong ones kept."""
+    problem = run.problems[0]
+    program = importlib.import_module("programs.tool_draft")
+    draft = program.adding_tool(problem.prompt)
+    assert first_error(problem, draft) == 2
+    result = run("tool_draft")
+    assert first_error(problem, result.text) is None
+    assert check_answer(problem, result.text)
+    assert result.text.startswith("".join(split_segments(draft)[:2]))
+    assert result.from_tool > 20 and result.target_passes < 20
+
+
+def test_programs_name_a_server_that_is_not_there(run):
+    with pytest.raises(SystemExit, match=r"http://127\.0\.0\.1:9 does not answer"):
+        importlib.import_module("programs.grade").main(["--url", "http://127.0.0.1:9"])
+
+
+def test_readme_has_a_line_for_every_program():
+    readme = (ROOT / "programs" / "README.md").read_text()
+    names = {p.name for p in (ROOT / "programs").glob("*.py")}
+    programs = sorted(names - {"__init__.py", "common.py"})
+    assert len(programs) == 5
+    assert all(f"| [{name}]({name}) | " in readme for name in programs)
