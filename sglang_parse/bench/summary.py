@@ -102,6 +102,7 @@ def _figures(
     limit = cell.options.get("parse_threshold", threshold)
     pairs = _pairs(group, base)
     is_graded = all(c is not None for c in correct)
+    is_base = group is base
     return Figures(
         arm=cell.arm,
         options=options_label(cell.options),
@@ -114,7 +115,7 @@ def _figures(
             kept_per_pass=None,
         ),
         tokens_per_answer=sum(r.num_tokens for r in results) / len(results),
-        difference=_difference(pairs) if is_graded else None,
+        difference=_difference(pairs) if is_graded and not is_base else None,
         answer_ratio=_ratio(pairs, lambda r: 1.0),
         token_ratio=_ratio(pairs, lambda r: r.num_tokens),
         ratio_by_repeat=tuple(

@@ -1,0 +1,105 @@
+"""The benchmark harness on the running servers: arms, cells, report."""
+
+import asyncio
+import json
+
+import pytest
+
+from sglang_parse.bench import run
+from sglang_parse.bench.cells import CellStore
+from sglang_parse.bench.config import read_config
+from sglang_parse.bench.procedures import Client, sequential
+from sglang_parse.config import ParseConfig
+from sglang_parse.judge import build_judge_prompt
+from sglang_parse.load import open_session
+
+CONFIG = {
+    "target": "embedded:target",
+    "draft": "embedded:draft",
+    "server_args": ["--max-running-requests", "32"],
+    "concurrency": [4],
+    "warm_up": 1,
+    "datasets": [{"name": "embedded", "problems": 12}],
+    "arms": ["target", "cascade", "exact", "parse"],
+}
+
+
+class RunningServer:
+    """Takes the place of launch.ServerProcess for a server that is up already."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def start(self):
+        pass
+
+    def wait_ready(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def processes(self):
+        return []
+
+
+def test_arms_of_a_benchmark_on_real_servers(target, parse, tmp_path, monkeypatch):
+    def make_server(flags, name, log):
+        return RunningServer((parse if "PARSE" in flags else target).url)
+
+    monkeypatch.setattr(run, "make_server", make_server)
+    config = read_config({**CONFIG, "out": str(tmp_path)})
+    report = run.run_benchmark(config).read_text()
+    cells = run.plan_cells(
+        config, {s: run.load_set(config, s) for s in run.data_sets(config)}
+    )
+    store = CellStore(tmp_path)
+    found = {cell.arm: store.read(cell).answers for cell in cells}
+    texts = {arm: [a.text for (a,) in answers] for arm, answers in found.items()}
+    assert texts["exact"] == texts["target"]
+    for (cascaded,), text in zip(found["cascade"], texts["target"], strict=True):
+        assert len(cascaded.rounds) >= 1
+        kept = cascaded.counters["kept_tokens"] > 0
+        assert kept == (min(cascaded.rounds[0].scores) >= 0.5)
+        assert kept or cascaded.text == text
+    figures = {
+        f["arm"]: f
+        for f in json.loads((tmp_path / "summary.json").read_text())["figures"]
+    }
+    assert figures["exact"]["difference"]["points"] == 0
+    assert figures["parse"]["judge"]["auc"] > 0.9
+    assert figures["parse"]["accept_length"] > figures["exact"]["accept_length"] > 1
+    assert all(f"| {arm} |" in report for arm in found)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_sequential_arm_with_the_target_as_draft_is_the_target(
+    target, tokenizer, prompts, number
+):
+    """Its own steps pass its own judge, so the client's loop must change nothing."""
+    config = ParseConfig()
+    judge = build_judge_prompt(tokenizer, config.judge_suffix, config.verdict_pairs)
+
+    async def ask():
+        async with open_session(1) as session:
+            client = Client(
+                session=session,
+                urls={"draft": target.url, "target": target.url},
+                options={},
+                temperature=0.0,
+                max_new_tokens=200,
+                threshold=0.5,
+                step_stop="\n",
+                suffix=judge.suffix,
+                verdict_ids=judge.verdict_ids,
+                decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            )
+            return await sequential(client, prompts[number])
+
+    answer = asyncio.run(ask())
+    alone = target.generate(prompts[number], max_new_tokens=200)
+    assert answer.text == alone["text"]
+    assert answer.num_tokens == alone["meta_info"]["completion_tokens"]
+    steps = answer.text.count("\n") + 1
+    assert answer.counters["kept_segments"] == steps == answer.target_passes
+    assert all(score > 0.5 for r in answer.rounds for score in r.scores)
