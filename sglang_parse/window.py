@@ -8,17 +8,20 @@ size; and the free KV slots.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MIN_WINDOW = 8
 GROWTH = 2
 # Longest draft of a round that also holds requests decoding token by token: they get
-# one token a round, so the round must be short. Also the length of a probe.
+# one token a round, so the round must be short. Also the least length of a probe.
 SHORT_WINDOW = 16
-# Rounds without drafting after speculation was seen not to pay; doubles each time.
+# Rounds without drafting after speculation was seen not to pay; doubles each time, and
+# is at least so long that the probe before it cost this share of the time.
 FIRST_PAUSE = 8
 MAX_PAUSE = 256
+PROBE_COST = 0.04
 # Drafting rounds after which one plain round is measured to compare with, and the
 # tokens per request and round below which it is measured at once.
 PLAIN_CHECK_AFTER = 8
@@ -89,13 +92,15 @@ def fit_windows(
 @dataclass(frozen=True)
 class RoundTiming:
     """One measured round. num_steps: draft steps. num_emitted: tokens of all
-    requests. Milliseconds of the draft loop and of everything after it."""
+    requests. Milliseconds of the draft loop and of everything after it. segment_len:
+    mean length of the segments judged, 0 if there were none."""
 
     bs: int
     num_steps: int
     num_emitted: int
     draft_ms: float
     verify_ms: float
+    segment_len: float = 0.0
 
 
 @dataclass
@@ -140,6 +145,7 @@ class WindowController:
     def __init__(self, max_round_ms: int) -> None:
         self.max_round_ms = max_round_ms
         self._buckets: dict[int, _Bucket] = {}
+        self._segment_len = _Average()
 
     def step_cap(self, bs: int) -> int:
         """Draft steps allowed this round; 0 is a plain round. Call once a round."""
@@ -147,7 +153,8 @@ class WindowController:
         if not _pays(bucket):
             return 0
         if bucket.probing:
-            return SHORT_WINDOW
+            # A probe that reaches no boundary tells nothing of what a verdict keeps.
+            return max(SHORT_WINDOW, round(2 * (self._segment_len.value or 0.0)))
         step_ms = bucket.step_ms.value
         if not self.max_round_ms or not step_ms:
             return 1 << 30
@@ -167,6 +174,8 @@ class WindowController:
         bucket.step_ms.add((round_ms - base_ms) / timing.num_steps)
         bucket.spec_ms.add(round_ms)
         bucket.spec_tokens.add(timing.num_emitted / timing.bs)
+        if timing.segment_len:
+            self._segment_len.add(timing.segment_len)
 
     def _bucket(self, bs: int) -> _Bucket:
         key = bs.bit_length()
@@ -199,6 +208,8 @@ def _pays(bucket: _Bucket) -> bool:
     if tokens / spec_ms >= 1 / plain_ms:
         bucket.next_pause = FIRST_PAUSE
         return True
-    bucket.pause = bucket.next_pause - 1
+    lost_ms = spec_ms - tokens * plain_ms
+    least = math.ceil(lost_ms / (PROBE_COST * plain_ms))
+    bucket.pause = max(bucket.next_pause, least) - 1
     bucket.next_pause = min(2 * bucket.next_pause, MAX_PAUSE)
     return False

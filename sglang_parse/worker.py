@@ -36,7 +36,7 @@ from sglang_parse.ranks import Ranks
 from sglang_parse.request import RequestOptions
 from sglang_parse.sampling import expand_rows, sample_rows
 from sglang_parse.stages import TargetStages, choose_cuts, logprob_needs
-from sglang_parse.startup import check_target
+from sglang_parse.startup import check_architecture
 from sglang_parse.state import RequestState, RoundDraft, stop_token_ids
 from sglang_parse.verify import TargetVerifier
 from sglang_parse.window import (
@@ -63,7 +63,7 @@ class ParseWorker(BaseSpecWorker):
         self.config: ParseConfig = config_from_server_args(server_args)
         self._target_worker = target_worker
         model_config = target_worker.model_runner.model_config
-        check_target(model_config)
+        check_architecture(model_config, "--model-path")
         self.context_len: int = model_config.context_len
         self.verifier = TargetVerifier(
             target_worker,
@@ -225,6 +225,7 @@ class ParseWorker(BaseSpecWorker):
             num_emitted=sum(len(d.accept_tokens) for d in decisions),
             draft_ms=1000 * (drafted - started),
             verify_ms=1000 * (ended - drafted),
+            segment_len=mean_segment_len(boundaries),
         )
         logger.debug("PARSE round: %s", timing)
         if timing.num_steps:
@@ -502,6 +503,12 @@ class ParseWorker(BaseSpecWorker):
         report.attach(req, state.report)
         self._states[req] = state
         return state
+
+
+def mean_segment_len(boundaries: Sequence[Sequence[int]]) -> float:
+    """Tokens a segment, 0 without one."""
+    num_tokens = sum(b[-1] for b in boundaries if b)
+    return num_tokens / max(1, sum(map(len, boundaries)))
 
 
 def bonus_tokens(batch: Any, states: Sequence[RequestState]) -> list[int]:
