@@ -56,7 +56,7 @@ def run_benchmark(config: BenchConfig) -> Path:
     chat = Chat(tokenizer, config.chat_template)
     total = sum(cell.num_items for cell in pending)
     with tqdm(total=total, unit="req", disable=not total) as bar:
-        for (arm_name, _), group in itertools.groupby(pending, _server_group):
+        for arm_name, group in itertools.groupby(pending, lambda cell: cell.arm):
             arm = next(a for a in config.arms if a.name == arm_name)
             bar.set_description(f"{arm.name}: starting")
             with arm_servers(arm, config) as urls:
@@ -101,7 +101,7 @@ def load_set(config: BenchConfig, spec: DataSetSpec) -> list[Item]:
 def plan_cells(
     config: BenchConfig, items: Mapping[DataSetSpec, Sequence[Item]]
 ) -> list[Cell]:
-    """All cells, arm by arm; within one the data sets, and the sweep at last."""
+    """All cells, arm by arm; behind an arm's own cells those of its sweep."""
 
     def cell(
         arm: Arm, spec: DataSetSpec, concurrency: int, repeat: int, **more: Any
@@ -123,20 +123,20 @@ def plan_cells(
             is_sweep="options" in more,
         )
 
-    cells = [
-        cell(arm, spec, concurrency, repeat)
-        for arm in config.arms
-        for spec in config.datasets
-        for concurrency in config.concurrency
-        for repeat in range(config.repeats)
-    ]
-    if config.sweep:
-        sweep = config.sweep
-        arm = next(a for a in config.arms if a.name == sweep.arm)
+    cells = []
+    for arm in config.arms:
         cells += [
-            cell(arm, sweep.dataset, sweep.concurrency, 0, options=options)
-            for options in sweep.combinations()
+            cell(arm, spec, concurrency, repeat)
+            for spec in config.datasets
+            for concurrency in config.concurrency
+            for repeat in range(config.repeats)
         ]
+        if config.sweep and config.sweep.arm == arm.name:
+            sweep = config.sweep
+            cells += [
+                cell(arm, sweep.dataset, sweep.concurrency, 0, options=options)
+                for options in sweep.combinations()
+            ]
     return cells
 
 
@@ -153,10 +153,6 @@ def settings(config: BenchConfig) -> dict[str, Any]:
 def cell_spec(cell: Cell) -> DataSetSpec:
     """The data set of a cell."""
     return DataSetSpec(**cell.spec["dataset"])
-
-
-def _server_group(cell: Cell) -> tuple[str, bool]:
-    return cell.arm, cell.is_sweep
 
 
 # -- Servers -------------------------------------------------------------------

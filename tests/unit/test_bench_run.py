@@ -221,7 +221,7 @@ def test_gold_of_prefixes_that_end_inside_a_segment():
 def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, capsys):
     path = write_config(tmp_path)
     report = run_benchmark(load_config(path))
-    assert [name for name, _, _ in fakes] == ["target-main", "parse-main", "parse-main"]
+    assert [name for name, _, _ in fakes] == ["target-main", "parse-main"]
     assert all("--max-running-requests" in flags for _, flags, _ in fakes)
     config = load_config(path)
     cells = plan_cells(config, {s: load_set(config, s) for s in run.data_sets(config)})
