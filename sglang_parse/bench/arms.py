@@ -162,15 +162,16 @@ def make_hostile_draft(draft: Path) -> Path:
     Written once to a folder of its own. Raises ValueError if its weights are not one
     file with an LM head of its own.
     """
-    name = f"sglang-parse-hostile-{zlib.crc32(str(draft.resolve()).encode()):08x}"
+    source = draft / "model.safetensors"
+    data = source.read_bytes() if source.is_file() else b""
+    name = f"sglang-parse-hostile-{zlib.crc32(data):08x}"
     out = Path(tempfile.gettempdir()) / name
     if (out / "config.json").is_file():
         return out
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load, save_file
 
-    source = draft / "model.safetensors"
-    weights = load_file(source) if source.is_file() else {}
+    weights = load(data) if data else {}
     head = weights.get("lm_head.weight")
     if head is None:
         raise ValueError(

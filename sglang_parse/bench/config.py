@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from sglang_parse.bench.arms import ARMS, Arm, Models, model_path
 from sglang_parse.bench.datasets import DATA_SETS
 from sglang_parse.config import DEFAULT_JUDGE_SUFFIX, check_count, check_number, shown
 from sglang_parse.request import check_custom_params
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,7 @@ def _arm(raw: Any) -> Arm | None:
     values["server_args"] = (*base.server_args, *extra)
     arm = dataclasses.replace(base, **values)
     if arm.optional and not Path(model_path(arm.draft)).is_dir():
+        logger.warning("Arm %s is left out: no folder %s.", arm.name, arm.draft)
         return None
     return arm
 
