@@ -29,6 +29,7 @@ from torch import Tensor
 
 from sglang_parse.grammar import GrammarChain
 from sglang_parse.sampling import draft_rows
+from sglang_parse.startup import check_architecture
 
 # Draft steps between two looks at the tokens on the host; each look costs a device
 # synchronisation there and nothing on CPU.
@@ -87,6 +88,7 @@ class DraftModel:
                 context_length=context_len,
             )
         self.runner = self.worker.model_runner
+        check_architecture(self.runner.model_config, "--speculative-draft-model-path")
         device_type = torch.device(self.runner.device).type
         self.stop_check_interval = STOP_CHECK_INTERVAL.get(
             device_type, DEFAULT_STOP_CHECK_INTERVAL

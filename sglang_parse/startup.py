@@ -39,12 +39,13 @@ def choose_route(asked: str, backend: str) -> str:
     return asked
 
 
-def check_target(model_config: Any) -> None:
-    """Refuse targets whose state cannot branch. Raises ValueError.
+def check_architecture(model_config: Any, flag: str) -> None:
+    """Refuse models whose state cannot branch, or is not known to. Raises ValueError.
 
-    model_config: sglang.srt.configs.model_config.ModelConfig of --model-path.
+    model_config: sglang.srt.configs.model_config.ModelConfig. flag: names the model.
     """
     from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.configs.model_config import AttentionArch
 
     name = model_config.hf_config.architectures[0]
     reasons = (
@@ -52,12 +53,13 @@ def check_target(model_config: Any) -> None:
         ("has a recurrent state", mambaish_config(model_config) is not None),
         ("uses sliding-window attention", bool(model_config.is_hybrid_swa)),
         ("is an encoder-decoder", model_config.is_encoder_decoder),
+        ("has latent attention", model_config.attention_arch == AttentionArch.MLA),
         ("does not generate", not model_config.is_generation),
     )
     for what, holds in reasons:
         if holds:
             raise ValueError(
-                f"--model-path: {name} {what}, which --speculative-algorithm PARSE "
+                f"{flag}: {name} {what}, which --speculative-algorithm PARSE "
                 "does not support; choose a decoder-only text model."
             )
 
