@@ -31,6 +31,11 @@ FLAGS = {
     # runs; the small pool serves with them.
     "parse": (*COMMON, *PARSE, "--no-speculative-parse-adaptive"),
     "small": (*COMMON, *PARSE, *SMALL_POOL),
+    "no-draft": (*COMMON, *PARSE[:2], "--enable-metrics"),
+    "ranks": (
+        *(*COMMON, *PARSE, "--tp", "2"),
+        *("--speculative-parse-verify-route", "virtual"),
+    ),
 }
 
 
