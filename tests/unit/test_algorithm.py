@@ -65,7 +65,6 @@ def test_lower_case_name_is_the_same_algorithm():
 
 
 REFUSED = {
-    "no draft": ((), "--speculative-draft-model-path"),
     "pipeline": ((*DRAFT, "--pp-size", "2"), "--pipeline-parallel-size"),
     "dp attention": (
         (*DRAFT, "--tp", "2", "--attn-dp-size", "2"),
@@ -102,8 +101,25 @@ REFUSED = {
         (*DRAFT, "--prefill-attention-backend", "torch_native"),
         "--prefill-attention-backend",
     ),
+    "two backends": (
+        (
+            *DRAFT,
+            *("--prefill-attention-backend", "triton"),
+            *("--decode-attention-backend", "flashinfer"),
+        ),
+        "one attention backend for prefill and decode",
+    ),
+    "mask on triton": (
+        (
+            *DRAFT,
+            *("--attention-backend", "triton"),
+            *("--speculative-parse-verify-route", "mask"),
+        ),
+        "--speculative-parse-verify-route is 'mask'",
+    ),
 }
 OWN = {
+    "verify-route": ["masks"],
     "window": ["-1", "9999999"],
     "max-segments": ["0", "5000"],
     "segmenter": ["words", "fixed:0"],
