@@ -7,8 +7,11 @@ scheduler, radix cache and HTTP server, where there is no accelerator.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
+import psutil
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
@@ -28,6 +31,34 @@ def _stock_cpu_backend() -> str:
     from sglang.srt.utils import is_host_cpu_arm64
 
     return "torch_native" if is_host_cpu_arm64() else "intel_amx"
+
+
+def _prepare_ranks(num_ranks: int) -> None:
+    """Environment of tensor-parallel ranks, which are processes yet to start."""
+    from sglang.srt.utils.common import get_cpu_ids_by_node
+
+    if num_ranks == 1:
+        return
+    # The sharded embedding is compiled otherwise, by each rank at its first token
+    # (sglang/srt/layers/vocab_parallel_embedding.py), with the C++ compiler on CPU.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    binding = share_cores(
+        num_ranks, len(get_cpu_ids_by_node()), psutil.Process().cpu_affinity()
+    )
+    if binding is not None:
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", binding)
+
+
+def share_cores(num_ranks: int, num_nodes: int, cores: Sequence[int]) -> str | None:
+    """Value of SGLang's binding variable that gives every rank cores of this process.
+
+    None where SGLang serves anyway: by itself it gives each rank a NUMA node and
+    refuses more ranks than there are (sglang/srt/utils/numa_utils.py).
+    """
+    if num_ranks <= num_nodes:
+        return None
+    shares = [cores[rank::num_ranks] or cores for rank in range(num_ranks)]
+    return "|".join(",".join(map(str, share)) for share in shares)
 
 
 class ParseCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -64,6 +95,7 @@ class ParseCpuPlatform(CpuDeviceMixin, SRTPlatform):
         server_args.disable_overlap_schedule = True
         server_args.cuda_graph_backend_decode = "disabled"
         server_args.cuda_graph_backend_prefill = "disabled"
+        _prepare_ranks(server_args.tp_size * server_args.dp_size)
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         if kind != "mha":

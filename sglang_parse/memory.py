@@ -127,6 +127,8 @@ class RoundSlots:
         """Give each request slots for columns [0, lens[i]); never shrinks a row."""
         current = [r.kv.kv_allocated_len for r in batch.reqs]
         wanted = [max(c, n) for c, n in zip(current, lens, strict=True)]
+        # SGLang's writer does not look where a row ends (allocation.py).
+        assert max(wanted) <= self.table.shape[1], (wanted, self.table.shape)
         num_new = sum(wanted) - sum(current)
         if num_new == 0:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from reference import attention, verify_mask
@@ -42,6 +42,14 @@ class Pass:
     k: torch.Tensor
     v: torch.Tensor
 
+    def to(self, device: str, dtype: torch.dtype) -> Pass:
+        """The same pass elsewhere; attention inputs rounded to `dtype`."""
+        moved = {
+            name: getattr(self, name).to(device) for name in ("table", "written")
+        } | {name: getattr(self, name).to(device, dtype) for name in ("q", "k", "v")}
+        slots = [s.to(device) for s in self.slots]
+        return replace(self, slots=slots, **moved)
+
     def oracle(self) -> torch.Tensor:
         """[tokens, heads, dim], by nested loops over each request's own mask."""
         out = []
@@ -60,7 +68,7 @@ class Pass:
         return torch.tensor(out)
 
 
-def make_pass(seed: int, num_requests: int = 3) -> Pass:
+def make_pass(seed: int, num_requests: int = 3, dim: int = DIM) -> Pass:
     rng = random.Random(seed)
     requests = [random_request(rng) for _ in range(num_requests)]
     plan = build_verify_plan(
@@ -81,7 +89,7 @@ def make_pass(seed: int, num_requests: int = 3) -> Pass:
     generator = torch.Generator().manual_seed(seed)
 
     def randn(num: int, heads: int) -> torch.Tensor:
-        return torch.randn(num, heads, DIM, generator=generator)
+        return torch.randn(num, heads, dim, generator=generator)
 
     num_slots = len(free) + 1
     return Pass(

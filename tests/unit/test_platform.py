@@ -106,6 +106,7 @@ class Args:
     disable_overlap_schedule = False
     cuda_graph_backend_decode = None
     cuda_graph_backend_prefill = None
+    tp_size = dp_size = 1
     sleep_on_idle = False
 
 
@@ -151,3 +152,20 @@ def test_platform_serves_parse_but_no_other_speculation():
     platform = ParseCpuPlatform()
     assert platform.supports_speculative_algorithm("PARSE")
     assert not platform.supports_speculative_algorithm("EAGLE")
+
+
+def test_ranks_share_the_cores_of_the_process():
+    """Red if --tp 2 is refused on a machine with one NUMA node, or ranks get none."""
+    from sglang_parse.cpu_platform import share_cores
+
+    assert share_cores(2, 1, [0, 1, 2, 3, 4]) == "0,2,4|1,3"
+    assert share_cores(2, 1, [5]) == "5|5"
+    assert share_cores(3, 2, [0, 1]) == "0|1|0,1"
+
+
+def test_ranks_with_a_node_each_are_left_to_sglang():
+    """Red if SGLang's binding of a rank to a NUMA node is replaced."""
+    from sglang_parse.cpu_platform import share_cores
+
+    assert share_cores(1, 1, [0, 1]) is None
+    assert share_cores(2, 2, [0, 1]) is None

@@ -2,7 +2,7 @@
 
 Run by test_routes.py in a process of its own with TRITON_INTERPRET=1, which Triton
 reads when it is imported. Prints one line of JSON: the largest deviation from the
-oracle of each seed.
+oracle of each seed. On a machine with a card tests/gpu runs the same compiled.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from passes import DIM, HEADS, KV_HEADS, SCALING, Pass, make_pass
+from passes import HEADS, KV_HEADS, SCALING, Pass, make_pass
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
@@ -41,18 +41,19 @@ class Pool:
 def make_backend(case: Pass) -> TritonAttnBackend:
     """A Triton backend with what an ordinary dense model leaves set."""
     backend = TritonAttnBackend.__new__(TritonAttnBackend)
-    backend.device = "cpu"
+    device = backend.device = case.q.device
     backend.token_to_kv_pool = Pool(case)
     backend.kv_index_translator = KVIndexTranslator(
         req_to_token=case.table,
         token_to_kv_pool_allocator=None,
         token_to_kv_pool=None,
         page_size=1,
-        device="cpu",
+        device=str(device),
     )
     # Sized by requests, as SGLang does.
-    backend.kv_indptr = torch.zeros(len(case.table) + 1, dtype=torch.int32)
-    backend.qo_indptr = torch.zeros(len(case.table) + 1, dtype=torch.int64)
+    size = len(case.table) + 1
+    backend.kv_indptr = torch.zeros(size, dtype=torch.int32, device=device)
+    backend.qo_indptr = torch.zeros(size, dtype=torch.int64, device=device)
     backend.extend_attention_fwd = extend_attention_fwd
     backend.dcp_size = backend.page_size = 1
     for name in ("window_kv_indptr", "sliding_window_size", "dllm_attention"):
@@ -75,17 +76,18 @@ def run(case: Pass) -> torch.Tensor:
     spec_info = build_verify_input(
         "virtual", "triton", case.plan, case.slots, torch.tensor([0])
     )
+    device, dim = case.q.device, case.q.shape[-1]
     batch = ForwardBatch(
-        input_ids=case.plan.input_ids,
-        positions=case.plan.positions,
+        input_ids=case.plan.input_ids.to(device),
+        positions=case.plan.positions.to(device),
         out_cache_loc=case.written,
         spec_info=spec_info,
-        **spec_info.batch_fields(torch.tensor(case.rows)),
+        **spec_info.batch_fields(torch.tensor(case.rows, device=device)),
     )
     backend.kv_index_translator.bind_own_plan(batch)
     layer = SimpleNamespace(
-        qk_head_dim=DIM,
-        v_head_dim=DIM,
+        qk_head_dim=dim,
+        v_head_dim=dim,
         tp_q_head_num=HEADS,
         tp_k_head_num=KV_HEADS,
         layer_id=0,
@@ -112,7 +114,7 @@ def run(case: Pass) -> torch.Tensor:
             batch,
         )
     assert backend.kv_indptr is kept
-    return out.view(-1, HEADS, DIM)
+    return out.view(-1, HEADS, dim)
 
 
 if __name__ == "__main__":
