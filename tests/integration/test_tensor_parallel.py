@@ -1,0 +1,39 @@
+"""Two tensor-parallel ranks over gloo, by the virtual route, with adaptive windows.
+
+One server for both: ranks that decide differently wait for each other for ever, and a
+prefix that is shown other columns gets other verdicts.
+"""
+
+from client import Server, report
+
+# Servers of several tests at a time on two cores: a few prompts say enough.
+NUM_PROMPTS = 8
+CASES = {
+    "exact": {"parse_mode": "exact"},
+    "nothing valid": {"parse_threshold": 1.5},
+    "off": {"parse_mode": "off"},
+}
+
+
+def answers(server: Server, prompts) -> dict[str, list]:
+    return {
+        name: [
+            r["output_ids"]
+            for r in server.generate_all(prompts[:NUM_PROMPTS], 4, custom=custom)
+        ]
+        for name, custom in CASES.items()
+    }
+
+
+def test_two_ranks_answer_like_one(pool, prompts):
+    """Red if ranks follow their own clocks or verdicts: tokens differ, or all hangs."""
+    one = answers(pool.get("parse"), prompts)
+    ranks = pool.get("ranks")
+    assert answers(ranks, prompts) == one
+
+    # Where segments are kept, windows and verdicts of both ranks must agree as well.
+    judged = ranks.generate_all(prompts[:NUM_PROMPTS], 4)
+    assert sum(report(r)["judged_tokens"] for r in judged) > 0
+    kept = sum(report(r)["kept_tokens"] for r in judged)
+    assert kept > sum(len(r["output_ids"]) for r in judged) // 2
+    assert ranks.is_alive()
