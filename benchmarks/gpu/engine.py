@@ -83,11 +83,10 @@ class Engine:
             req_to_token_pool=self.pool,
             token_to_kv_pool_allocator=self.allocator,
         )
-        with torch.no_grad():
-            self.target.init_attention_backends()
-            self.parse.init_attention_backends()
-            self.target.init_cuda_graphs()
-            self.parse.init_cuda_graphs()
+        self.target.init_attention_backends()
+        self.parse.init_attention_backends()
+        self.target.init_cuda_graphs()
+        self.parse.init_cuda_graphs()
         self.runner = runner
         self.device = torch.device(runner.device)
 
@@ -254,8 +253,3 @@ class Engine:
 def boundaries_of(window: int, num_segments: int) -> list[int]:
     """Ends of `num_segments` segments of a draft, the last at its end."""
     return [window * (k + 1) // num_segments for k in range(num_segments)]
-
-
-def inference() -> Any:
-    """What the scheduler runs its forwards under."""
-    return torch.inference_mode() if torch.cuda.is_available() else torch.no_grad()

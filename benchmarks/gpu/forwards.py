@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.engine import Engine, boundaries_of, inference
+from benchmarks.gpu.engine import Engine, boundaries_of
 from benchmarks.gpu.pairs import PAIRS, model_args, shape_of
 from benchmarks.gpu.records import Clock, Records, spread, timed
+from sglang_parse.startup import ROUTES_OF_BACKEND
 
 SUFFIX_LEN = 24
 DRAFT_STEPS = 64
@@ -121,6 +122,7 @@ class Bench:
                 "forwards",
                 f"{self.args.pair}/{self.engine.args.attention_backend}/shape/{role}",
                 pair=self.args.pair,
+                backend=self.engine.args.attention_backend,
                 kind="shape",
                 role=role,
                 itemsize=self.itemsize,
@@ -185,7 +187,8 @@ class Bench:
         plan = engine.verify_plan(1, context, window, num_segments, SUFFIX_LEN)
         scratch = room[: plan.num_suffix_tokens]
         common["num_tokens"] = plan.num_verify_tokens
-        for route in ("mask", "virtual"):
+        routes = ROUTES_OF_BACKEND[engine.args.attention_backend]
+        for route in routes:
             self.cell(
                 f"verify-{route}/{name}",
                 lambda route=route: engine.verify(plan, rows, scratch, route),
@@ -193,10 +196,11 @@ class Bench:
                 route=route,
                 **common,
             )
-        self.parity(f"parity/{name}", plan, rows, scratch, common)
+        if len(routes) > 1:
+            self.parity(f"parity/{name}", plan, rows, scratch, common)
         row = int(rows[0])
 
-        def fork(prefixes: list[int], lens: list[int]) -> torch.Tensor:
+        def fork(prefixes: list[int], lens: list[int]) -> list[torch.Tensor]:
             """Rows of their own that share columns of `row` and go on in `room`."""
             at = 0
             for i, (prefix, n) in enumerate(zip(prefixes, lens, strict=True)):
@@ -205,39 +209,37 @@ class Bench:
                     engine.table.dtype
                 )
                 at += n
-            return torch.arange(row + 1, row + 1 + len(lens), device=engine.device)
+            forked_rows = torch.arange(row + 1, row + 1 + len(lens))
+            return list(forked_rows.to(engine.device).split(1))
 
         # As many tokens as the pass, in one ordinary prefill.
         whole = [plan.num_verify_tokens]
-        if whole[0] <= len(room):
-            self.cell(
-                f"prefill/{name}",
-                lambda: engine.prefill(
-                    fork([context], whole), [context], whole, room[: whole[0]]
-                ),
-                kind="prefill",
-                **common,
-            )
+        whole_rows = fork([context], whole)[0]
+        self.cell(
+            f"prefill/{name}",
+            lambda: engine.prefill(whole_rows, [context], whole, room[: whole[0]]),
+            kind="prefill",
+            **common,
+        )
         lens = [cut + SUFFIX_LEN for cut in cuts]
         prefixes = [context + 1] * num_segments
+        forked_rows = torch.cat(fork(prefixes, lens))
         self.cell(
             f"forks/{name}",
-            lambda: engine.prefill(fork(prefixes, lens), prefixes, lens, room[:forked]),
+            lambda: engine.prefill(forked_rows, prefixes, lens, room[:forked]),
             kind="forks",
             **common,
         )
+        starts = [0, *cuts[:-1]]
+        steps = [
+            (context + 1 + start, cut - start + SUFFIX_LEN)
+            for start, cut in zip(starts, cuts, strict=True)
+        ]
+        step_rows = fork([p for p, _ in steps], [n for _, n in steps])
 
         def sequential() -> None:
-            start = 0
-            for cut in cuts:
-                n = cut - start + SUFFIX_LEN
-                engine.prefill(
-                    fork([context + 1 + start], [n]),
-                    [context + 1 + start],
-                    [n],
-                    room[:n],
-                )
-                start = cut
+            for one, (prefix, n) in zip(step_rows, steps, strict=True):
+                engine.prefill(one, [prefix], [n], room[:n])
 
         self.cell(f"sequential/{name}", sequential, kind="sequential", **common)
 
@@ -278,7 +280,7 @@ class Bench:
 def main() -> None:
     args = parser().parse_args()
     records = Records(args.out / "forwards.jsonl")
-    with inference():
+    with torch.no_grad():
         Bench(args, records).run()
 
 
