@@ -27,6 +27,9 @@ PROBE_COST = 0.04
 PLAIN_CHECK_AFTER = 8
 SUSPECT_TOKENS = 3.0
 SMOOTHING = 0.25
+# From this many running requests on, a round may take half the time: somebody is about
+# to arrive, and long rounds no longer pay more than short ones.
+LOADED_BS = 4
 
 
 def draft_window(asked: int, *, num_remaining: int, num_positions: int) -> int:
@@ -138,8 +141,8 @@ class _Bucket:
 class WindowController:
     """Decides, round by round, whether to draft and how many steps at most.
 
-    max_round_ms: bound on a round's time, 0 for none. Decisions follow measured
-    times, so they differ between runs; the exact mode's tokens do not.
+    max_round_ms: bound on a round's time, half of it under load; 0 for none. Decisions
+    follow measured times, so they differ between runs; the exact mode's tokens do not.
     """
 
     def __init__(self, max_round_ms: int) -> None:
@@ -158,7 +161,8 @@ class WindowController:
         step_ms = bucket.step_ms.value
         if not self.max_round_ms or not step_ms:
             return 1 << 30
-        left_ms = self.max_round_ms - (bucket.plain_ms.value or 0.0)
+        bound_ms = self.max_round_ms / (2 if bs >= LOADED_BS else 1)
+        left_ms = bound_ms - (bucket.plain_ms.value or 0.0)
         return max(MIN_WINDOW, int(left_ms / step_ms))
 
     def observe(self, timing: RoundTiming) -> None:

@@ -8,7 +8,6 @@ same scores as PARSE's one pass, which this is the baseline of.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,7 @@ from sglang.lang.ir import SglSamplingParams
 
 from sglang_parse.config import ParseConfig
 from sglang_parse.decide import count_valid_segments
-from sglang_parse.frontend.adapter import KEY, Answer
+from sglang_parse.frontend.adapter import KEY, Answer, ParseSamplingParams
 from sglang_parse.judge import JudgePrompt, build_judge_prompt
 from sglang_parse.request import MAX_VERIFY_SEGMENTS
 from sglang_parse.segment import Segmenter, build_token_texts
@@ -74,9 +73,11 @@ class Start:
     report: dict[str, Any] = field(default_factory=dict)
 
     def rest_of(self, params: SglSamplingParams) -> SglSamplingParams:
-        """Parameters of what remains to be generated."""
+        """Parameters of what remains to be generated, by the target alone."""
         left = params.max_new_tokens - self.num_tokens
-        return dataclasses.replace(params, max_new_tokens=left)
+        return ParseSamplingParams.of(
+            params, {"parse_mode": "off"}, max_new_tokens=left
+        )
 
     def answer(self) -> Answer:
         """The kept text alone, with a report of it."""

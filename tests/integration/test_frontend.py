@@ -169,21 +169,31 @@ def target_passes(server) -> int:
     return info["internal_states"][0]["parse"]["target_passes"]
 
 
-def test_verify_of_sixteen_prefixes_is_one_pass(backend, parse, target, problems):
-    """Red if scores leave the portable route's, or prefixes get passes of their own."""
-    problem = problems[4]
-    text = sixteen(problem)
+def test_verify_of_sixteen_prefixes_is_one_pass(backend, parse, problems):
+    """Red if prefixes get passes of their own."""
     before = target_passes(parse)
-    one = check.run(problem.prompt, text, backend=backend)
-    scores = report(one, "check")["scores"]
-    assert report(one, "check")["target_passes"] == 1 and len(scores) == 16
+    state = check.run(problems[4].prompt, sixteen(problems[4]), backend=backend)
+    assert report(state, "check")["target_passes"] == 1
+    assert len(report(state, "check")["scores"]) == 16
     assert target_passes(parse) == before + 1
+
+
+@pytest.mark.parametrize("cut", [sixteen, lambda p: wrong_at(p, 4)], ids=["16", "text"])
+def test_verify_agrees_with_the_portable_route(parse, target, problems, cut):
+    """Red if the pass shows a prefix more or less, or the two cut differently."""
+    text = cut(problems[4])
+    one = check.run(problems[4].prompt, text, backend=endpoint(parse))
+    expected = report(one, "check")
     for server in (parse, target):
-        many = check.run(problem.prompt, text, portable=True, backend=endpoint(server))
-        assert report(many, "check")["mode"] == "portable"
-        assert report(many, "check")["scores"] == pytest.approx(scores, abs=TOLERANCE)
-        assert many["check"] == one["check"]
-        assert report(many, "check")["cut"] == report(one, "check")["cut"]
+        many = check.run(
+            problems[4].prompt, text, portable=True, backend=endpoint(server)
+        )
+        found = report(many, "check")
+        assert found["mode"] == "portable" and many["check"] == one["check"]
+        assert found["scores"] == pytest.approx(expected["scores"], abs=TOLERANCE)
+        assert found["cut"] == expected["cut"]
+        for mine, theirs in zip(found["segments"], expected["segments"], strict=True):
+            assert {**mine, "score": 0} == {**theirs, "score": 0}
 
 
 def test_verify_cuts_before_the_first_error(backend, problems):

@@ -101,6 +101,9 @@ def test_controller_pauses_where_many_kept_tokens_cost_more_than_plain():
 def test_step_cap_bounds_the_round_by_measured_costs():
     """Red if the cost of verifying a draft token is left out of the bound."""
     controller = WindowController(100)
+    controller.observe(RoundTiming(1, 50, 50, draft_ms=100.0, verify_ms=100.0))
+    assert controller.step_cap(1) == 25
+    controller = WindowController(200)  # half of it with four requests
     assert controller.step_cap(4) > 1000
     controller.observe(RoundTiming(4, 50, 200, draft_ms=100.0, verify_ms=100.0))
     assert controller.step_cap(4) == 25
