@@ -85,6 +85,8 @@ def run_stage(stage: Stage, out: Path, logs: Path, limit_s: float) -> str:
     """`ok`, or why not. The stage knows its limit and is stopped some time after it."""
     command = [sys.executable, "-m", stage.module, *stage.args]
     command += ["--out", str(out), "--budget-s", str(max(30.0, limit_s - 30.0))]
+    if stage.module.endswith(".serve"):
+        command += ["--logs", str(logs)]
     log = logs / f"stage-{stage.name}.log"
     print(f"== {stage.name}, {limit_s:.0f} s: {' '.join(command)}", flush=True)
     started = time.monotonic()
