@@ -69,8 +69,9 @@ class BenchConfig:
 
     server_args: flags of every server of every arm. model_cpus: cores shared by the
     processes that run the models of an arm, however many servers it has; () leaves
-    them alone. step_stop: ends a step of the sequential arm. judge: OpenAI-compatible
-    endpoint {url, model} that rates open answers.
+    them alone. boot_together: arms whose servers start side by side; they are measured
+    one after the other. step_stop: ends a step of the sequential arm. judge:
+    OpenAI-compatible endpoint {url, model} that rates open answers.
     """
 
     out: Path
@@ -83,6 +84,7 @@ class BenchConfig:
     warm_up: int = 8
     server_args: tuple[str, ...] = ()
     model_cpus: tuple[int, ...] = ()
+    boot_together: int = 1
     temperature: float = 0.0
     threshold: float = 0.5
     judge_suffix: str = DEFAULT_JUDGE_SUFFIX
@@ -92,7 +94,7 @@ class BenchConfig:
     judge: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "warm_up"):
+        for name in ("repeats", "warm_up", "boot_together"):
             check_count(getattr(self, name), name, 1, 1000)
         for concurrency in self.concurrency:
             check_count(concurrency, "concurrency", 1, 4096)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,7 @@ from sglang_parse.load import LoadError, flush_cache, open_session
 
 logger = logging.getLogger(__name__)
 
+QUICK_BYTES = 1 << 28
 WARM_UP_OFFSET = 1  # added to the seed: warm-up problems are others
 
 
@@ -56,14 +59,18 @@ def run_benchmark(config: BenchConfig) -> Path:
     chat = Chat(tokenizer, config.chat_template)
     total = sum(cell.num_items for cell in pending)
     with tqdm(total=total, unit="req", disable=not total) as bar:
-        for arm_name, group in itertools.groupby(pending, lambda cell: cell.arm):
-            arm = next(a for a in config.arms if a.name == arm_name)
-            bar.set_description(f"{arm.name}: starting")
-            with arm_servers(arm, config) as urls:
-                for cell in group:
+        names = dict.fromkeys(cell.arm for cell in pending)
+        arms = [arm for arm in config.arms if arm.name in names]
+        for start in range(0, len(arms), config.boot_together):
+            batch = arms[start : start + config.boot_together]
+            bar.set_description(f"starting {', '.join(a.name for a in batch)}")
+            with arm_servers(batch, config) as urls:
+                for arm, cell in itertools.product(batch, pending):
+                    if cell.arm != arm.name:
+                        continue
                     bar.set_description(cell.name)
                     found = items[cell_spec(cell)]
-                    job = Job(cell, arm, config, found, urls, chat)
+                    job = Job(cell, arm, config, found, urls[arm.name], chat)
                     measure_cell(job, store, bar.update)
     for cell in cells:
         if store.read_grades(cell) is None:
@@ -147,7 +154,21 @@ def settings(config: BenchConfig) -> dict[str, Any]:
         *("threshold", "judge_suffix", "step_stop", "chat_template"),
     )
     values = {name: getattr(config, name) for name in names}
-    return values | {"models": dataclasses.asdict(config.models)}
+    models = dataclasses.asdict(config.models)
+    weights = {name: fingerprint(model_path(name)) for name in models.values() if name}
+    return values | {"models": models, "weights": weights}
+
+
+@functools.cache
+def fingerprint(model: str) -> str:
+    """Sizes, and checksums where they are quick, of a local model's weight files, so
+    that results of a model that was trained anew are not mixed with older ones."""
+    marks = []
+    for path in sorted(Path(model).glob("*.safetensors")):
+        size = path.stat().st_size
+        crc = zlib.crc32(path.read_bytes()) if size < QUICK_BYTES else 0
+        marks.append(f"{path.name}:{size}:{crc:08x}")
+    return " ".join(marks)
 
 
 def cell_spec(cell: Cell) -> DataSetSpec:
@@ -159,21 +180,27 @@ def cell_spec(cell: Cell) -> DataSetSpec:
 
 
 @contextlib.contextmanager
-def arm_servers(arm: Arm, config: BenchConfig) -> Iterator[dict[str, str]]:
-    """Fresh servers of one arm; yields their urls by role. Logs stay if one fails."""
+def arm_servers(
+    arms: Sequence[Arm], config: BenchConfig
+) -> Iterator[dict[str, dict[str, str]]]:
+    """Fresh servers of some arms, started side by side; yields urls by arm and role.
+
+    Their logs stay if one fails.
+    """
     logs = Path(tempfile.mkdtemp(prefix="sglang-parse-bench-"))
-    draft = arm_draft(arm, config.models)
-    servers = {
-        role: make_server(
-            server_flags(arm, kind, config.models, config.server_args, draft),
-            f"{arm.name}-{role}",
-            logs / f"{role}.log",
-        )
-        for role, kind in arm.servers.items()
-    }
+    servers: dict[tuple[str, str], ServerProcess] = {}
+    for arm in arms:
+        draft = arm_draft(arm, config.models)
+        for role, kind in arm.servers.items():
+            flags = server_flags(arm, kind, config.models, config.server_args, draft)
+            name = f"{arm.name}-{role}"
+            servers[arm.name, role] = make_server(flags, name, logs / f"{name}.log")
     with running(list(servers.values())):
         pin_models(list(servers.values()), config.model_cpus)
-        yield {role: server.url for role, server in servers.items()}
+        yield {
+            arm.name: {role: servers[arm.name, role].url for role in arm.servers}
+            for arm in arms
+        }
     for log in logs.iterdir():
         log.unlink()
     logs.rmdir()

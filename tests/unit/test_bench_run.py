@@ -381,3 +381,25 @@ def test_rated_answers_are_averaged_and_graded_once(monkeypatch):
     grades = grade_cell(Result, [item], decode=CHAT.decode, judge={"url": "http://j"})
     assert grades["ratings"] == [7.0] and grades["correct"] == [None]
     assert asked == [(item.id, ["hello"], {"url": "http://j"})]
+
+
+def test_arms_that_boot_together_are_measured_one_by_one(fakes, tmp_path):
+    text = (
+        CONFIG[: CONFIG.index("sweep:")].replace("[1, 3]", "[3]") + "boot_together: 2\n"
+    )
+    report = run_benchmark(load_config(write_config(tmp_path, text)))
+    assert [name for name, _, _ in fakes] == ["target-main", "parse-main"]
+    # Warm-up and problems, each server its own arm's.
+    assert [len(server.bodies) for _, _, server in fakes] == [12 + 8] * 2
+    assert "| parse |" in report.read_text()
+
+
+def test_model_that_was_trained_anew_is_another_setting(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    marks = []
+    for data in (b"one", b"two", b"one"):
+        weights.write_bytes(data)
+        run.fingerprint.cache_clear()
+        marks.append(run.fingerprint(str(tmp_path)))
+    assert marks[0] == marks[2] != marks[1]
+    assert run.fingerprint("a-hub/name") == ""
