@@ -14,6 +14,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from torch import Tensor
 
 from sglang_parse import report, telemetry
 from sglang_parse.client import ClientText
@@ -197,7 +198,7 @@ class ParseWorker(BaseSpecWorker):
         drafts = self._draft(batch, states, seq_lens, chains)
         drafted = time.perf_counter()
         if not any(d.tokens for d in drafts):
-            return self._plain_round(batch, states, drafts, chains, seq_lens)
+            return self._plain_round(batch, states, chains, seq_lens)
         boundaries = self.stages.segment(batch, states, drafts)
         plan = build_verify_plan(
             seq_lens=seq_lens,
@@ -257,7 +258,6 @@ class ParseWorker(BaseSpecWorker):
         self,
         batch: Any,
         states: Sequence[RequestState],
-        drafts: Sequence[RoundDraft],
         chains: Sequence[GrammarChain | None],
         seq_lens: Sequence[int],
     ) -> GenerationBatchResult:
@@ -284,7 +284,7 @@ class ParseWorker(BaseSpecWorker):
             needs=logprob_needs(batch, index),
         )
         decisions = [Decision((token,), 0, 0, ()) for token in tokens.tolist()]
-        self._remember(batch, states, drafts, decisions, seq_lens)
+        self._forget_drafts(batch, states, lens)
         plain_s = time.perf_counter() - started
         self.telemetry.add_seconds(plain=plain_s)
         self.controller.observe(RoundTiming(bs, 0, bs, 0.0, 1000 * plain_s))
@@ -415,6 +415,8 @@ class ParseWorker(BaseSpecWorker):
                 min(w, cap + len(s.pending), s.window or w)
                 for w, s in zip(windows, states, strict=True)
             ]
+        if not any(windows):
+            return windows
         room = self.slots.num_free(batch.tree_cache)
         held = [r.kv.kv_allocated_len for r in batch.reqs]
         return fit_windows(windows, seq_lens=seq_lens, held=held, room=room)
@@ -450,6 +452,22 @@ class ParseWorker(BaseSpecWorker):
             )
             keep.append(new_len + len(decision.pending) + bool(decision.pending))
         self.slots.trim_rows(batch, keep)
+
+    def _forget_drafts(
+        self, batch: Any, states: Sequence[RequestState], lens: Tensor
+    ) -> None:
+        """`_remember` after a plain round: nothing pending, no draft KV of the token.
+
+        lens: [bs] int64 on the host, tokens before the round's own.
+        """
+        written = self.slots.table[batch.req_pool_indices, lens.to(batch.device)]
+        self.draft_cache.forget(written)
+        seq_lens = lens.tolist()
+        for state, n in zip(states, seq_lens, strict=True):
+            state.pending, state.pending_ended, state.num_client = (), False, 0
+            if state.num_cached is not None:
+                state.num_cached = min(state.num_cached, n)
+        self.slots.trim_rows(batch, [n + 1 for n in seq_lens])
 
     def _adapt(
         self,

@@ -106,7 +106,8 @@ def test_threshold_zero_equals_draft_up_to_the_first_bonus_token(parse, prompts)
         first = tokens[0]  # the prefill's own token, the target's
         own = draft_greedy(model, [*prompt, first], ANSWER_TOKENS - 2)
         assert kept, "nothing was drafted"
-        bonus_at = next(s["start"] for s in spans if s["origin"] == "target")
+        assert spans[0]["token_ids"] == [first]
+        bonus_at = next(s["start"] for s in spans[1:] if s["origin"] == "target")
         assert bonus_at >= 2
         assert tokens[1:bonus_at] == own[: bonus_at - 1]
         # Whole draft kept: it goes up to its own end of text or the length limit.
