@@ -16,6 +16,7 @@ from sglang_parse.embedded.task import make_problems
 from sglang_parse.launch import ServerError, ServerProcess
 
 MAX_ALIVE = 2
+NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
 COMMON = ("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK))
 PARSE = (
     *("--speculative-algorithm", "PARSE"),
@@ -115,5 +116,6 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def prompts(tokenizer):
-    """Token ids of 100 prompts of the embedded task, chat template applied."""
-    return [chat_ids(tokenizer, p.prompt) for p in make_problems(100, seed=2024)]
+    """Token ids of prompts of the embedded task, chat template applied."""
+    problems = make_problems(NUM_PROMPTS, seed=2024)
+    return [chat_ids(tokenizer, p.prompt) for p in problems]
