@@ -213,7 +213,8 @@ class CalibrateOptions:
 
 @dataclass(frozen=True)
 class Calibration:
-    """screened: the whole sweep on the screening problems. tested: on fresh ones."""
+    """screened: the whole sweep on the screening problems, where `floor` is exact
+    mode. tested: on fresh ones, exact mode first."""
 
     chosen: Trial
     screened: tuple[Trial, ...]
@@ -260,11 +261,14 @@ def calibrate(
         confidence=options.confidence,
         exact_ratio=floor.ratio,
     )
+    # Speeds compare on the same problems only.
+    fresh_floor = trial(EXACT, fresh)
     chosen, tested = choose(
-        order, lambda s: trial(s, fresh), budget=options.budget, floor=floor
+        order, lambda s: trial(s, fresh), budget=options.budget, floor=fresh_floor
     )
     reference = "references" if has_gold else "agreement with target-only answers"
-    return Calibration(chosen, tuple(screened), tuple(tested), floor, reference)
+    tests = (fresh_floor, *tested)
+    return Calibration(chosen, tuple(screened), tests, floor, reference)
 
 
 def run_calibration(options: CalibrateOptions) -> str:
@@ -286,7 +290,7 @@ def run_calibration(options: CalibrateOptions) -> str:
         )
     info = server_info(options.url)
     chat = Chat(load_tokenizer(info["tokenizer_path"]), {})
-    total = len(items) + (len(settings) + 1) * options.screen
+    total = 2 * len(items) + len(settings) * options.screen
     with tqdm(total=total, unit="req") as bar:
 
         def ask(setting: Setting, found: Sequence[Item]) -> list[Answer]:
