@@ -407,6 +407,56 @@ def test_streamer_adds_the_report_of_finished_requests():
     assert streamer.build_additional_customized_info([other]) == {}
 
 
+def test_accept_figures_are_where_we_correct_them():
+    """Red if SGLang divides kept drafts by something else than we make up for."""
+    from sglang.srt.managers.scheduler_components.metrics_reporter import (
+        SchedulerMetricsReporter,
+    )
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    assert parameters(TokenizerManager._calculate_spec_decoding_metrics) == [
+        "self", "meta_info", "recv_obj", "i",
+    ]  # fmt: skip
+    source = inspect.getsource(TokenizerManager._calculate_spec_decoding_metrics)
+    for name in ("spec_num_proposed_drafts", "spec_accept_rate", "spec_num_cap_tokens"):
+        assert name in source
+    source = inspect.getsource(SchedulerMetricsReporter.report_decode_stats)
+    for text in (
+        "self.forward_ct_decode % self.decode_log_interval != 0",
+        "num_correct_drafts = self.spec_num_correct_drafts",
+        "self.spec_num_forward_ct * draft_per_round",
+        "self.spec_num_cap_tokens = 0",
+    ):
+        assert text in source
+
+
+def test_endpoints_lack_what_we_add():
+    """Red if SGLang learns of predictions or of reports in streams by itself."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.entrypoints.openai import protocol, serving_chat
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    fields = protocol.ChatCompletionRequest.model_fields
+    assert "prediction" not in fields and "return_meta_info" in fields
+    assert "return_meta_info" not in protocol.CompletionRequest.model_fields
+    details = protocol.CompletionTokensDetails.model_fields
+    assert "accepted_prediction_tokens" not in details
+    source = inspect.getsource(serving_chat)
+    assert "return_meta_info is not supported with streaming" in source
+    assert inspect.isasyncgenfunction(inspect.unwrap(TokenizerManager.generate_request))
+    setup = inspect.unwrap(http_server._setup_and_run_http_server)
+    assert parameters(setup)[0] == "server_args"
+
+
+def test_prefill_batch_names_its_unfinished_request():
+    """Red if a client's text could be judged before its prompt is whole."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch
+
+    assert "chunked_req" in {f.name for f in dataclasses.fields(ScheduleBatch)}
+    wanted = ["self", "message", "status_code", "err_type"]
+    assert parameters(FINISH_ABORT.__init__) == wanted
+
+
 def test_pool_configurator_asks_us_for_the_draft_bytes():
     """Red if the cell size is computed elsewhere: the draft pool is unbudgeted then."""
     from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
