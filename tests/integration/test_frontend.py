@@ -149,7 +149,8 @@ def test_draft_in_exact_mode_changes_nothing(backend, target, problems):
         problem.prompt, draft=wrong_at(problem, 2), mode="exact", backend=backend
     )
     prompt = state.text()[: -len(state["answer"] + "<|im_end|>\n")]
-    assert state["answer"] == target.generate(prompt)["text"]
+    alone = target.generate(prompt, custom={"parse_mode": "off"})
+    assert state["answer"] == alone["text"]
 
 
 # -- parse_verify ---------------------------------------------------------------------
