@@ -175,8 +175,8 @@ class ParseVerify(ParseExpr):
         return add_cut(report), meta_info
 
 
-class PortableGen(ParseExpr):
-    """parse_gen by ordinary requests."""
+class PortableExpr(ParseExpr):
+    """A primitive that needs no PARSE server."""
 
     def __init__(
         self, gen: SglGen, options: dict[str, Any], tokenizer: str | None
@@ -186,7 +186,11 @@ class PortableGen(ParseExpr):
         self.tokenizer = tokenizer
 
     def __repr__(self) -> str:
-        return f"PortableGen('{self.name}')"
+        return f"{type(self).__name__}('{self.name}')"
+
+
+class PortableGen(PortableExpr):
+    """parse_gen by ordinary requests."""
 
     def _start(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
@@ -219,18 +223,8 @@ class PortableGen(ParseExpr):
             yield text, start.meta_info(meta_info, written)
 
 
-class PortableVerify(ParseExpr):
+class PortableVerify(PortableExpr):
     """parse_verify by ordinary requests."""
-
-    def __init__(
-        self, gen: SglGen, options: dict[str, Any], tokenizer: str | None
-    ) -> None:
-        super().__init__(gen)
-        self.options = options
-        self.tokenizer = tokenizer
-
-    def __repr__(self) -> str:
-        return f"PortableVerify('{self.name}')"
 
     def generate(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
