@@ -50,8 +50,20 @@ class ClientJudge:
         view = batch_view(batch, index)
         seq_lens = [len(req.origin_input_ids) - 1 for req in view.reqs]
         drafts, boundaries = self._drafts(view, states, seq_lens)
+        room = self.stages.slots.num_free(view.tree_cache) // len(states)
+        for i, state in enumerate(states):
+            if room >= len(state.suffix):
+                continue
+            boundaries[i] = ()  # as in a round: what cannot be judged is not kept
+            if state.options.verify_only:
+                refuse(
+                    view.reqs[i],
+                    f"the judge suffix has {len(state.suffix)} tokens and there is "
+                    f"room for {room} now; shorten custom_params.parse_judge_suffix or "
+                    "send the request again later.",
+                )
         groups = [
-            verify_groups(b, room=self._suffix_room(view, s), suffix_len=len(s.suffix))
+            verify_groups(b, room=room, suffix_len=len(s.suffix))
             for b, s in zip(boundaries, states, strict=True)
         ]
         scores: list[tuple[float, ...]] = [()] * len(states)
@@ -158,10 +170,6 @@ class ClientJudge:
         )
         return drafts, boundaries
 
-    def _suffix_room(self, view: Any, state: RequestState) -> int:
-        """Scratch slots that one of the view's requests may use in a pass."""
-        return self.stages.slots.num_free(view.tree_cache) // len(view.reqs)
-
 
 def batch_view(batch: Any, index: Sequence[int]) -> Any:
     """Some requests of a batch, as the stages read a batch."""
@@ -179,8 +187,11 @@ def batch_view(batch: Any, index: Sequence[int]) -> Any:
 def verify_groups(
     boundaries: Sequence[int], *, room: int, suffix_len: int
 ) -> list[tuple[int, ...]]:
-    """Boundaries pass by pass, as many a pass as there are scratch slots for."""
-    most = max(1, room // max(1, suffix_len))
+    """Boundaries pass by pass, as many a pass as there are scratch slots for.
+
+    room: scratch slots, at least suffix_len where there is a boundary.
+    """
+    most = max(1, room // suffix_len)
     groups = [tuple(boundaries[k : k + most]) for k in range(0, len(boundaries), most)]
     return groups or [()]
 

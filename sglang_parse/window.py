@@ -22,6 +22,8 @@ SHORT_WINDOW = 16
 FIRST_PAUSE = 8
 MAX_PAUSE = 256
 PROBE_COST = 0.04
+# One probe that something else held up must not switch drafting off for good.
+LONGEST_PAUSE = 1024
 # Drafting rounds after which one plain round is measured to compare with, and the
 # tokens per request and round below which it is measured at once.
 PLAIN_CHECK_AFTER = 8
@@ -214,6 +216,6 @@ def _pays(bucket: _Bucket) -> bool:
         return True
     lost_ms = spec_ms - tokens * plain_ms
     least = math.ceil(lost_ms / (PROBE_COST * plain_ms))
-    bucket.pause = max(bucket.next_pause, least) - 1
+    bucket.pause = min(max(bucket.next_pause, least), LONGEST_PAUSE) - 1
     bucket.next_pause = min(2 * bucket.next_pause, MAX_PAUSE)
     return False

@@ -318,7 +318,8 @@ class ParseWorker(BaseSpecWorker):
     ) -> list[RoundDraft]:
         """Draft for every request that wants to; pending tokens come first."""
         for req, state in zip(batch.reqs, states, strict=True):
-            state.follow_client([*req.output_ids, *state.ready])
+            if state.client is not None:
+                state.follow_client([*req.output_ids, *state.ready])
         windows = self._windows(batch, states, seq_lens)
         self.slots.extend_rows(
             batch, [n + 1 + w for n, w in zip(seq_lens, windows, strict=True)]

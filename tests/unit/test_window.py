@@ -51,6 +51,14 @@ def test_controller_pauses_where_the_draft_is_hostile(verify_ms):
     assert rate >= 0.93 * plain
 
 
+def test_one_slow_probe_does_not_end_drafting():
+    """Red if a probe that the machine held up pauses drafting for hours."""
+    controller = WindowController(0)
+    controller.observe(RoundTiming(4, 60, 4, draft_ms=9e6, verify_ms=9e6))
+    controller.observe(RoundTiming(4, 0, 4, draft_ms=0.0, verify_ms=10.0))
+    assert any(controller.step_cap(4) for _ in range(1100))
+
+
 def test_probe_reaches_a_boundary():
     """Red if long segments keep a paused batch from seeing that verdicts pass."""
     controller = WindowController(0)

@@ -1,0 +1,124 @@
+"""Clients' texts judged behind their prompts: what a pool that is short allows."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.client import ClientText
+from sglang_parse.client_pass import ClientJudge, verify_groups
+from sglang_parse.decide import Decision
+from sglang_parse.plan import VerifyPlan
+
+
+def test_groups_cover_every_boundary_in_order():
+    """Red if a boundary is judged twice, or not at all, where a pass has no room."""
+    boundaries = tuple(range(1, 12))
+    groups = verify_groups(boundaries, room=50, suffix_len=20)
+    assert [len(g) for g in groups] == [2, 2, 2, 2, 2, 1]
+    assert sum(groups, ()) == boundaries
+    assert verify_groups((), room=0, suffix_len=20) == [()]
+
+
+class Slots:
+    """A pool with `free` slots; a pass that asks for more would stop the scheduler."""
+
+    table = torch.zeros(4, 64, dtype=torch.int32)
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def num_free(self, tree_cache) -> int:
+        return self.free
+
+    def extend_rows(self, batch, lens) -> None:
+        self.extended = lens
+
+    def trim_rows(self, batch, lens) -> None:
+        self.trimmed = lens
+
+
+class Stages:
+    """Keeps whatever was judged; notes the passes."""
+
+    config = SimpleNamespace(max_segments=16)
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.plans: list[VerifyPlan] = []
+
+    def verify(self, batch, plan: VerifyPlan):
+        assert plan.num_suffix_tokens <= self.slots.free
+        self.plans.append(plan)
+
+    def scores(self, plan, output, states):
+        return [(1.0,) * len(b) for b in plan.boundaries]
+
+    def follow_target(self, batch, plan, output, cuts, drafts, chains):
+        decisions = [
+            Decision((*d.tokens[: c.num_kept], 99), c.num_kept, 0, ())
+            for c, d in zip(cuts, drafts, strict=True)
+        ]
+        return decisions, None
+
+
+def judge(monkeypatch, *, free: int, verify_only: bool):
+    """One request: a prompt of 5, a text of 6 in three segments, a suffix of 10."""
+    options = SimpleNamespace(
+        verify_only=verify_only, mode="semantic", threshold=0.5,
+        keep_rule="first-failure", exact_tail=False, segmenter="line",
+    )  # fmt: skip
+    records = []
+    state = SimpleNamespace(
+        options=options, suffix=(7,) * 10, ready=(), pending=(), num_client=0,
+        client=ClientText([1, 2, 3, 4, 5, 6], (2, 4, 6)),
+        report=SimpleNamespace(record=records.append),
+    )  # fmt: skip
+    req = SimpleNamespace(
+        origin_input_ids=[10, 11, 12, 13, 14], output_ids=[], to_finish=None,
+        kv=SimpleNamespace(kv_allocated_len=5),
+        sampling_params=SimpleNamespace(max_new_tokens=50),
+    )  # fmt: skip
+    batch = SimpleNamespace(
+        reqs=[req], req_pool_indices=torch.tensor([0]), seq_lens=torch.tensor([5]),
+        sampling_info=None, tree_cache=None, device="cpu",
+    )  # fmt: skip
+    monkeypatch.setattr("sglang_parse.client_pass.expand_rows", lambda *_: None)
+    stages = Stages(Slots(free))
+    tokens = torch.tensor([50])
+    cache = SimpleNamespace(forget=lambda slots: None)
+    ClientJudge(stages, cache, 1000).judge(batch, [0], [state], tokens)
+    return req, state, stages, tokens, records[0]
+
+
+def test_kept_text_is_sent_from_its_first_token(monkeypatch):
+    """Red if the target's first token goes out before a judged text."""
+    req, state, stages, tokens, record = judge(monkeypatch, free=40, verify_only=False)
+    assert tokens.tolist() == [1]
+    assert state.ready == (2, 3, 4, 5, 6, 99)
+    assert stages.slots.trimmed == [5 + 7]
+    assert record.num_judged == 6 and req.to_finish is None
+
+
+@pytest.mark.parametrize("free", [10, 15, 25])
+def test_a_short_pool_takes_more_passes(monkeypatch, free):
+    """Red if a pass asks for more scratch slots than there are."""
+    _, _, stages, tokens, record = judge(monkeypatch, free=free, verify_only=True)
+    assert record.num_passes == len(stages.plans) == (2 if free == 25 else 3)
+    assert record.boundaries == (2, 4, 6) and len(record.scores) == 3
+    assert tokens.tolist() == [50]
+
+
+@pytest.mark.parametrize("verify_only", [False, True])
+def test_a_pool_without_room_for_one_suffix(monkeypatch, verify_only):
+    """Red if such a request stops the scheduler, or an unjudged text is kept."""
+    req, state, stages, tokens, record = judge(
+        monkeypatch, free=9, verify_only=verify_only
+    )
+    assert stages.plans[0].num_suffix_tokens == 0
+    assert record.num_judged == 0 and record.scores == ()
+    if verify_only:
+        assert req.to_finish.status_code == 400
+        assert "parse_judge_suffix" in req.to_finish.message
+    else:
+        assert tokens.tolist() == [99] and state.ready == ()
