@@ -10,7 +10,12 @@ from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_parse.flags import config_from_server_args
-from sglang_parse.startup import ROUTES_OF_BACKEND, check_pair, choose_route
+from sglang_parse.startup import (
+    ROUTES_OF_BACKEND,
+    check_head,
+    check_pair,
+    choose_route,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +79,7 @@ def validate_server_args(server_args: Any) -> None:
         )
     choose_route(config.verify_route, prefill)
     check_pair(server_args, config)
+    check_head(server_args, config)
 
 
 class ParseAlgorithm(CustomSpecAlgo):

@@ -16,7 +16,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from torch import Tensor
 
-from sglang_parse.draft_cache import DraftCache
+from sglang_parse.drafters import FollowUp
 from sglang_parse.metrics import RoundRecord
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.request import MAX_VERIFY_SEGMENTS
@@ -28,10 +28,9 @@ from sglang_parse.window import draft_window, fit_windows
 
 @dataclasses.dataclass(frozen=True)
 class ClientJudge:
-    """stages, draft_cache: the worker's. context_len: of the target, in tokens."""
+    """stages: the worker's. context_len: of the target, in tokens."""
 
     stages: TargetStages
-    draft_cache: DraftCache
     context_len: int
 
     def judge(
@@ -40,12 +39,13 @@ class ClientJudge:
         index: Sequence[int],
         states: Sequence[RequestState],
         next_token_ids: Tensor,
-    ) -> None:
+    ) -> list[FollowUp]:
         """Judge the texts of some requests of a prefill batch.
 
         index: the requests, by their place in the batch; states: theirs. The kept
         part becomes the request's output: its first token now (next_token_ids, [bs],
-        is written), the rest with the next round (`RequestState.ready`).
+        is written), the rest with the next round (`RequestState.ready`). Returns what
+        the drafters have to know of it.
         """
         view = batch_view(batch, index)
         seq_lens = [len(req.origin_input_ids) - 1 for req in view.reqs]
@@ -87,7 +87,7 @@ class ClientJudge:
             if k == 0:
                 first_plan, first_output = plan, output
         plan = dataclasses.replace(first_plan, boundaries=tuple(map(tuple, boundaries)))
-        cuts = choose_cuts(plan, scores, states)
+        cuts = choose_cuts(plan, scores, states, [0] * len(states))
         cuts = [
             dataclasses.replace(c, tail_end=c.num_kept) if s.options.verify_only else c
             for c, s in zip(cuts, states, strict=True)
@@ -95,7 +95,7 @@ class ClientJudge:
         decisions, _ = self.stages.follow_target(
             view, plan, first_output, cuts, drafts, [None] * len(states)
         )
-        keep = []
+        keep, follow_ups = [], []
         rows = view.req_pool_indices.tolist()
         for i, state in enumerate(states):
             decision = decisions[i]
@@ -103,6 +103,12 @@ class ClientJudge:
             if state.options.verify_only:
                 emitted = ()
             else:
+                state.recovering = self.stages.segments_to_recover(
+                    view.reqs[i],
+                    state,
+                    decision,
+                    rejected=cuts[i].failed_at_verdict(decision),
+                )
                 next_token_ids[index[i]] = emitted[0]
                 state.ready = emitted[1:]
                 state.pending = decision.pending
@@ -121,11 +127,19 @@ class ClientJudge:
                 )
             )
             end = seq_lens[i] + 1 + len(emitted)
-            self.draft_cache.forget(
-                self.stages.slots.table[rows[i], seq_lens[i] + 1 : end]
+            root = first_plan.root_rows[i]
+            follow_ups.append(
+                FollowUp(
+                    rows[i],
+                    state,
+                    seq_lens[i],
+                    emitted,
+                    first_output.features_at(root, len(emitted)),
+                )
             )
             keep.append(end + len(state.pending))
         self.stages.slots.trim_rows(view, keep)
+        return follow_ups
 
     def _drafts(
         self, view: Any, states: Sequence[RequestState], seq_lens: Sequence[int]

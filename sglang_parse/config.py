@@ -20,10 +20,12 @@ CONFIG_ENV = "SGLANG_PARSE_CONFIG"
 FLAG_PREFIX = "--speculative-parse-"
 MODES = ("semantic", "exact", "off")
 KEEP_RULES = ("first-failure", "longest")
+COMPOSITIONS = ("none", "eagle3")
 VERIFY_ROUTES = ("auto", "mask", "virtual")
 SEGMENTERS = ("line", "paragraph", "sentence", "step", "code")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
 MAX_THRESHOLD = 2.0
+RECOVER_ALL = "all"
 
 
 _short = reprlib.Repr()
@@ -119,6 +121,19 @@ def parse_verdict_tokens(text: Any, field: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def check_recover(value: Any, field: str) -> int | str:
+    """Return `value` if it counts segments or is "all"; ValueError names `field`."""
+    if value == RECOVER_ALL:
+        return RECOVER_ALL
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not 0 <= value <= 1024:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a whole number from 0 to 1024 or "
+            f"{RECOVER_ALL!r}."
+        )
+    return int(value)
+
+
 @dataclass(frozen=True)
 class ParseConfig:
     """Settings of one server. Every field has a flag `--speculative-parse-<field>`.
@@ -139,12 +154,20 @@ class ParseConfig:
     mode: str = "semantic"
     # After the cut, keep draft tokens that equal the target's own choice.
     exact_tail: bool = True
+    # Segments the target writes itself after a rejection, before verdicts count again;
+    # "all": the rest of the response, as in the paper.
+    recover_segments: int | str = 1
     # Windows follow acceptance and measured cost; off: always the full window.
     adaptive: bool = True
     # Bound on a round's time where windows adapt, so on what a new request waits.
     max_round_ms: int = 500
     # How a verify pass is put to the attention backend (routes.py).
     verify_route: str = "auto"
+    # What drafts where the target is followed token by token (eagle.py).
+    compose: str = "none"
+    eagle_model_path: str = ""
+    # Tokens the EAGLE-3 head drafts at a time.
+    eagle_steps: int = 4
 
     def __post_init__(self) -> None:
         flag = flag_name
@@ -157,9 +180,25 @@ class ParseConfig:
         check_choice(self.keep_rule, flag("keep_rule"), KEEP_RULES)
         check_choice(self.mode, flag("mode"), MODES)
         check_flag(self.exact_tail, flag("exact_tail"))
+        check_recover(self.recover_segments, flag("recover_segments"))
         check_flag(self.adaptive, flag("adaptive"))
         check_count(self.max_round_ms, flag("max_round_ms"), 0, 1 << 20)
         check_choice(self.verify_route, flag("verify_route"), VERIFY_ROUTES)
+        check_choice(self.compose, flag("compose"), COMPOSITIONS)
+        check_count(self.eagle_steps, flag("eagle_steps"), 1, 64)
+        if not isinstance(self.eagle_model_path, str):
+            check_text(self.eagle_model_path, flag("eagle_model_path"))
+        if self.composes != bool(self.eagle_model_path):
+            raise ValueError(
+                f"{flag('compose')} is {self.compose!r} and "
+                f"{flag('eagle_model_path')} is {shown(self.eagle_model_path)}; "
+                "expected 'eagle3' with the path of an EAGLE-3 head, or neither."
+            )
+
+    @property
+    def composes(self) -> bool:
+        """Whether an EAGLE-3 head drafts too."""
+        return self.compose == "eagle3"
 
     @property
     def verdict_pairs(self) -> tuple[tuple[str, str], ...]:

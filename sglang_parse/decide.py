@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -45,13 +46,25 @@ class Cut:
     which the exact tail may go on; the target's logits are needed at rows
     num_kept..tail_end. reuse_tail: the draft past the cut was not judged (it reached
     no boundary) and may be kept for the next round. rejected_end: end of the first
-    rejected segment, 0 if no verdict failed.
+    rejected segment, 0 if no verdict failed. head_end: leading draft tokens that stand
+    only if the target writes the same ones (it recovers from a rejection), at most
+    num_kept.
     """
 
     num_kept: int
     tail_end: int
     reuse_tail: bool
     rejected_end: int = 0
+    head_end: int = 0
+
+    @property
+    def rows(self) -> list[int]:
+        """Draft offsets behind which the target's own token is needed."""
+        return [*range(self.head_end), *range(self.num_kept, self.tail_end + 1)]
+
+    def failed_at_verdict(self, decision: Decision) -> bool:
+        """Whether it was a verdict that ended what was kept, not the head."""
+        return bool(self.rejected_end) and decision.num_judged == self.num_kept
 
 
 def choose_cut(
@@ -62,22 +75,24 @@ def choose_cut(
     threshold: float,
     keep_rule: str,
     exact_tail: bool,
+    head_end: int = 0,
 ) -> Cut:
-    """Cut of one semantic request. scores: one per boundary.
+    """Cut of one semantic request. scores: one per boundary, all behind head_end.
 
     The exact tail runs through the first rejected segment; where every verdict
     passed, the unjudged rest of the draft waits for its own boundary instead.
     """
     num_valid = count_valid_segments(scores, threshold=threshold, keep_rule=keep_rule)
-    num_kept = boundaries[num_valid - 1] if num_valid else 0
+    num_kept = boundaries[num_valid - 1] if num_valid else head_end
+    reuse_tail, rejected_end, tail_end = False, 0, num_kept
     if num_valid < len(boundaries):
         rejected_end = boundaries[num_valid]
         tail_end = rejected_end if exact_tail else num_kept
-        return Cut(num_kept, tail_end, reuse_tail=False, rejected_end=rejected_end)
-    unjudged = num_kept < num_draft_tokens
-    if num_valid == 0 and exact_tail:
-        return Cut(num_kept, num_draft_tokens, reuse_tail=False)
-    return Cut(num_kept, num_kept, reuse_tail=unjudged)
+    elif num_valid == 0 and exact_tail:
+        tail_end = num_draft_tokens
+    else:
+        reuse_tail = num_kept < num_draft_tokens
+    return Cut(num_kept, tail_end, reuse_tail, rejected_end, head_end)
 
 
 def exact_cut(num_draft_tokens: int) -> Cut:
@@ -90,8 +105,9 @@ class Decision:
     """What one request emits this round.
 
     accept_tokens: kept draft tokens, then the target's own token (never empty).
-    num_judged: draft tokens kept by verdict; num_matched: kept by the exact tail.
-    pending: draft tokens after accept_tokens that stay for the next round.
+    num_judged: draft tokens up to the last kept verdict; num_matched: tokens behind
+    them that equal the target's own. pending: draft tokens after accept_tokens that
+    stay for the next round.
     """
 
     accept_tokens: tuple[int, ...]
@@ -109,16 +125,17 @@ def decide(
 ) -> Decision:
     """Follow the target from the cut while it agrees with the draft.
 
-    target_tokens: the target's own choice at rows num_kept..tail_end. Each was drawn
-    from the target's distribution given the tokens before it, so the tail is
-    distributed exactly as the target's own continuation.
+    target_tokens: the target's own choice at `cut.rows`. Each was drawn from the
+    target's distribution given the tokens before it, so what is followed token by
+    token is distributed exactly as the target's own continuation.
     """
-    at = cut.num_kept
-    for target_token in target_tokens:
-        if at >= cut.tail_end or draft_tokens[at] != target_token:
-            break
-        at += 1
-    bonus = target_tokens[at - cut.num_kept]
+    head = target_tokens[: cut.head_end]
+    at = count_agreeing(draft_tokens, head)
+    if at < cut.head_end:
+        return Decision((*draft_tokens[:at], head[at]), 0, at, ())
+    tail = target_tokens[cut.head_end :]
+    at = cut.num_kept + count_agreeing(draft_tokens[cut.num_kept : cut.tail_end], tail)
+    bonus = tail[at - cut.num_kept]
     pending: tuple[int, ...] = ()
     if cut.reuse_tail and draft_tokens[at] == bonus:
         pending = tuple(draft_tokens[at + 1 :])
@@ -128,3 +145,9 @@ def decide(
         num_matched=at - cut.num_kept,
         pending=pending,
     )
+
+
+def count_agreeing(draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> int:
+    """Leading draft tokens that equal the target's."""
+    pairs = zip(draft_tokens, target_tokens, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

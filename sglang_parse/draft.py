@@ -1,8 +1,7 @@
 """Committed tokens -> DraftProposal: the draft model writes ahead.
 
-The draft model shares the target's slot ids: its KV for a token lies in its own pool
-at the slot the target uses (SGLang contract of the STANDALONE worker). Before it
-drafts it forwards every committed position its KV lacks, cached prefixes included.
+Before it drafts it forwards every committed position its KV lacks, cached prefixes
+included.
 """
 
 from __future__ import annotations
@@ -13,23 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.layers.moe.utils import draft_model_build_scope
-from sglang.srt.managers.tp_worker import TpModelWorker
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
-from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
+from sglang_parse.draft_runner import DraftRunner
 from sglang_parse.grammar import GrammarChain
 from sglang_parse.sampling import draft_rows
-from sglang_parse.startup import check_architecture
 
 # Draft steps between two looks at the tokens on the host; each look costs a device
 # synchronisation there and nothing on CPU.
@@ -66,46 +55,25 @@ class DraftProposal:
     num_forwarded: tuple[int, ...]
 
 
-class DraftModel:
-    """The draft model on the target's slots. Holds no per-request state."""
+class DraftModel(DraftRunner):
+    """The draft model of `--speculative-draft-model-path`."""
 
     def __init__(
         self, server_args: Any, gpu_id: int, nccl_port: int, context_len: int
     ) -> None:
-        self.layout = resolve_draft_parallel_layout(
-            DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
+        super().__init__(
+            server_args,
+            gpu_id,
+            nccl_port,
+            context_len,
+            path=server_args.speculative_draft_model_path,
+            revision=server_args.speculative_draft_model_revision,
+            flag="--speculative-draft-model-path",
         )
-        with (
-            draft_tp_context(self.layout),
-            draft_pp_context(),
-            draft_model_build_scope(),
-        ):
-            self.worker = TpModelWorker(
-                server_args=server_args,
-                gpu_id=gpu_id,
-                nccl_port=nccl_port,
-                is_draft_worker=True,
-                context_length=context_len,
-            )
-        self.runner = self.worker.model_runner
-        check_architecture(self.runner.model_config, "--speculative-draft-model-path")
         device_type = torch.device(self.runner.device).type
         self.stop_check_interval = STOP_CHECK_INTERVAL.get(
             device_type, DEFAULT_STOP_CHECK_INTERVAL
         )
-
-    def alloc_memory_pool(self, **kwargs: Any) -> None:
-        with draft_tp_context(self.layout), draft_pp_context():
-            self.worker.alloc_memory_pool(**kwargs)
-
-    def init_attention_backends(self) -> None:
-        plan_plain_decode(self.runner)
-        with draft_tp_context(self.layout), draft_pp_context():
-            self.worker.init_attention_backends()
-
-    def init_cuda_graphs(self) -> None:
-        with draft_tp_context(self.layout), draft_pp_context():
-            self.worker.init_cuda_graphs()
 
     def propose(
         self, requests: Sequence[DraftRequest], *, table: Tensor, sampling_info: Any
@@ -153,7 +121,9 @@ class DraftModel:
             position = torch.minimum(position + 1, end)
             position_cpu = torch.minimum(position_cpu + 1, end_cpu)
             pacer.wait()
-            logits = self._decode(input_ids, rows, position, position_cpu, table)
+            logits = self.decode(
+                input_ids, rows, position, position_cpu, table
+            ).next_token_logits
             pacer.mark()
         steps = len(columns)
         return DraftProposal(
@@ -171,93 +141,14 @@ class DraftModel:
 
         Unrotated ids at true positions (unlike EAGLE's draft extend).
         """
-        device = table.device
-        prefix = [r.num_cached for r in requests]
-        lens = [len(r.tokens) - r.num_cached for r in requests]
-        ids = [t for r in requests for t in r.tokens[r.num_cached :]]
-        positions = [p for r in requests for p in range(r.num_cached, len(r.tokens))]
-        seq_lens = [len(r.tokens) for r in requests]
-        lens_t = torch.tensor(lens, dtype=torch.int32, device=device)
-        slots = [
-            table[r.row, n : n + k]
-            for r, n, k in zip(requests, prefix, lens, strict=True)
-        ]
-        batch = self._forward_batch(
-            ForwardMode.EXTEND,
-            input_ids=torch.tensor(ids, dtype=torch.int64, device=device),
-            rows=rows,
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
-            out_cache_loc=torch.cat(slots).to(torch.int64),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device=device),
-            seq_lens_cpu=torch.tensor(seq_lens),
+        output = self.extend(
+            [t for r in requests for t in r.tokens[r.num_cached :]],
+            rows,
+            [r.num_cached for r in requests],
+            [len(r.tokens) - r.num_cached for r in requests],
+            table,
         )
-        batch.extend_num_tokens = len(ids)
-        batch.extend_seq_lens = lens_t
-        batch.extend_prefix_lens = torch.tensor(
-            prefix, dtype=torch.int32, device=device
-        )
-        batch.extend_start_loc = torch.cumsum(lens_t, 0, dtype=torch.int32) - lens_t
-        batch.extend_seq_lens_cpu = lens
-        batch.extend_prefix_lens_cpu = prefix
-        batch.extend_logprob_start_lens_cpu = lens
-        return self._forward(batch)
-
-    def _decode(
-        self,
-        input_ids: Tensor,
-        rows: Tensor,
-        position: Tensor,
-        position_cpu: Tensor,
-        table: Tensor,
-    ) -> Tensor:
-        """One draft step: token `input_ids` at `position`; logits [bs, vocab].
-
-        Reads nothing back: its tokens stay on the device, its lengths are known on the
-        host. A captured graph runs it where there is one.
-        """
-        return self._forward(
-            self._forward_batch(
-                ForwardMode.DECODE,
-                input_ids=input_ids,
-                rows=rows,
-                positions=position,
-                out_cache_loc=table[rows, position].to(torch.int64),
-                seq_lens=position + 1,
-                seq_lens_cpu=position_cpu + 1,
-            )
-        )
-
-    def _forward_batch(
-        self,
-        mode: ForwardMode,
-        *,
-        input_ids: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        out_cache_loc: Tensor,
-        seq_lens: Tensor,
-        seq_lens_cpu: Tensor,
-    ) -> ForwardBatch:
-        batch = ForwardBatch(
-            forward_mode=mode,
-            batch_size=len(rows),
-            input_ids=input_ids,
-            req_pool_indices=rows,
-            seq_lens=seq_lens,
-            out_cache_loc=out_cache_loc,
-            seq_lens_sum=int(seq_lens_cpu.sum()),
-            seq_lens_cpu=seq_lens_cpu,
-            positions=positions,
-            spec_algorithm=SpeculativeAlgorithm.NONE,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            return_hidden_states_before_norm=False,
-            global_num_token_non_padded_cpu=len(input_ids),
-        )
-        self.runner.kv_index_translator.bind_own_plan(batch)
-        return batch
-
-    def _forward(self, batch: ForwardBatch) -> Tensor:
-        return self.runner.forward(batch).logits_output.next_token_logits
+        return output.next_token_logits
 
     def _sample(self, logits: Tensor, position: Tensor, sampling: Any) -> Tensor:
         """[bs] int64 draft tokens, by the request's own sampling parameters."""
@@ -292,18 +183,6 @@ class StepPacer:
             event = self._device.Event()
             event.record()
             self._running.append(event)
-
-
-def plan_plain_decode(runner: Any) -> None:
-    """Have a runner capture ordinary decode steps as CUDA graphs.
-
-    Under a speculative algorithm SGLang captures the target's decode graph as a verify
-    pass of one width for all, for which a registered algorithm has no input, and none
-    for a draft model (decode_cuda_graph_runner.py, `__init__`, `get_spec_info`). Call
-    it once the pools are allocated, before graphs are captured. What the runners run
-    carries its own algorithm (`ForwardBatch.spec_algorithm`).
-    """
-    runner.spec_algorithm = SpeculativeAlgorithm.NONE
 
 
 def _read_back(

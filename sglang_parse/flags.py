@@ -10,9 +10,11 @@ import argparse
 from typing import Any
 
 from sglang_parse.config import (
+    COMPOSITIONS,
     CONFIG_ENV,
     KEEP_RULES,
     MODES,
+    RECOVER_ALL,
     SEGMENTERS,
     VERIFY_ROUTES,
     ParseConfig,
@@ -33,7 +35,7 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
             flag_name(field),
             dest=_dest(field),
             default=None,
-            help=f"{text} Default: {getattr(default, field)}.",
+            help=f"{text} Default: {getattr(default, field) or 'none'}.",
             **kwargs,
         )
 
@@ -84,6 +86,13 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
     )
     add(
+        "recover_segments",
+        "Segments the target writes itself after a rejection, before verdicts count "
+        f"again; {RECOVER_ALL}: the rest of the response, as in the paper.",
+        type=_count_or_word,
+        metavar="N",
+    )
+    add(
         "adaptive",
         "Windows shrink after a rejection and grow back; drafting pauses where plain "
         "decoding is measured to be faster.",
@@ -104,6 +113,25 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "sequence per prefix.",
         type=str,
         metavar="ROUTE",
+    )
+    add(
+        "compose",
+        f"Token-level speculation to compose with: {', '.join(COMPOSITIONS)}; its head "
+        "drafts where the target is followed token by token.",
+        type=str,
+        metavar="NAME",
+    )
+    add(
+        "eagle_model_path",
+        "The target's EAGLE-3 head, a local path or a Hugging Face name.",
+        type=str,
+        metavar="PATH",
+    )
+    add(
+        "eagle_steps",
+        "Tokens the EAGLE-3 head drafts at a time.",
+        type=int,
+        metavar="N",
     )
     group.add_argument(
         flag_name("config"),
@@ -130,6 +158,11 @@ def config_from_server_args(server_args: Any) -> ParseConfig:
     options = dict(getattr(server_args, OPTIONS_ATTRIBUTE, None) or {})
     path = options.pop(CONFIG_DEST, None)
     return ParseConfig.from_sources(options, path)
+
+
+def _count_or_word(text: str) -> int | str:
+    """What ParseConfig checks: a whole number, or any other word as it is."""
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def _dest(field: str) -> str:

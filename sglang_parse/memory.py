@@ -23,33 +23,38 @@ from torch import Tensor
 
 
 def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
-    """AFTER hook on DefaultPoolConfigurator._compute_cell_size: add the draft's bytes.
+    """AFTER hook on DefaultPoolConfigurator._compute_cell_size: add what drafts.
 
-    The draft pool has one slot per target slot (shared allocator) and SGLang budgets
-    it for built-in algorithms only (pool_configurator.py). Returns bytes per token.
+    The pools of the draft model and the EAGLE-3 head have one slot per target slot
+    (shared allocator) and SGLang budgets them for built-in algorithms only
+    (pool_configurator.py). Returns bytes per token.
     """
     from sglang_parse.algorithm import ParseAlgorithm
+    from sglang_parse.flags import config_from_server_args
 
     server_args = kvc.server_args
-    if (
-        kvc.is_draft_worker
-        or not isinstance(kvc.spec_algorithm, ParseAlgorithm)
-        or not server_args.speculative_draft_model_path
-    ):
+    if kvc.is_draft_worker or not isinstance(kvc.spec_algorithm, ParseAlgorithm):
         return cell_size
-    return cell_size + draft_cell_size(server_args)
+    config = config_from_server_args(server_args)
+    for path, revision in (
+        (
+            server_args.speculative_draft_model_path,
+            server_args.speculative_draft_model_revision,
+        ),
+        (config.eagle_model_path, None),
+    ):
+        if path:
+            cell_size += draft_cell_size(server_args, path, revision)
+    return cell_size
 
 
-def draft_cell_size(server_args: Any) -> int:
-    """Bytes of draft KV per token on one rank: K and V, all layers."""
+def draft_cell_size(server_args: Any, path: str, revision: str | None) -> int:
+    """Bytes per token of the KV of a model that drafts, on one rank: all layers."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.runtime_context import get_parallel
 
     config = ModelConfig.from_server_args(
-        server_args,
-        model_path=server_args.speculative_draft_model_path,
-        model_revision=server_args.speculative_draft_model_revision,
-        is_draft_model=True,
+        server_args, model_path=path, model_revision=revision, is_draft_model=True
     )
     heads = config.get_num_kv_heads(get_parallel().attn_tp_size)
     width = config.head_dim + getattr(config, "v_head_dim", config.head_dim)
@@ -87,24 +92,48 @@ def bytes_per_token(pool: Any) -> int:
 
 
 def describe_pools(
-    *, target_pool: Any, draft_pool: Any, window: int, max_judge_tokens: int
+    *,
+    target_pool: Any,
+    draft_pools: Sequence[Any],
+    window: int,
+    max_judge_tokens: int,
 ) -> str:
     """What the KV pools hold and what PARSE takes of them, in one line.
 
-    draft_pool: None without a draft model. window: draft tokens a round, 0 for no
-    limit. max_judge_tokens: suffix tokens a request may have judged in one pass.
+    draft_pools: of the draft model and the EAGLE-3 head, where there are. window: draft
+    tokens a round, 0 for no limit. max_judge_tokens: suffix tokens a request may have
+    judged in one pass.
     """
     target_bytes = bytes_per_token(target_pool)
-    draft_bytes = bytes_per_token(draft_pool) if draft_pool else 0
+    draft_bytes = sum(map(bytes_per_token, draft_pools))
     total = target_pool.size * (target_bytes + draft_bytes) / 1e9
     drafted = f"up to {window} slots" if window else "slots for its whole response"
     return (
         f"KV pools: {target_pool.size} tokens of {target_bytes} bytes for the target "
-        f"and {draft_bytes} for the draft model, {total:.2f} GB. In a round a request "
+        f"and {draft_bytes} for what drafts, {total:.2f} GB. In a round a request "
         f"takes {drafted} to draft and up to {max_judge_tokens} for judge suffixes, "
         f"which go back after the pass; between rounds it holds "
         f"{get_alloc_reserve_per_decode()} spare ones."
     )
+
+
+def check_feature_room(
+    *, num_rows: int, width: int, itemsize: int, free_bytes: int
+) -> None:
+    """Raise ValueError where the hidden states of one prefill would not fit.
+
+    num_rows: tokens of the largest prefill, whose [num_rows, width] hidden states an
+    EAGLE-3 head reads; they exist twice while they are put side by side. free_bytes:
+    left beside weights and pools.
+    """
+    wanted = 2 * num_rows * width * itemsize
+    if wanted > free_bytes:
+        raise ValueError(
+            f"--speculative-parse-compose eagle3 needs {wanted / 1e9:.2f} GB for the "
+            f"hidden states of a prefill of {num_rows} tokens and "
+            f"{free_bytes / 1e9:.2f} GB are free; lower --chunked-prefill-size or "
+            "--mem-fraction-static."
+        )
 
 
 class RoundSlots:

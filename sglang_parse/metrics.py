@@ -32,14 +32,17 @@ class RequestCounters:
     """What PARSE did for one request; token counts unless the name says otherwise.
 
     target_passes: forwards of the target after the prefill. draft_tokens: newly
-    drafted by the draft model. client_tokens: of the client's own text, tried as a
-    draft. judged_tokens: draft tokens under some verdict. kept_tokens: draft and
-    client tokens in the output, of which matched_tokens token by token and
+    drafted by the draft model. eagle_draft_tokens: drafted by the EAGLE-3 head, of
+    which eagle_kept_tokens stand in the output. client_tokens: of the client's own
+    text, tried as a draft. judged_tokens: draft tokens under some verdict. kept_tokens:
+    drafted and client tokens in the output, of which matched_tokens token by token and
     kept_client_tokens from the client. written_tokens: the target's own.
     """
 
     target_passes: int = 0
     draft_tokens: int = 0
+    eagle_draft_tokens: int = 0
+    eagle_kept_tokens: int = 0
     client_tokens: int = 0
     judged_segments: int = 0
     kept_segments: int = 0
@@ -62,7 +65,9 @@ class RoundRecord:
     """One round of one request, as the report counts it.
 
     output_len: output tokens before it. draft_tokens: what was verified, of which the
-    first num_client tokens come from the client and num_new are newly drafted.
+    first num_client tokens come from the client or the first num_eagle from the EAGLE-3
+    head, and num_new are newly drafted by the draft model. The first num_head tokens
+    had to equal the target's own, verdicts came behind them.
     accept_tokens: num_judged tokens kept by verdict, num_matched by agreement, then
     the target's own; none where a text was judged and nothing generated.
     """
@@ -72,6 +77,8 @@ class RoundRecord:
     draft_tokens: Sequence[int] = ()
     num_new: int = 0
     num_client: int = 0
+    num_eagle: int = 0
+    num_head: int = 0
     boundaries: Sequence[int] = ()
     scores: Sequence[float] = ()
     num_judged: int = 0
@@ -81,6 +88,11 @@ class RoundRecord:
     @property
     def num_kept(self) -> int:
         return self.num_judged + self.num_matched
+
+    @property
+    def num_agreed(self) -> int:
+        """Kept draft tokens that equal the target's own: the head's and the tail's."""
+        return self.num_matched + (self.num_head if self.num_judged else 0)
 
 
 @dataclass
@@ -105,17 +117,20 @@ class RequestReport:
         c = self.counters
         c.target_passes += one.num_passes
         c.draft_tokens += one.num_new
+        c.eagle_draft_tokens += one.num_eagle
         c.client_tokens += one.num_client
         c.judged_segments += len(one.boundaries)
         self.scores += one.scores
         c.kept_segments += sum(1 for b in one.boundaries if b <= one.num_judged)
-        c.judged_tokens += one.boundaries[-1] if one.boundaries else 0
+        if one.boundaries:
+            c.judged_tokens += one.boundaries[-1] - one.num_head
         if not one.accept_tokens:
             self.judged_text = tuple(one.draft_tokens)
         else:
             c.kept_tokens += one.num_kept
             c.kept_client_tokens += min(one.num_client, one.num_kept)
-            c.matched_tokens += one.num_matched
+            c.eagle_kept_tokens += min(one.num_eagle, one.num_kept)
+            c.matched_tokens += one.num_agreed
             c.written_tokens += len(one.accept_tokens) - one.num_kept
             self.num_counted += len(one.accept_tokens)
             self._last = one
@@ -135,8 +150,15 @@ class RequestReport:
             left = last.num_kept - kept
             c.written_tokens -= written
             c.kept_tokens -= kept
-            c.matched_tokens -= min(kept, last.num_matched)
-            c.kept_client_tokens -= max(0, min(last.num_client, last.num_kept) - left)
+            tail = min(kept, last.num_matched)
+            head = last.num_agreed - last.num_matched
+            c.matched_tokens -= tail + max(0, head - left)
+            for name, num in (
+                ("kept_client_tokens", last.num_client),
+                ("eagle_kept_tokens", last.num_eagle),
+            ):
+                lost = max(0, min(num, last.num_kept) - left)
+                setattr(c, name, getattr(c, name) - lost)
             self.num_counted -= written + kept
         self.segments = _within(self.segments, output_ids)
 
@@ -175,7 +197,9 @@ class RequestReport:
         )
 
     def _record_segments(self, one: RoundRecord) -> None:
-        start = 0
+        start = one.num_head
+        if start and one.num_judged:
+            self._add(one, "kept", 0, start, None)
         for boundary, score in zip(one.boundaries, one.scores, strict=True):
             outcome = "kept" if boundary <= one.num_judged else "rejected"
             self._add(one, outcome, start, boundary, score)

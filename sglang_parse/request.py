@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from sglang_parse.config import (
     check_count,
     check_flag,
     check_number,
+    check_recover,
     check_segmenter,
     check_text,
     shown,
@@ -63,6 +65,8 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "parse_window": lambda v, f: check_count(v, f, 0, 1 << 20),
     "parse_judge_suffix": _check_question,
     "parse_exact_tail": check_flag,
+    "parse_recover_segments": check_recover,
+    "parse_compose": check_flag,
     "parse_report": check_flag,
     "parse_draft": lambda v, f: check_text(v, f, MAX_CLIENT_CHARS),
     "parse_verify": _check_segments,
@@ -137,8 +141,9 @@ def check_generate_body(result: Any, body: Any, *_: Any) -> Any:
 class RequestOptions:
     """How one request is served: the server's settings with its own on top.
 
-    fallback: why `mode` is not the mode asked for, or "". client_text: the text that
-    came with the request, or its segments. verify_only: it is judged, nothing else.
+    compose: an EAGLE-3 head drafts for it too. fallback: why `mode` is not the mode
+    asked for, or "". client_text: the text that came with the request, or its segments.
+    verify_only: it is judged, nothing else.
     """
 
     mode: str
@@ -148,14 +153,27 @@ class RequestOptions:
     window: int
     judge_suffix: str
     exact_tail: bool
+    recover_segments: int | str
+    compose: bool
     report: bool
     fallback: str
     client_text: str | tuple[str, ...] = ""
     verify_only: bool = False
 
+    @property
+    def recover_limit(self) -> int:
+        """`recover_segments` as a number."""
+        asked = self.recover_segments
+        return sys.maxsize if isinstance(asked, str) else asked
+
     @classmethod
     def of(
-        cls, req: Any, config: ParseConfig, *, has_draft_model: bool = True
+        cls,
+        req: Any,
+        config: ParseConfig,
+        *,
+        has_draft_model: bool = True,
+        has_head: bool = False,
     ) -> RequestOptions:
         """Options of an SGLang Req; its custom_params passed verify() already."""
         asked = check_custom_params(req.sampling_params.custom_params)
@@ -165,8 +183,9 @@ class RequestOptions:
         usual = "exact" if "parse_prediction" in asked else config.mode
         mode = "semantic" if verify_only else asked.get("parse_mode", usual)
         limit, reason = strongest_mode(req)
-        if not has_draft_model and not texts:
-            limit, reason = "off", "no_draft_model"
+        compose = has_head and wants_head(req)
+        if not has_draft_model and not texts and limit != "off":
+            limit, reason = "exact" if compose else "off", "no_draft_model"
         if verify_only:
             limit = "semantic"
         fallback = reason if MODES.index(mode) < MODES.index(limit) else ""
@@ -178,11 +197,23 @@ class RequestOptions:
             window=asked.get("parse_window", config.window),
             judge_suffix=asked.get("parse_judge_suffix", config.judge_suffix),
             exact_tail=asked.get("parse_exact_tail", config.exact_tail),
+            recover_segments=asked.get(
+                "parse_recover_segments", config.recover_segments
+            ),
+            compose=compose,
             report=asked.get("parse_report", False) or verify_only,
             fallback=fallback,
             client_text=texts[0] if texts else "",
             verify_only=verify_only,
         )
+
+
+def wants_head(req: Any) -> bool:
+    """Whether a request lets an EAGLE-3 head draft for it, where there is one."""
+    asked = req.sampling_params.custom_params
+    if not isinstance(asked, Mapping):
+        return True
+    return asked.get("parse_compose", True) is not False
 
 
 def strongest_mode(req: Any) -> tuple[str, str]:

@@ -164,7 +164,7 @@ class Segmenter:
             cuts = _join_blank({*found, n} if ended else found, flags)
             if ended and not cuts:
                 cuts = [n]
-        return _thin(cuts, max_segments)
+        return thin(cuts, max_segments)
 
 
 def _join_blank(found: Iterable[int], flags: Sequence[int]) -> list[int]:
@@ -179,7 +179,7 @@ def _join_blank(found: Iterable[int], flags: Sequence[int]) -> list[int]:
     return cuts
 
 
-def _thin(cuts: Sequence[int], max_segments: int) -> tuple[int, ...]:
+def thin(cuts: Sequence[int], max_segments: int) -> tuple[int, ...]:
     k = len(cuts)
     if k <= max_segments:
         return tuple(cuts)

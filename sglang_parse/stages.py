@@ -26,9 +26,9 @@ from sglang_parse.memory import RoundSlots
 from sglang_parse.pinned import pinned_verdicts
 from sglang_parse.plan import VerifyPlan
 from sglang_parse.sampling import LogprobNeeds, expand_rows, sample_rows
-from sglang_parse.segment import Segmenter, build_token_texts
+from sglang_parse.segment import Segmenter, build_token_texts, thin
 from sglang_parse.state import RequestState, RoundDraft
-from sglang_parse.verify import TargetVerifier, VerifyOutput
+from sglang_parse.verify import PassOutput, TargetVerifier
 
 # Committed text the segmenter sees before the draft.
 SEAM_TOKENS = 48
@@ -76,38 +76,66 @@ class TargetStages:
         batch: Any,
         states: Sequence[RequestState],
         drafts: Sequence[RoundDraft],
-    ) -> list[tuple[int, ...]]:
-        """Boundaries to judge, as many as there are scratch slots for."""
+    ) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Boundaries to judge, as many as there are scratch slots for, and per request
+        the end of the leading draft tokens that only the target can confirm."""
         judged = [
             i
             for i, s in enumerate(states)
             if s.options.mode == "semantic" and drafts[i].tokens
         ]
         boundaries: list[tuple[int, ...]] = [()] * len(states)
+        head_ends = [0] * len(states)
         room = self.slots.num_free(batch.tree_cache)
         for num_left, i in zip(range(len(judged), 0, -1), judged, strict=True):
             state = states[i]
             suffix_len = len(state.suffix)
             most = min(self.config.max_segments, room // num_left // suffix_len)
-            if most == 0:
+            if most == 0 and not state.recovering:
                 continue
-            boundaries[i] = self.segmenter(state.options.segmenter).boundaries(
+            found = self.segmenter(state.options.segmenter).boundaries(
                 drafts[i].tokens,
                 ended=drafts[i].ended,
-                max_segments=most,
+                max_segments=len(drafts[i].tokens) if state.recovering else most,
                 previous_text=self._seam_text(batch.reqs[i], state),
             )
-            room -= len(boundaries[i]) * suffix_len
-        return boundaries
+            if state.recovering:
+                num_head = min(len(found), state.recovering)
+                whole = num_head < state.recovering
+                head_ends[i] = len(drafts[i].tokens) if whole else found[num_head - 1]
+                found = thin(found[num_head:], most) if most else ()
+            boundaries[i] = found
+            room -= len(found) * suffix_len
+        return boundaries, head_ends
+
+    def segments_to_recover(
+        self, req: Any, state: RequestState, decision: Decision, *, rejected: bool
+    ) -> int:
+        """How many more segments the target writes itself after this decision.
+
+        rejected: a verdict failed, at the segment behind the `num_judged` tokens.
+        """
+        left = state.options.recover_limit if rejected else state.recovering
+        if not left:
+            return 0
+        tokens = decision.accept_tokens
+        boundaries = self.segmenter(state.options.segmenter).boundaries(
+            tokens,
+            ended=False,
+            max_segments=len(tokens),
+            previous_text=self._seam_text(req, state),
+        )
+        start = decision.num_judged if rejected else 0
+        return max(0, left - sum(b > start for b in boundaries))
 
     def scores(
-        self, plan: VerifyPlan, output: VerifyOutput, states: Sequence[RequestState]
+        self, plan: VerifyPlan, output: PassOutput, states: Sequence[RequestState]
     ) -> list[tuple[float, ...]]:
         """Verdict scores per request, one per boundary."""
         scores: list[tuple[float, ...]] = []
         at = 0
         for state, boundaries in zip(states, plan.boundaries, strict=True):
-            logits = output.verdict_logits[at : at + len(boundaries)]
+            logits = output.logits[at : at + len(boundaries)]
             at += len(boundaries)
             if not boundaries or state.judge is None:
                 scores.append(())
@@ -119,7 +147,7 @@ class TargetStages:
             return [self.pinned.scores(b, n) for b, n in drafts]
         return scores
 
-    def verify(self, batch: Any, plan: VerifyPlan) -> VerifyOutput:
+    def verify(self, batch: Any, plan: VerifyPlan) -> PassOutput:
         """The pass, its suffixes in scratch slots."""
         scratch = self.slots.take_scratch(batch.tree_cache, plan.num_suffix_tokens)
         try:
@@ -136,7 +164,7 @@ class TargetStages:
         self,
         batch: Any,
         plan: VerifyPlan,
-        output: VerifyOutput,
+        output: PassOutput,
         cuts: Sequence[Cut],
         drafts: Sequence[RoundDraft],
         chains: Sequence[GrammarChain | None],
@@ -148,7 +176,7 @@ class TargetStages:
         first: list[int] = []
         for i, cut in enumerate(cuts):
             first.append(len(rows))
-            span = range(cut.num_kept, cut.tail_end + 1)
+            span = cut.rows
             rows += [plan.root_rows[i] + j for j in span]
             offset += span
             owner += [i] * len(span)
@@ -182,6 +210,7 @@ def choose_cuts(
     plan: VerifyPlan,
     scores: Sequence[Sequence[float]],
     states: Sequence[RequestState],
+    head_ends: Sequence[int],
 ) -> list[Cut]:
     """One cut per request, by its own mode, threshold and keep rule."""
     cuts = []
@@ -198,6 +227,7 @@ def choose_cuts(
                 threshold=options.threshold,
                 keep_rule=options.keep_rule,
                 exact_tail=options.exact_tail,
+                head_end=head_ends[i],
             )
         )
     return cuts

@@ -64,6 +64,39 @@ def check_architecture(model_config: Any, flag: str) -> None:
             )
 
 
+def check_head(server_args: Any, config: ParseConfig) -> None:
+    """The EAGLE-3 head was made for this target. Raises ValueError naming the flag."""
+    if not config.composes:
+        return
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    path, flag = config.eagle_model_path, flag_name("eagle_model_path")
+    trust = server_args.trust_remote_code
+    try:
+        head = get_config(path, trust_remote_code=trust)
+    except (OSError, ValueError) as e:
+        raise ValueError(
+            f"{flag} is {path!r}, which holds no model: {str(e).splitlines()[0]}"
+        ) from e
+    target = get_config(server_args.model_path, trust_remote_code=trust)
+    names = getattr(head, "architectures", None) or ["a model without architecture"]
+    if "Eagle3" not in names[0]:
+        raise ValueError(
+            f"{flag} is {path!r}, which is {names[0]}; expected an EAGLE-3 head such "
+            "as LlamaForCausalLMEagle3."
+        )
+    width = getattr(head, "target_hidden_size", None) or head.hidden_size
+    for what, ours, theirs in (
+        ("hidden states", target.hidden_size, width),
+        ("tokens", target.vocab_size, head.vocab_size),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{flag} is {path!r}, made for a target with {theirs} {what}; "
+                f"--model-path has {ours}."
+            )
+
+
 def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
     """The tokenizer of the target, or of the draft model, as SGLang loads it."""
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer

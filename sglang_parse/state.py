@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_parse.client import ClientText
 from sglang_parse.judge import JudgePrompt
 from sglang_parse.metrics import RequestReport
 from sglang_parse.request import RequestOptions
+
+if TYPE_CHECKING:
+    from sglang_parse.eagle import HeadHint
 
 
 @dataclass
@@ -20,7 +23,8 @@ class RequestState:
     pending_ended: whether the draft ended the response after them; num_client: leading
     pending tokens that are the client's. window: adapted window, 0 while unlimited.
     client: the text that came with the request. ready: tokens decided ahead of the
-    output, the KV of all but the last written.
+    output, the KV of all but the last written. recovering: segments the target still
+    writes itself. hint: where the EAGLE-3 head goes on, None if it cannot.
     """
 
     options: RequestOptions
@@ -34,6 +38,8 @@ class RequestState:
     window: int = 0
     client: ClientText | None = None
     ready: tuple[int, ...] = ()
+    recovering: int = 0
+    hint: HeadHint | None = None
 
     @property
     def suffix(self) -> tuple[int, ...]:
@@ -64,9 +70,10 @@ class RequestState:
 
 @dataclass(frozen=True)
 class RoundDraft:
-    """One request's draft this round: pending tokens, then newly drafted ones.
+    """One request's draft this round: pending tokens, the head's, the draft model's.
 
-    num_new: the latter; num_client: leading ones from the client. num_forwarded:
+    num_new: the last; num_client: leading ones from the client; num_head: leading ones
+    of the EAGLE-3 head, which writes only where nothing is pending. num_forwarded:
     sequence positions with draft KV afterwards, 0 if the draft model did not run for
     this request.
     """
@@ -76,6 +83,7 @@ class RoundDraft:
     num_new: int = 0
     num_forwarded: int = 0
     num_client: int = 0
+    num_head: int = 0
 
 
 def stop_token_ids(req: Any, model_eos_ids: frozenset[int]) -> frozenset[int]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.logits_processor import LogitsMetadata
+from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
@@ -39,12 +40,18 @@ def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMe
 
 
 @dataclass(frozen=True)
-class VerifyOutput:
-    """hidden_states: [num_verify_tokens, hidden], after the final norm.
-    verdict_logits: [number of suffixes, vocab], request by request."""
+class PassOutput:
+    """Of one pass of the target. hidden_states: [rows, hidden] after the final norm,
+    None if nobody needs them. logits: [n, vocab] at the rows asked for: the verdict
+    rows request by request, or every row of a decode step. features: [rows, width]
+    what an EAGLE-3 head reads, None without one."""
 
-    hidden_states: Tensor
-    verdict_logits: Tensor
+    hidden_states: Tensor | None
+    logits: Tensor
+    features: Tensor | None = None
+
+    def features_at(self, row: int, num_rows: int) -> Tensor | None:
+        return None if self.features is None else self.features[row : row + num_rows]
 
 
 class TargetVerifier:
@@ -58,6 +65,7 @@ class TargetVerifier:
         self.target_worker = target_worker
         self.runner = target_worker.model_runner
         self.spec_algorithm = spec_algorithm
+        self.shows_features = False  # set where an EAGLE-3 head reads them
         model = self.runner.model
         if not hasattr(model, "lm_head") or not hasattr(model, "logits_processor"):
             raise ValueError(
@@ -73,7 +81,7 @@ class TargetVerifier:
         req_pool_indices: Tensor,
         scratch: Tensor,
         table: Tensor,
-    ) -> VerifyOutput:
+    ) -> PassOutput:
         """Run the pass. scratch: [plan.num_suffix_tokens] int64 slots.
 
         req_pool_indices: [bs]. table: req_to_token. Writes target KV of the
@@ -108,11 +116,7 @@ class TargetVerifier:
             result = self.target_worker.forward_batch_generation(
                 batch=None, forward_batch=forward_batch, is_verify=True
             )
-        logits = result.logits_output.next_token_logits
-        return VerifyOutput(
-            hidden_states=result.logits_output.hidden_states,
-            verdict_logits=logits[: len(verdict_rows)],
-        )
+        return self._output(result.logits_output, num_logits=len(verdict_rows))
 
     def decode(
         self,
@@ -123,13 +127,15 @@ class TargetVerifier:
         seq_lens_cpu: Tensor,
         table: Tensor,
         return_hidden_states: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """One ordinary decode step: logits [bs, vocab], hidden states [bs, hidden].
+    ) -> PassOutput:
+        """One ordinary decode step, a row per request.
 
         input_ids: [bs], the bonus tokens; seq_lens: tokens before them. A round in
         which nobody drafted is the target's own decode step, at its price.
         """
-        wanted = CaptureHiddenMode.LAST if return_hidden_states else None
+        wanted = CaptureHiddenMode.NULL
+        if return_hidden_states or self.shows_features:
+            wanted = CaptureHiddenMode.FULL
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE,
             batch_size=len(input_ids),
@@ -141,7 +147,7 @@ class TargetVerifier:
             out_cache_loc=table[req_pool_indices, seq_lens].to(torch.int64),
             positions=seq_lens,
             spec_algorithm=self.spec_algorithm,
-            capture_hidden_mode=wanted or CaptureHiddenMode.NULL,
+            capture_hidden_mode=wanted,
             return_hidden_states_before_norm=False,
             global_num_token_non_padded_cpu=len(input_ids),
         )
@@ -149,16 +155,51 @@ class TargetVerifier:
         result = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True
         )
-        output = result.logits_output
-        return output.next_token_logits, output.hidden_states
+        return self._output(result.logits_output, num_logits=len(input_ids))
 
-    def logits_at(self, output: VerifyOutput, rows: Sequence[int]) -> Tensor:
+    def prefill(
+        self, batch: Any, *, needed: bool
+    ) -> tuple[GenerationBatchResult, Tensor | None]:
+        """SGLang's own prefill of a batch, and the features of its tokens.
+
+        needed: False where a pass behind it computes the batch's only tokens again, as
+        with a cached prompt whose last token begins the pass; then nothing runs.
+        """
+        if not needed:
+            return GenerationBatchResult(
+                logits_output=LogitsProcessorOutput(next_token_logits=None),
+                next_token_ids=torch.zeros(
+                    len(batch.reqs), dtype=torch.int64, device=batch.device
+                ),
+                can_run_cuda_graph=False,
+            ), None
+        wanted = CaptureHiddenMode.FULL if self.shows_features else None
+        result = self.target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=wanted
+        )
+        features = None
+        if self.shows_features:
+            output = result.logits_output
+            features = output.hidden_states
+            output.hidden_states = output.last_hidden_states
+        return result, features
+
+    def _output(self, output: LogitsProcessorOutput, num_logits: int) -> PassOutput:
+        """With features shown, SGLang puts the final hidden states elsewhere."""
+        logits = output.next_token_logits[:num_logits]
+        if self.shows_features:
+            return PassOutput(output.last_hidden_states, logits, output.hidden_states)
+        return PassOutput(output.hidden_states, logits)
+
+    def logits_at(self, output: PassOutput, rows: Sequence[int]) -> Tensor:
         """Target logits [len(rows), vocab] at rows of the pass."""
-        index = torch.tensor(rows, device=output.hidden_states.device)
+        hidden_states = output.hidden_states
+        assert hidden_states is not None
+        index = torch.tensor(rows, device=hidden_states.device)
         model = self.runner.model
         result = model.logits_processor(
             None,
-            output.hidden_states[index],
+            hidden_states[index],
             model.lm_head,
             LogitsMetadata(forward_mode=ForwardMode.DECODE),
         )

@@ -14,7 +14,6 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-from torch import Tensor
 
 from sglang_parse import report, telemetry
 from sglang_parse.client import ClientText
@@ -25,30 +24,33 @@ from sglang_parse.decide import (
     Cut,
     Decision,
 )
-from sglang_parse.draft import DraftModel, DraftRequest, plan_plain_decode
+from sglang_parse.draft import DraftModel
 from sglang_parse.draft_cache import DraftCache
+from sglang_parse.draft_runner import DraftRunner, plan_plain_decode
+from sglang_parse.drafters import (
+    Drafter,
+    FollowUp,
+    HeadDrafter,
+    ModelDrafter,
+    Turn,
+    pending_drafts,
+)
+from sglang_parse.eagle import EagleHead
 from sglang_parse.flags import config_from_server_args
-from sglang_parse.grammar import MAX_GRAMMAR_WINDOW, GrammarChain, mask_for_rows
+from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
 from sglang_parse.memory import RoundSlots, describe_pools
 from sglang_parse.metrics import RequestReport, RoundRecord
-from sglang_parse.plan import VerifyPlan, build_verify_plan
+from sglang_parse.plan import build_verify_plan
 from sglang_parse.ranks import Ranks
 from sglang_parse.request import RequestOptions
 from sglang_parse.sampling import expand_rows, sample_rows
 from sglang_parse.stages import TargetStages, choose_cuts, logprob_needs
 from sglang_parse.startup import check_architecture
 from sglang_parse.state import RequestState, RoundDraft, stop_token_ids
-from sglang_parse.verify import TargetVerifier
-from sglang_parse.window import (
-    SHORT_WINDOW,
-    RoundTiming,
-    WindowController,
-    draft_window,
-    first_window,
-    fit_windows,
-    next_window,
-)
+from sglang_parse.turns import TurnPlanner
+from sglang_parse.verify import PassOutput, TargetVerifier
+from sglang_parse.window import RoundTiming, first_window, next_window
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +77,25 @@ class ParseWorker(BaseSpecWorker):
         self.draft: DraftModel | None = None
         if server_args.speculative_draft_model_path:
             self.draft = DraftModel(server_args, gpu_id, nccl_port, self.context_len)
-            self.draft_parallel_layout = self.draft.layout
-        self._draft_worker = self.draft.worker if self.draft else None
+        self.head: EagleHead | None = None
+        if self.config.composes:
+            self.head = EagleHead(
+                server_args,
+                gpu_id,
+                nccl_port,
+                self.context_len,
+                path=self.config.eagle_model_path,
+                target=target_worker.model_runner,
+            )
+            self.verifier.shows_features = True
+        first = self.draft or self.head
+        self._draft_worker = first.worker if first else None
+        if first:
+            self.draft_parallel_layout = first.layout
         self.model_eos_ids = frozenset(model_config.hf_eos_token_id or ())
         self._states: weakref.WeakKeyDictionary[Any, RequestState] = (
             weakref.WeakKeyDictionary()
         )
-        self.controller = WindowController(self.config.max_round_ms)
         self.ranks = Ranks(get_parallel().tp_group)
         self.telemetry = telemetry.start(
             self.config, server_args, is_first_rank=get_parallel().tp_rank == 0
@@ -108,23 +122,39 @@ class ParseWorker(BaseSpecWorker):
         req_to_token_pool: Any = None,
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
-        if self.draft:
-            self.draft.alloc_memory_pool(
+        for runner in self._runners:
+            runner.alloc_memory_pool(
                 memory_pool_config=memory_pool_config,
                 req_to_token_pool=req_to_token_pool,
                 token_to_kv_pool_allocator=token_to_kv_pool_allocator,
             )
         self.slots = RoundSlots(req_to_token_pool, token_to_kv_pool_allocator)
-        self.draft_cache = DraftCache(
-            token_to_kv_pool_allocator.size, req_to_token_pool.req_to_token.device
-        )
         self.stages.slots = self.slots
-        self.client_judge = ClientJudge(self.stages, self.draft_cache, self.context_len)
+        num_slots, device = token_to_kv_pool_allocator.size, self.slots.table.device
+        self.model_drafter = self.head_drafter = None
+        if self.draft:
+            cache = DraftCache(num_slots, device)
+            self.model_drafter = ModelDrafter(self.draft, self.slots, cache)
+        if self.head:
+            cache = DraftCache(num_slots, device)
+            self.head_drafter = HeadDrafter(self.head, self.slots, cache)
+        self.drafters: list[Drafter] = [
+            d for d in (self.head_drafter, self.model_drafter) if d is not None
+        ]
+        self.planner = TurnPlanner(
+            self.config,
+            self.ranks,
+            self.slots,
+            context_len=self.context_len,
+            has_model=self.draft is not None,
+            head_steps=self.config.eagle_steps if self.head else 0,
+        )
+        self.client_judge = ClientJudge(self.stages, self.context_len)
         judge = self.stages.judge(self.config.judge_suffix)
         logger.info(
             describe_pools(
                 target_pool=self.verifier.runner.token_to_kv_pool,
-                draft_pool=self.draft.runner.token_to_kv_pool if self.draft else None,
+                draft_pools=[r.runner.token_to_kv_pool for r in self._runners],
                 window=self.config.window,
                 max_judge_tokens=self.config.max_segments * len(judge.suffix),
             )
@@ -132,22 +162,23 @@ class ParseWorker(BaseSpecWorker):
 
     def init_attention_backends(self) -> None:
         plan_plain_decode(self.verifier.runner)
-        if self.draft:
-            self.draft.init_attention_backends()
+        for runner in self._runners:
+            runner.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        if self.draft:
-            self.draft.init_cuda_graphs()
+        for runner in self._runners:
+            runner.init_cuda_graphs()
 
     def weight_update_runners(self) -> list[tuple[str, ModelRunner]]:
-        return [("draft", runner) for runner in self._draft_model_runners()]
+        return [("draft", r.runner) for r in self._runners]
 
-    def _draft_model_runners(self) -> tuple[ModelRunner, ...]:
-        return (self.draft.runner,) if self.draft else ()
+    @property
+    def _runners(self) -> list[DraftRunner]:
+        return [r for r in (self.draft, self.head) if r is not None]
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        runners = (self.verifier.runner, *self._draft_model_runners())
+        runners = (self.verifier.runner, *(r.runner for r in self._runners))
         return tuple(r.attn_backend for r in runners)
 
     # -- Rounds ----------------------------------------------------------------
@@ -161,28 +192,42 @@ class ParseWorker(BaseSpecWorker):
         return self._round(batch)
 
     def _prefill(self, batch: Any) -> GenerationBatchResult:
-        """Target prefill; the draft catches up when it first drafts."""
-        self.draft_cache.forget(batch.out_cache_loc)
-        whole = [req for req in batch.reqs if req is not batch.chunked_req]
+        """Target prefill; the draft model catches up when it first drafts."""
         for req in batch.reqs:
             self._states.pop(req, None)
-        result = self.target_worker.forward_batch_generation(batch)
-        result.new_seq_lens = batch.seq_lens
-        result.next_draft_input = ParseDraftInput()
-        for req in whole:
-            self._state(req)
+        states = [
+            None if req is batch.chunked_req else self._state(req) for req in batch.reqs
+        ]
         judged = [
             i
-            for i, req in enumerate(batch.reqs)
-            if req in self._states and self._states[req].awaits_judgement(req)
+            for i, (req, state) in enumerate(zip(batch.reqs, states, strict=True))
+            if state is not None and state.awaits_judgement(req)
         ]
+        if self.model_drafter:
+            self.model_drafter.cache.forget(batch.out_cache_loc)
+        # A judged text's pass begins with the prompt's last token.
+        needed = (
+            len(judged) < len(states)
+            or any(n > 1 for n in batch.extend_lens)
+            or batch.return_logprob
+            or batch.return_hidden_states
+        )
+        result, features = self.verifier.prefill(batch, needed=needed)
+        result.new_seq_lens = batch.seq_lens
+        result.next_draft_input = ParseDraftInput()
+        judged_ups = []
         if judged:
-            self.client_judge.judge(
-                batch,
-                judged,
-                [self._states[batch.reqs[i]] for i in judged],
-                result.next_token_ids,
+            judged_ups = self.client_judge.judge(
+                batch, judged, [states[i] for i in judged], result.next_token_ids
             )
+        if self.model_drafter:
+            self.model_drafter.follow_client(judged_ups)
+        if self.head_drafter:
+            if features is not None:
+                self.head_drafter.follow_prefill(
+                    batch, states, features, result.next_token_ids
+                )
+            self.head_drafter.follow(judged_ups)
         return result
 
     def _round(self, batch: Any) -> GenerationBatchResult:
@@ -193,13 +238,17 @@ class ParseWorker(BaseSpecWorker):
             n + len(s.ready)
             for n, s in zip(batch.seq_lens_cpu.tolist(), states, strict=True)
         ]
+        for req, state in zip(batch.reqs, states, strict=True):
+            if state.client is not None:
+                state.follow_client([*req.output_ids, *state.ready])
         chains = self._grammar_chains(batch)
         started = time.perf_counter()
-        drafts = self._draft(batch, states, seq_lens, chains)
+        turn = self.planner.plan(batch, states, seq_lens, chains)
+        drafts = self._draft(turn)
         drafted = time.perf_counter()
         if not any(d.tokens for d in drafts):
-            return self._plain_round(batch, states, chains, seq_lens)
-        boundaries = self.stages.segment(batch, states, drafts)
+            return self._plain_round(turn)
+        boundaries, head_ends = self.stages.segment(batch, states, drafts)
         plan = build_verify_plan(
             seq_lens=seq_lens,
             bonus_tokens=bonus_tokens(batch, states),
@@ -210,12 +259,22 @@ class ParseWorker(BaseSpecWorker):
         output = self.stages.verify(batch, plan)
         verified = time.perf_counter()
         scores = self.stages.scores(plan, output, states)
-        cuts = choose_cuts(plan, scores, states)
+        cuts = choose_cuts(plan, scores, states, head_ends)
         decisions, sampled = self.stages.follow_target(
             batch, plan, output, cuts, drafts, chains
         )
-        self._remember(batch, states, drafts, decisions, seq_lens)
-        self._adapt(states, plan, cuts, decisions)
+        for req, state, cut, decision in zip(
+            batch.reqs, states, cuts, decisions, strict=True
+        ):
+            state.recovering = self.stages.segments_to_recover(
+                req, state, decision, rejected=cut.failed_at_verdict(decision)
+            )
+        self._remember(turn, drafts, decisions)
+        self._adapt(states, drafts, cuts, decisions)
+        if self.head_drafter:
+            self.head_drafter.follow(
+                follow_ups(turn, decisions, output, plan.root_rows)
+            )
         ended = time.perf_counter()
         self.telemetry.add_seconds(
             draft=drafted - started, verify=verified - drafted, decide=ended - verified
@@ -229,8 +288,7 @@ class ParseWorker(BaseSpecWorker):
             segment_len=mean_segment_len(boundaries),
         )
         logger.debug("PARSE round: %s", timing)
-        if timing.num_steps:
-            self.controller.observe(timing)
+        self.planner.observe(drafts, timing)
         for i, (req, state) in enumerate(zip(batch.reqs, states, strict=True)):
             state.report.record(
                 RoundRecord(
@@ -241,6 +299,8 @@ class ParseWorker(BaseSpecWorker):
                     num_client=drafts[i].num_client,
                     boundaries=boundaries[i],
                     scores=scores[i],
+                    num_eagle=drafts[i].num_head,
+                    num_head=head_ends[i],
                     num_judged=decisions[i].num_judged,
                     num_matched=decisions[i].num_matched,
                 )
@@ -254,19 +314,14 @@ class ParseWorker(BaseSpecWorker):
             return_hidden_states=batch.return_hidden_states,
         )
 
-    def _plain_round(
-        self,
-        batch: Any,
-        states: Sequence[RequestState],
-        chains: Sequence[GrammarChain | None],
-        seq_lens: Sequence[int],
-    ) -> GenerationBatchResult:
+    def _plain_round(self, turn: Turn) -> GenerationBatchResult:
         """Nobody drafted: one token each, by the target's ordinary decode step."""
         started = time.perf_counter()
+        batch, states = turn.batch, turn.states
         bs = len(states)
         device = batch.seq_lens.device
-        lens = torch.tensor(seq_lens)
-        logits, hidden_states = self.verifier.decode(
+        lens = torch.tensor(turn.seq_lens)
+        output = self.verifier.decode(
             input_ids=torch.tensor(bonus_tokens(batch, states), device=device),
             req_pool_indices=batch.req_pool_indices,
             seq_lens=lens.to(device),
@@ -277,25 +332,34 @@ class ParseWorker(BaseSpecWorker):
         index = list(range(bs))
         tokens, sampled = sample_rows(
             self.verifier.runner,
-            logits,
+            output.logits,
             sampling_info=expand_rows(batch.sampling_info, index, device),
             positions=lens.to(device),
-            grammar_mask=mask_for_rows(chains, index, [0] * bs),
+            grammar_mask=mask_for_rows(turn.chains, index, [0] * bs),
             needs=logprob_needs(batch, index),
         )
         decisions = [Decision((token,), 0, 0, ()) for token in tokens.tolist()]
-        self._forget_drafts(batch, states, lens)
+        for state in states:
+            state.pending, state.pending_ended, state.num_client = (), False, 0
+        if self.model_drafter:
+            self.model_drafter.follow_plain(batch.req_pool_indices, states, lens)
+        if self.head_drafter:
+            self.head_drafter.follow(follow_ups(turn, decisions, output, index))
+        self.slots.trim_rows(batch, [n + 1 for n in turn.seq_lens])
         plain_s = time.perf_counter() - started
         self.telemetry.add_seconds(plain=plain_s)
-        self.controller.observe(RoundTiming(bs, 0, bs, 0.0, 1000 * plain_s))
+        self.planner.observe_plain(bs, 1000 * plain_s)
         for req, state, decision in zip(batch.reqs, states, decisions, strict=True):
+            state.recovering = self.stages.segments_to_recover(
+                req, state, decision, rejected=False
+            )
             output_len = len(req.output_ids) + len(state.ready)
             state.report.record(RoundRecord(output_len, decision.accept_tokens))
         return build_result(
             [release_ready(s, d) for s, d in zip(states, decisions, strict=True)],
             seq_lens=batch.seq_lens,
             num_draft_tokens=[0] * bs,
-            sampled=SampledRows(index, sampled, hidden_states, index),
+            sampled=SampledRows(index, sampled, output.hidden_states, index),
             return_logprob=batch.return_logprob,
             return_hidden_states=batch.return_hidden_states,
         )
@@ -309,182 +373,55 @@ class ParseWorker(BaseSpecWorker):
             for req in batch.reqs
         ]
 
-    def _draft(
-        self,
-        batch: Any,
-        states: Sequence[RequestState],
-        seq_lens: Sequence[int],
-        chains: Sequence[GrammarChain | None],
-    ) -> list[RoundDraft]:
-        """Draft for every request that wants to; pending tokens come first."""
-        for req, state in zip(batch.reqs, states, strict=True):
-            if state.client is not None:
-                state.follow_client([*req.output_ids, *state.ready])
-        windows = self._windows(batch, states, seq_lens)
+    def _draft(self, turn: Turn) -> list[RoundDraft]:
+        """Every drafter in its turn; what is pending comes first."""
         self.slots.extend_rows(
-            batch, [n + 1 + w for n, w in zip(seq_lens, windows, strict=True)]
+            turn.batch,
+            [n + 1 + w for n, w in zip(turn.seq_lens, turn.windows, strict=True)],
         )
-        rows = batch.req_pool_indices.tolist()
-        drafts = [
-            RoundDraft(
-                s.pending[:w],
-                s.pending_ended and len(s.pending) <= w,
-                num_client=min(w, s.num_client),
-            )
-            for s, w in zip(states, windows, strict=True)
-        ]
-        if self.draft is None:
-            return drafts
-        orders = []
-        for i, (req, state) in enumerate(zip(batch.reqs, states, strict=True)):
-            num_new = windows[i] - len(drafts[i].tokens)
-            if num_new == 0 or drafts[i].ended:
-                continue
-            tokens = [
-                *req.origin_input_ids,
-                *req.output_ids,
-                *state.ready,
-                *drafts[i].tokens,
-            ]
-            if state.num_cached is None:
-                state.num_cached = self.draft_cache.num_leading(
-                    self.slots.table[rows[i], : seq_lens[i]]
-                )
-            orders.append(
-                DraftRequest(
-                    row=rows[i],
-                    tokens=tokens,
-                    num_cached=min(state.num_cached, len(tokens) - 1),
-                    num_new=num_new,
-                    stop_ids=state.stop_ids,
-                    batch_index=i,
-                    grammar=chains[i],
-                )
-            )
-        if not orders:
-            return drafts
-        try:
-            proposal = self.draft.propose(
-                orders, table=self.slots.table, sampling_info=batch.sampling_info
-            )
-        finally:
-            for order in orders:
-                if order.grammar is not None:
-                    order.grammar.rewind()
-        for k, order in enumerate(orders):
-            new = proposal.tokens[k]
-            drafts[order.batch_index] = RoundDraft(
-                tokens=drafts[order.batch_index].tokens + new,
-                ended=proposal.ended[k],
-                num_new=len(new),
-                num_forwarded=proposal.num_forwarded[k],
-                num_client=drafts[order.batch_index].num_client,
-            )
+        drafts = pending_drafts(turn)
+        for drafter in self.drafters:
+            drafts = drafter.draft(turn, drafts)
         return drafts
-
-    def _windows(
-        self, batch: Any, states: Sequence[RequestState], seq_lens: Sequence[int]
-    ) -> list[int]:
-        """Draft tokens each request may hold this round."""
-        windows = [
-            draft_window(
-                state.options.window,
-                num_remaining=req.sampling_params.max_new_tokens
-                - len(req.output_ids)
-                - len(state.ready),
-                num_positions=self.context_len - seq_len - 1 - len(state.suffix),
-            )
-            if state.options.mode != "off"
-            and (self.draft or state.pending)
-            and not state.is_ending
-            else 0
-            for req, state, seq_len in zip(batch.reqs, states, seq_lens, strict=True)
-        ]
-        if self.draft is None:
-            windows = [
-                min(w, len(s.pending)) for w, s in zip(windows, states, strict=True)
-            ]
-        if any(s.options.mode == "off" for s in states):
-            windows = [min(w, SHORT_WINDOW) for w in windows]
-        windows = [
-            min(w, MAX_GRAMMAR_WINDOW) if req.grammar else w
-            for w, req in zip(windows, batch.reqs, strict=True)
-        ]
-        if self.config.adaptive and any(windows):
-            cap = self.ranks.agree(self.controller.step_cap(len(states)))
-            windows = [
-                min(w, cap + len(s.pending), s.window or w)
-                for w, s in zip(windows, states, strict=True)
-            ]
-        if not any(windows):
-            return windows
-        room = self.slots.num_free(batch.tree_cache)
-        held = [r.kv.kv_allocated_len for r in batch.reqs]
-        return fit_windows(windows, seq_lens=seq_lens, held=held, room=room)
 
     def _remember(
         self,
-        batch: Any,
-        states: Sequence[RequestState],
+        turn: Turn,
         drafts: Sequence[RoundDraft],
         decisions: Sequence[Decision],
-        seq_lens: Sequence[int],
     ) -> None:
-        """Carry pending drafts and draft-KV bookkeeping over; free unused slots."""
-        rows = batch.req_pool_indices.tolist()
+        """Carry pending drafts over to the next round; free unused slots."""
         keep = []
-        for i, (state, decision) in enumerate(zip(states, decisions, strict=True)):
-            draft = drafts[i]
-            new_len = seq_lens[i] + len(decision.accept_tokens)
+        for i, (state, decision) in enumerate(zip(turn.states, decisions, strict=True)):
             state.pending = decision.pending
-            state.pending_ended = bool(decision.pending) and draft.ended
-            num_client = draft.num_client - len(decision.accept_tokens)
+            state.pending_ended = bool(decision.pending) and drafts[i].ended
+            num_client = drafts[i].num_client - len(decision.accept_tokens)
             state.num_client = max(0, num_client) if decision.pending else 0
-            if state.num_cached is None:
-                first = cached = seq_lens[i]
-            else:
-                first = min(state.num_cached, seq_lens[i])
-                cached = max(state.num_cached, draft.num_forwarded)
-                # Where the output left the draft, the draft's KV is of other tokens.
-                cached = cached if decision.pending else min(cached, new_len)
-                state.num_cached = cached
-            self.draft_cache.mark(
-                self.slots.table[rows[i], first:new_len], num_valid=cached - first
-            )
+            new_len = turn.seq_lens[i] + len(decision.accept_tokens)
             keep.append(new_len + len(decision.pending) + bool(decision.pending))
-        self.slots.trim_rows(batch, keep)
-
-    def _forget_drafts(
-        self, batch: Any, states: Sequence[RequestState], lens: Tensor
-    ) -> None:
-        """`_remember` after a plain round: nothing pending, no draft KV of the token.
-
-        lens: [bs] int64 on the host, tokens before the round's own.
-        """
-        written = self.slots.table[batch.req_pool_indices, lens.to(batch.device)]
-        self.draft_cache.forget(written)
-        seq_lens = lens.tolist()
-        for state, n in zip(states, seq_lens, strict=True):
-            state.pending, state.pending_ended, state.num_client = (), False, 0
-            if state.num_cached is not None:
-                state.num_cached = min(state.num_cached, n)
-        self.slots.trim_rows(batch, [n + 1 for n in seq_lens])
+        if self.model_drafter:
+            self.model_drafter.follow(turn, drafts, decisions)
+        self.slots.trim_rows(turn.batch, keep)
 
     def _adapt(
         self,
         states: Sequence[RequestState],
-        plan: VerifyPlan,
+        drafts: Sequence[RoundDraft],
         cuts: Sequence[Cut],
         decisions: Sequence[Decision],
     ) -> None:
         """Each request's next window, from what became of this one."""
         for i, state in enumerate(states):
-            rejected = cuts[i].rejected_end - cuts[i].num_kept
+            if drafts[i].num_head and not drafts[i].num_new:
+                continue  # the head's agreement says nothing of the draft model's
+            rejected_len = 0
+            if cuts[i].failed_at_verdict(decisions[i]):
+                rejected_len = cuts[i].rejected_end - cuts[i].num_kept
             state.window = next_window(
                 state.window,
-                num_draft=plan.num_draft_tokens[i] - len(decisions[i].pending),
+                num_draft=len(drafts[i].tokens) - len(decisions[i].pending),
                 num_correct=decisions[i].num_correct_drafts,
-                rejected_len=max(0, rejected),
+                rejected_len=rejected_len,
             )
 
     # -- Per-request set-up ----------------------------------------------------
@@ -494,7 +431,10 @@ class ParseWorker(BaseSpecWorker):
         if state is not None:
             return state
         options = RequestOptions.of(
-            req, self.config, has_draft_model=self.draft is not None
+            req,
+            self.config,
+            has_draft_model=self.draft is not None,
+            has_head=self.head is not None,
         )
         judge = None
         if options.mode == "semantic":
@@ -528,6 +468,32 @@ def mean_segment_len(boundaries: Sequence[Sequence[int]]) -> float:
     """Tokens a segment, 0 without one."""
     num_tokens = sum(b[-1] for b in boundaries if b)
     return num_tokens / max(1, sum(map(len, boundaries)))
+
+
+def follow_ups(
+    turn: Turn,
+    decisions: Sequence[Decision],
+    output: PassOutput,
+    root_rows: Sequence[int],
+) -> list[FollowUp]:
+    """What an EAGLE-3 head follows after a pass; root_rows: the bonus tokens' rows."""
+    return [
+        FollowUp(
+            row,
+            state,
+            start,
+            decision.accept_tokens,
+            output.features_at(root, len(decision.accept_tokens)),
+        )
+        for row, state, start, decision, root in zip(
+            turn.batch.req_pool_indices.tolist(),
+            turn.states,
+            turn.seq_lens,
+            decisions,
+            root_rows,
+            strict=True,
+        )
+    ]
 
 
 def bonus_tokens(batch: Any, states: Sequence[RequestState]) -> list[int]:

@@ -9,6 +9,7 @@ from sglang_parse.client import ClientText
 from sglang_parse.client_pass import ClientJudge, verify_groups
 from sglang_parse.decide import Decision
 from sglang_parse.plan import VerifyPlan
+from sglang_parse.verify import PassOutput
 
 
 def test_groups_cover_every_boundary_in_order():
@@ -47,9 +48,13 @@ class Stages:
         self.slots = slots
         self.plans: list[VerifyPlan] = []
 
-    def verify(self, batch, plan: VerifyPlan):
+    def verify(self, batch, plan: VerifyPlan) -> PassOutput:
         assert plan.num_suffix_tokens <= self.slots.free
         self.plans.append(plan)
+        return PassOutput(None, torch.zeros(0, 0))
+
+    def segments_to_recover(self, req, state, decision, *, rejected) -> int:
+        return 1 if rejected else 0
 
     def scores(self, plan, output, states):
         return [(1.0,) * len(b) for b in plan.boundaries]
@@ -86,8 +91,9 @@ def judge(monkeypatch, *, free: int, verify_only: bool):
     monkeypatch.setattr("sglang_parse.client_pass.expand_rows", lambda *_: None)
     stages = Stages(Slots(free))
     tokens = torch.tensor([50])
-    cache = SimpleNamespace(forget=lambda slots: None)
-    ClientJudge(stages, cache, 1000).judge(batch, [0], [state], tokens)
+    (up,) = ClientJudge(stages, 1000).judge(batch, [0], [state], tokens)
+    sent = () if verify_only else (tokens.item(), *state.ready)
+    assert (up.start, tuple(up.tokens)) == (4, sent)
     return req, state, stages, tokens, records[0]
 
 

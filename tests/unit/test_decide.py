@@ -184,3 +184,42 @@ def test_exact_mode_equals_oracle(seed):
     )
     assert decision.num_judged == 0
     assert decision.pending == ()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_recovering_head_follows_the_target_then_the_verdicts(seed):
+    """Red if a verdict keeps what the target, recovering, would have written else."""
+    rng = random.Random(seed)
+    num = rng.randint(1, 8)
+    draft = [rng.randint(1, 3) for _ in range(num)]
+    target = [rng.randint(1, 3) for _ in range(num + 1)]
+    head_end = rng.randint(0, num)
+    target[:head_end] = [
+        t if rng.random() < 0.2 else d
+        for d, t in zip(draft[:head_end], target, strict=False)
+    ]
+    later = range(head_end + 1, num + 1)
+    boundaries = sorted(rng.sample(later, rng.randint(0, len(later))))
+    scores = [rng.choice((0.1, 0.9)) for _ in boundaries]
+    settings = {"threshold": 0.5, "keep_rule": rng.choice(RULES)}
+    cut = choose_cut(
+        scores, boundaries, num_draft_tokens=num, exact_tail=True, head_end=head_end,
+        **settings,
+    )  # fmt: skip
+    decision = decide(cut, draft, [target[r] for r in cut.rows])
+    wrong = [j for j in range(head_end) if draft[j] != target[j]]
+    if wrong:
+        assert decision.accept_tokens == (*draft[: wrong[0]], target[wrong[0]])
+        assert (decision.num_judged, decision.pending) == (0, ())
+        assert not cut.failed_at_verdict(decision)
+        return
+    # The head stood: as if the draft began behind it.
+    rest = choose_cut(
+        scores, [b - head_end for b in boundaries], num_draft_tokens=num - head_end,
+        exact_tail=True, **settings,
+    )  # fmt: skip
+    after = decide(rest, draft[head_end:], [target[head_end + r] for r in rest.rows])
+    assert decision.accept_tokens == (*draft[:head_end], *after.accept_tokens)
+    assert decision.num_judged == head_end + after.num_judged
+    assert decision.pending == after.pending
+    assert cut.failed_at_verdict(decision) == rest.failed_at_verdict(after)

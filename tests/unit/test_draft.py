@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from sglang_parse import draft as draft_module
-from sglang_parse.draft import DraftModel, DraftRequest, StepPacer, plan_plain_decode
+from sglang_parse.draft import DraftModel, DraftRequest, StepPacer
+from sglang_parse.draft_runner import plan_plain_decode
 
 VOCAB = 64
 
@@ -24,14 +24,14 @@ class CountingDraft(DraftModel):
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:
         return SimpleNamespace(mode=mode, **fields)
 
-    def _forward(self, batch: SimpleNamespace) -> Tensor:
+    def _forward(self, batch: SimpleNamespace) -> SimpleNamespace:
         self.batches.append(batch)
         last = batch.input_ids
         if batch.mode.is_extend():
             last = batch.input_ids[torch.cumsum(batch.extend_seq_lens, 0) - 1]
         logits = torch.zeros(len(batch.rows), VOCAB)
         logits[torch.arange(len(batch.rows)), (last + 1) % VOCAB] = 1.0
-        return logits
+        return SimpleNamespace(next_token_logits=logits)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import torch
 from sglang_parse import memory
 from sglang_parse.algorithm import NUM_DRAFT_TOKENS
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.flags import OPTIONS_ATTRIBUTE
 from sglang_parse.window import draft_window
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -48,6 +49,10 @@ def server_args():
     return prepare_server_args(args)
 
 
+def cell_size() -> int:
+    return memory.draft_cell_size(server_args(), str(DRAFT_PATH), None)
+
+
 def pool_of_draft(dtype: torch.dtype, num_tokens: int = 50):
     """The pool SGLang allocates for the draft model."""
     from sglang_parse.cpu_ops import CpuMHATokenToKVPool
@@ -76,22 +81,24 @@ def pool_of_draft(dtype: torch.dtype, num_tokens: int = 50):
 def test_budget_of_draft_is_what_its_pool_takes(published, flag, dtype):
     """Red if the draft's pool is not budgeted to the byte: memory runs out later."""
     published.spec.speculative_draft_kv_cache_dtype = flag
-    budget = memory.draft_cell_size(server_args())
+    budget = cell_size()
     assert budget == memory.bytes_per_token(pool_of_draft(dtype))
 
 
 def test_budget_follows_the_target_kv_type_where_the_draft_names_none(published):
     """Red if --kv-cache-dtype halves the target's pool and not the draft's."""
-    whole = memory.draft_cell_size(server_args())
+    whole = cell_size()
     published.model.kv_cache_dtype = "bf16"
-    assert memory.draft_cell_size(server_args()) * 2 == whole
+    assert cell_size() * 2 == whole
 
 
 def test_only_target_pools_of_parse_servers_are_charged(published, monkeypatch):
     """Red if the draft's bytes are counted twice, or for other algorithms."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    monkeypatch.setattr(memory, "draft_cell_size", lambda _: 7)
+    monkeypatch.setattr(
+        memory, "draft_cell_size", lambda _, path, __: 3 if path == "head" else 7
+    )
     parse = SpeculativeAlgorithm.from_string("PARSE")
     args = server_args()
 
@@ -103,8 +110,24 @@ def test_only_target_pools_of_parse_servers_are_charged(published, monkeypatch):
     assert charged() == 107
     assert charged(is_draft_worker=True) == 100
     assert charged(spec_algorithm=SpeculativeAlgorithm.NONE) == 100
-    alone = SimpleNamespace(speculative_draft_model_path=None)
+    alone = SimpleNamespace(
+        speculative_draft_model_path=None, speculative_draft_model_revision=None
+    )
     assert charged(server_args=alone) == 100
+    head = {"compose": "eagle3", "eagle_model_path": "head"}
+    setattr(alone, OPTIONS_ATTRIBUTE, head)
+    assert charged(server_args=alone) == 103
+    setattr(args, OPTIONS_ATTRIBUTE, head)
+    assert charged() == 110
+
+
+def test_features_of_a_prefill_must_fit():
+    """Red if an EAGLE-3 head runs the device out of memory at the first prompt."""
+    room = {"num_rows": 8192, "width": 3 * 4096, "itemsize": 2}
+    wanted = 2 * 8192 * 3 * 4096 * 2
+    memory.check_feature_room(**room, free_bytes=wanted)
+    with pytest.raises(ValueError, match=r"0\.40 GB .* 8192 .*chunked-prefill-size"):
+        memory.check_feature_room(**room, free_bytes=wanted - 1)
 
 
 @pytest.mark.parametrize("context_len", [64, 512])
@@ -143,12 +166,12 @@ def test_line_says_what_pools_hold_and_rounds_take(published):
     pool = pool_of_draft(torch.float32, num_tokens=1000)
     size = memory.bytes_per_token(pool)
     line = memory.describe_pools(
-        target_pool=pool, draft_pool=pool, window=256, max_judge_tokens=304
+        target_pool=pool, draft_pools=[pool, pool], window=256, max_judge_tokens=304
     )
     for number in (1000, size, 256, 304):
         assert str(number) in line
-    assert f"{2 * 1000 * size / 1e9:.2f} GB" in line
+    assert f"{3 * 1000 * size / 1e9:.2f} GB" in line
     alone = memory.describe_pools(
-        target_pool=pool, draft_pool=None, window=0, max_judge_tokens=0
+        target_pool=pool, draft_pools=[], window=0, max_judge_tokens=0
     )
-    assert "0 for the draft" in alone and "whole response" in alone
+    assert "0 for what drafts" in alone and "whole response" in alone

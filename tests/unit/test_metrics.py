@@ -43,6 +43,8 @@ def test_round_is_counted():
     assert r.counters.as_dict() == {
         "target_passes": 1,
         "draft_tokens": 4,
+        "eagle_draft_tokens": 0,
+        "eagle_kept_tokens": 0,
         "client_tokens": 1,
         "judged_segments": 2,
         "kept_segments": 1,
@@ -52,6 +54,46 @@ def test_round_is_counted():
         "matched_tokens": 1,
         "written_tokens": 5,
     }
+
+
+def test_a_recovering_head_is_counted_as_agreement():
+    """Red if tokens that the target confirmed count as judged, or a head that failed
+    counts as kept."""
+    r = report()
+    stood = {"draft_tokens": [1, 2, 3, 4, 5, 6], "num_new": 3, "num_eagle": 3}
+    stood |= {"num_head": 2, "boundaries": [5], "scores": [0.9]}
+    r.record(RoundRecord(0, [1, 2, 3, 4, 5, 99], num_judged=5, **stood))
+    counts = r.counters
+    assert (counts.kept_tokens, counts.matched_tokens) == (5, 2)
+    assert (counts.judged_tokens, counts.kept_segments) == (3, 1)
+    assert (counts.eagle_draft_tokens, counts.eagle_kept_tokens) == (3, 3)
+    r.record(RoundRecord(6, [1, 98], num_matched=1, **stood))
+    assert (counts.kept_tokens, counts.matched_tokens) == (6, 3)
+    assert (counts.kept_segments, counts.eagle_kept_tokens) == (1, 4)
+    spans = as_dict(r, [1, 2, 3, 4, 5, 99, 1, 98])["segments"]
+    assert [(s["outcome"], s["start"], len(s["token_ids"])) for s in spans] == [
+        ("kept", 0, 2), ("kept", 2, 3), ("written", 5, 1),
+        ("rejected", 6, 3), ("kept", 6, 1), ("written", 7, 1),
+    ]  # fmt: skip
+
+
+def test_a_stop_inside_a_head_is_taken_back():
+    """Red if counters keep tokens that a stop string cut off."""
+    r = report()
+    r.record(
+        RoundRecord(
+            0, [1, 2, 3, 4, 9], [1, 2, 3, 4], num_eagle=2, num_head=2,
+            boundaries=[3], scores=[0.9], num_judged=3, num_matched=1,
+        )
+    )  # fmt: skip
+    r.finish([1])
+    counts = r.counters
+    assert (counts.kept_tokens, counts.matched_tokens, counts.written_tokens) == (
+        1,
+        1,
+        0,
+    )
+    assert counts.eagle_kept_tokens == 1
 
 
 def test_counters_add_up_over_rounds():

@@ -22,9 +22,13 @@ GOOD = {
     "parse_window": [0, 1, 256, 1 << 20],
     "parse_judge_suffix": ["Is it right?", "对吗？ Yes or No", "x" * 2000],
     "parse_exact_tail": [True, False],
+    "parse_recover_segments": [0, 1, 1024, "all"],
+    "parse_compose": [True, False],
     "parse_report": [True, False],
 }
 BAD = {
+    "parse_recover_segments": [-1, 1025, 1.0, True, "1", "All", "", None, [1]],
+    "parse_compose": ["eagle3", 1, 0, None],
     "parse_mode": ["Semantic", "", None, 1, True, ["off"], {"mode": "off"}, "off "],
     "parse_threshold": [
         "0.5",
@@ -174,6 +178,7 @@ def test_options_default_to_the_server_config():
         keep_rule="longest",
         mode="exact",
         exact_tail=False,
+        recover_segments="all",
     )
     assert RequestOptions.of(request(), config) == RequestOptions(
         mode="exact",
@@ -183,6 +188,8 @@ def test_options_default_to_the_server_config():
         window=9,
         judge_suffix="Right?",
         exact_tail=False,
+        recover_segments="all",
+        compose=False,
         report=False,
         fallback="",
     )
@@ -198,10 +205,12 @@ def test_options_of_the_request_win():
         "parse_window": 0,
         "parse_judge_suffix": "Sure?",
         "parse_exact_tail": False,
+        "parse_recover_segments": 3,
+        "parse_compose": False,
         "parse_report": True,
     }
     config = ParseConfig(mode="off", threshold=0.9, window=5, exact_tail=True)
-    assert RequestOptions.of(request(asked), config) == RequestOptions(
+    assert RequestOptions.of(request(asked), config, has_head=True) == RequestOptions(
         mode="semantic",
         threshold=0.0,
         keep_rule="longest",
@@ -209,9 +218,24 @@ def test_options_of_the_request_win():
         window=0,
         judge_suffix="Sure?",
         exact_tail=False,
+        recover_segments=3,
+        compose=False,
         report=True,
         fallback="",
     )
+
+
+def test_a_head_serves_where_there_is_no_draft_model():
+    """Red if such a request is not served by EAGLE-3 itself, or against its will."""
+    config = ParseConfig()
+    alone = {"has_draft_model": False, "has_head": True}
+    options = RequestOptions.of(request(), config, **alone)
+    assert (options.mode, options.fallback) == ("exact", "no_draft_model")
+    assert options.compose and options.recover_limit == 1
+    options = RequestOptions.of(request({"parse_compose": False}), config, **alone)
+    assert (options.mode, options.compose) == ("off", False)
+    asked = request({"parse_recover_segments": "all"})
+    assert RequestOptions.of(asked, config).recover_limit > 1 << 30
 
 
 PLAIN = {

@@ -13,9 +13,11 @@ from sglang_parse.state import RequestState
 def options(mode: str = "semantic", **settings) -> RequestOptions:
     config = ParseConfig(mode=mode, **settings)
     names = ("threshold", "keep_rule", "segmenter", "window", "judge_suffix")
+    names += ("recover_segments",)
     return RequestOptions(
         mode=mode,
         exact_tail=config.exact_tail,
+        compose=False,
         report=False,
         fallback="",
         **{n: getattr(config, n) for n in names},
@@ -43,7 +45,7 @@ def test_choose_cuts_by_each_requests_own_options():
         state("off"),
     ]
     scores = [(0.4, 0.9)] * 3 + [(), ()]
-    assert choose_cuts(plan, scores, states) == [
+    assert choose_cuts(plan, scores, states, [0] * 5) == [
         Cut(0, 2, False, rejected_end=2),
         Cut(4, 4, True),
         Cut(4, 4, True),

@@ -1,0 +1,271 @@
+"""Who writes the draft of a round, and what each needs to know of what became of it.
+
+Drafters take turns behind what a client's text or an earlier round left pending: the
+target's EAGLE-3 head, then the draft model, each from where the one before it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sglang_parse.decide import Decision
+from sglang_parse.draft import DraftModel, DraftRequest
+from sglang_parse.draft_cache import DraftCache
+from sglang_parse.eagle import ChainRequest, EagleHead, HeadRows
+from sglang_parse.grammar import GrammarChain
+from sglang_parse.memory import RoundSlots
+from sglang_parse.request import wants_head
+from sglang_parse.state import RequestState, RoundDraft
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The requests of a round and how much each may draft.
+
+    seq_lens: tokens before the bonus token. windows: draft tokens a request may hold,
+    pending ones included; head_windows: how many of them the EAGLE-3 head may write.
+    chains: grammars, None for a request without one.
+    """
+
+    batch: Any
+    states: Sequence[RequestState]
+    seq_lens: Sequence[int]
+    windows: Sequence[int]
+    head_windows: Sequence[int]
+    chains: Sequence[GrammarChain | None]
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """What a pass of the target decided for one request, for the drafters to follow.
+
+    row: its row of req_to_token. start: the first position whose next token is new.
+    tokens: those next tokens. features: [len(tokens), width] the target's hidden
+    states at their positions, None without an EAGLE-3 head.
+    """
+
+    row: int
+    state: RequestState
+    start: int
+    tokens: Sequence[int]
+    features: Tensor | None
+
+
+class Drafter(Protocol):
+    """Extends the drafts of the requests it has a turn for."""
+
+    def draft(self, turn: Turn, drafts: list[RoundDraft]) -> list[RoundDraft]: ...
+
+
+def pending_drafts(turn: Turn) -> list[RoundDraft]:
+    """What the requests have to be judged without anybody drafting."""
+    return [
+        RoundDraft(
+            s.pending[:w],
+            s.pending_ended and len(s.pending) <= w,
+            num_client=min(w, s.num_client),
+        )
+        for s, w in zip(turn.states, turn.windows, strict=True)
+    ]
+
+
+class ModelDrafter:
+    """The draft model. Keeps which slots hold its KV."""
+
+    def __init__(self, model: DraftModel, slots: RoundSlots, cache: DraftCache) -> None:
+        self.model = model
+        self.slots = slots
+        self.cache = cache
+
+    def draft(self, turn: Turn, drafts: list[RoundDraft]) -> list[RoundDraft]:
+        orders = self._orders(turn, drafts)
+        if not orders:
+            return drafts
+        try:
+            proposal = self.model.propose(
+                orders,
+                table=self.slots.table,
+                sampling_info=turn.batch.sampling_info,
+            )
+        finally:
+            for order in orders:
+                if order.grammar is not None:
+                    order.grammar.rewind()
+        drafts = list(drafts)
+        for k, order in enumerate(orders):
+            new, before = proposal.tokens[k], drafts[order.batch_index]
+            drafts[order.batch_index] = RoundDraft(
+                tokens=before.tokens + new,
+                ended=proposal.ended[k],
+                num_new=len(new),
+                num_forwarded=proposal.num_forwarded[k],
+                num_client=before.num_client,
+                num_head=before.num_head,
+            )
+        return drafts
+
+    def _orders(self, turn: Turn, drafts: Sequence[RoundDraft]) -> list[DraftRequest]:
+        orders = []
+        rows = turn.batch.req_pool_indices.tolist()
+        for i, (req, state) in enumerate(
+            zip(turn.batch.reqs, turn.states, strict=True)
+        ):
+            num_new = turn.windows[i] - len(drafts[i].tokens)
+            if num_new <= 0 or drafts[i].ended:
+                continue
+            tokens = [
+                *req.origin_input_ids,
+                *req.output_ids,
+                *state.ready,
+                *drafts[i].tokens,
+            ]
+            if state.num_cached is None:
+                state.num_cached = self.cache.num_leading(
+                    self.slots.table[rows[i], : turn.seq_lens[i]]
+                )
+            orders.append(
+                DraftRequest(
+                    row=rows[i],
+                    tokens=tokens,
+                    num_cached=min(state.num_cached, len(tokens) - 1),
+                    num_new=num_new,
+                    stop_ids=state.stop_ids,
+                    batch_index=i,
+                    grammar=turn.chains[i],
+                )
+            )
+        return orders
+
+    def follow(
+        self,
+        turn: Turn,
+        drafts: Sequence[RoundDraft],
+        decisions: Sequence[Decision],
+    ) -> None:
+        """Note which of the decided tokens have the draft model's KV."""
+        rows = turn.batch.req_pool_indices.tolist()
+        for i, (state, decision) in enumerate(zip(turn.states, decisions, strict=True)):
+            seq_len = turn.seq_lens[i]
+            new_len = seq_len + len(decision.accept_tokens)
+            if state.num_cached is None:
+                first = cached = seq_len
+            else:
+                first = min(state.num_cached, seq_len)
+                cached = max(state.num_cached, drafts[i].num_forwarded)
+                # Where the output left the draft, the draft's KV is of other tokens.
+                cached = cached if decision.pending else min(cached, new_len)
+                state.num_cached = cached
+            self.cache.mark(
+                self.slots.table[rows[i], first:new_len], num_valid=cached - first
+            )
+
+    def follow_client(self, ups: Sequence[FollowUp]) -> None:
+        """Behind a prompt a client's text was kept: none of it has the model's KV."""
+        for up in ups:
+            first = up.start + 1
+            self.cache.forget(self.slots.table[up.row, first : first + len(up.tokens)])
+
+    def follow_plain(
+        self, rows: Tensor, states: Sequence[RequestState], seq_lens: Tensor
+    ) -> None:
+        """After a plain round: the token written at seq_lens ([bs], host) has none."""
+        self.cache.forget(self.slots.table[rows, seq_lens.to(rows.device)])
+        for state, n in zip(states, seq_lens.tolist(), strict=True):
+            if state.num_cached is not None:
+                state.num_cached = min(state.num_cached, n)
+
+
+class HeadDrafter:
+    """The target's EAGLE-3 head. Follows every pass of the target, so that behind each
+    request's last token a hint is at hand; keeps which slots hold its KV."""
+
+    def __init__(self, head: EagleHead, slots: RoundSlots, cache: DraftCache) -> None:
+        self.head = head
+        self.slots = slots
+        self.cache = cache
+
+    def draft(self, turn: Turn, drafts: list[RoundDraft]) -> list[RoundDraft]:
+        rows = turn.batch.req_pool_indices.tolist()
+        index, orders = [], []
+        for i, (state, limit) in enumerate(
+            zip(turn.states, turn.head_windows, strict=True)
+        ):
+            if limit and state.hint is not None:
+                index.append(i)
+                orders.append(
+                    ChainRequest(rows[i], turn.seq_lens[i], limit, state.hint)
+                )
+        if not orders:
+            return drafts
+        drafts = list(drafts)
+        proposals = self.head.propose(orders, self.slots.table)
+        for i, tokens in zip(index, proposals, strict=True):
+            stops = turn.states[i].stop_ids
+            stop = next((k for k, t in enumerate(tokens) if t in stops), None)
+            kept = tokens[:stop]
+            drafts[i] = RoundDraft(kept, stop is not None, num_head=len(kept))
+        return drafts
+
+    def follow(self, ups: Sequence[FollowUp]) -> None:
+        """Go along with what the target decided; a request without tokens waits."""
+        followed = []
+        for up in ups:
+            slots = self.slots.table[up.row, up.start : up.start + len(up.tokens)]
+            if not up.state.options.compose:
+                self.cache.forget(slots)
+            elif up.tokens:
+                self.cache.mark(slots, num_valid=len(up.tokens))
+                followed.append(up)
+        if not followed:
+            return
+        rows = []
+        for up in followed:
+            assert up.features is not None
+            rows.append(HeadRows(up.row, up.start, up.tokens, up.features))
+        hints = self.head.follow(rows, self.slots.table)
+        for up, hint in zip(followed, hints, strict=True):
+            up.state.hint = hint
+
+    def follow_prefill(
+        self,
+        batch: Any,
+        states: Sequence[RequestState | None],
+        features: Tensor,
+        next_token_ids: Tensor,
+    ) -> None:
+        """The target prefilled a batch.
+
+        states: None for a request whose prefill goes on. features: [tokens of the
+        batch, width]. Where a cached prefix lacks the head's KV, it is given the
+        prefix's tokens with hidden states of zero: it agrees less until the answer has
+        grown, and stays in step.
+        """
+        rows = batch.req_pool_indices.tolist()
+        chosen = next_token_ids.tolist()
+        followed, index, at = [], [], 0
+        for i, req in enumerate(batch.reqs):
+            start, num = batch.prefix_lens[i], batch.extend_lens[i]
+            new, at = features[at : at + num], at + num
+            slots = self.slots.table[rows[i], : start + num]
+            if not wants_head(req):
+                self.cache.forget(slots[start:])
+                continue
+            cached = self.cache.num_leading(slots[:start])
+            self.cache.mark(slots[start:], num_valid=num)
+            blank = new.new_zeros(start - cached, new.shape[1])
+            ids = [*req.origin_input_ids, *req.output_ids, chosen[i]]
+            after = ids[cached + 1 : start + num + 1]
+            followed.append(HeadRows(rows[i], cached, after, torch.cat([blank, new])))
+            index.append(i)
+        if not followed:
+            return
+        hints = self.head.follow(followed, self.slots.table)
+        for i, hint in zip(index, hints, strict=True):
+            state = states[i]
+            if state is not None:
+                state.hint = hint

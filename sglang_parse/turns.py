@@ -1,0 +1,154 @@
+"""How much each request drafts this round, and who drafts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_parse.config import ParseConfig
+from sglang_parse.drafters import Turn
+from sglang_parse.grammar import MAX_GRAMMAR_WINDOW, GrammarChain
+from sglang_parse.memory import RoundSlots
+from sglang_parse.ranks import Ranks
+from sglang_parse.state import RequestState, RoundDraft
+from sglang_parse.window import (
+    SHORT_WINDOW,
+    RoundTiming,
+    WindowController,
+    draft_window,
+    fit_windows,
+)
+
+
+class TurnPlanner:
+    """Plans the turns of the drafters from what each has been worth.
+
+    has_model: whether there is a draft model. head_steps: tokens the EAGLE-3 head
+    drafts at a time, 0 without one. context_len: the target's, in tokens.
+    """
+
+    def __init__(
+        self,
+        config: ParseConfig,
+        ranks: Ranks,
+        slots: RoundSlots,
+        *,
+        context_len: int,
+        has_model: bool,
+        head_steps: int,
+    ) -> None:
+        self.adaptive = config.adaptive
+        self.ranks = ranks
+        self.slots = slots
+        self.context_len = context_len
+        self.has_model = has_model
+        self.head_steps = head_steps
+        self.model_controller = WindowController(config.max_round_ms)
+        self.head_controller = WindowController(0)
+
+    def plan(
+        self,
+        batch: Any,
+        states: Sequence[RequestState],
+        seq_lens: Sequence[int],
+        chains: Sequence[GrammarChain | None],
+    ) -> Turn:
+        limits = [
+            draft_window(
+                state.options.window,
+                num_remaining=req.sampling_params.max_new_tokens
+                - len(req.output_ids)
+                - len(state.ready),
+                num_positions=self.context_len - seq_len - 1 - len(state.suffix),
+            )
+            if state.options.mode != "off" and not state.is_ending
+            else 0
+            for req, state, seq_len in zip(batch.reqs, states, seq_lens, strict=True)
+        ]
+        if any(s.options.mode == "off" for s in states):
+            limits = [min(w, SHORT_WINDOW) for w in limits]
+        limits = [
+            min(w, MAX_GRAMMAR_WINDOW) if req.grammar else w
+            for w, req in zip(limits, batch.reqs, strict=True)
+        ]
+        by_model = [self._by_model(s) for s in states]
+        windows = [
+            w if drafted else min(w, len(s.pending))
+            for w, drafted, s in zip(limits, by_model, states, strict=True)
+        ]
+        paused = False
+        if self.adaptive and any(
+            w and drafted for w, drafted in zip(windows, by_model, strict=True)
+        ):
+            cap = self.ranks.agree(self.model_controller.step_cap(len(states)))
+            paused = cap == 0
+            windows = [
+                min(w, cap + len(s.pending))
+                for w, s in zip(windows, states, strict=True)
+            ]
+        if self.adaptive:
+            windows = [
+                min(w, s.window or w) for w, s in zip(windows, states, strict=True)
+            ]
+        heads = [
+            min(w, self.head_steps) if self._by_head(s, c, paused=paused) else 0
+            for w, s, c in zip(limits, states, chains, strict=True)
+        ]
+        if self.adaptive and any(heads) and not any(windows):
+            cap = self.ranks.agree(self.head_controller.step_cap(len(states)))
+            heads = heads if cap else [0] * len(heads)
+        windows = [max(w, h) for w, h in zip(windows, heads, strict=True)]
+        if any(windows):
+            room = self.slots.num_free(batch.tree_cache)
+            held = [r.kv.kv_allocated_len for r in batch.reqs]
+            windows = fit_windows(windows, seq_lens=seq_lens, held=held, room=room)
+        heads = [min(h, w) for h, w in zip(heads, windows, strict=True)]
+        return Turn(batch, states, seq_lens, windows, heads, chains)
+
+    def _by_model(self, state: RequestState) -> bool:
+        """Whether the draft model writes for this request: unless its head does."""
+        return self.has_model and not (
+            state.options.mode == "exact" and state.hint is not None
+        )
+
+    def _by_head(
+        self, state: RequestState, chain: GrammarChain | None, *, paused: bool
+    ) -> bool:
+        """Whether the head writes: wherever the target is followed token by token."""
+        followed = state.options.mode == "exact" or state.recovering or paused
+        return (
+            state.hint is not None
+            and chain is None
+            and not state.pending
+            and bool(followed or not self.has_model)
+        )
+
+    def observe(self, drafts: Sequence[RoundDraft], timing: RoundTiming) -> None:
+        """Learn from a round with drafts; timing.num_steps: of the draft model."""
+        if timing.num_steps:
+            self.model_controller.observe(timing)
+            return
+        num_head = max(d.num_head for d in drafts)
+        if not num_head:
+            return  # a client's text costs nothing to draft
+        self.head_controller.observe(
+            RoundTiming(
+                timing.bs,
+                num_head,
+                timing.num_emitted,
+                timing.draft_ms,
+                timing.verify_ms,
+            )
+        )
+        # To the draft model this is what a token costs without it.
+        round_ms = timing.draft_ms + timing.verify_ms
+        token_ms = round_ms * timing.bs / timing.num_emitted
+        self.model_controller.observe(
+            RoundTiming(timing.bs, 0, timing.bs, 0.0, token_ms)
+        )
+
+    def observe_plain(self, bs: int, round_ms: float) -> None:
+        """Learn from a round in which nobody drafted."""
+        timing = RoundTiming(bs, 0, bs, 0.0, round_ms)
+        self.model_controller.observe(timing)
+        self.head_controller.observe(timing)

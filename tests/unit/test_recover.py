@@ -1,0 +1,81 @@
+"""After a rejection the target writes on to a boundary before verdicts count again."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.decide import Decision
+from sglang_parse.segment import Segmenter
+from sglang_parse.stages import TargetStages
+from sglang_parse.state import RoundDraft
+
+TEXTS = ["a", "b", "\n", "c"]
+LINE = 2
+
+
+def stages(room: int = 100) -> TargetStages:
+    """The stages' segmenting, over a vocabulary of four tokens."""
+    self = object.__new__(TargetStages)
+    self.config = SimpleNamespace(max_segments=16)
+    self.slots = SimpleNamespace(num_free=lambda _: room)
+    self._token_texts = TEXTS
+    self._segmenters = {"line": Segmenter("line", TEXTS)}
+    return self
+
+
+def state(recovering: int = 0, limit: int = 1):
+    options = SimpleNamespace(mode="semantic", segmenter="line", recover_limit=limit)
+    return SimpleNamespace(
+        options=options, suffix=(9,) * 5, recovering=recovering, ready=()
+    )
+
+
+REQ = SimpleNamespace(output_ids=[0])
+DRAFT = RoundDraft((0, LINE, 1, LINE, 3, 3, LINE, 0))  # boundaries 2, 4, 7
+
+
+@pytest.mark.parametrize(
+    ("recovering", "boundaries", "head_end"),
+    [
+        (0, (2, 4, 7), 0),
+        (1, (4, 7), 2),
+        (2, (7,), 4),
+        (3, (), 7),
+        (4, (), 8),
+        (1 << 40, (), 8),
+    ],
+)
+def test_leading_segments_are_the_targets(recovering, boundaries, head_end):
+    """Red if a segment the target has to write is judged instead."""
+    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
+    assert stages().segment(batch, [state(recovering)], [DRAFT]) == (
+        [boundaries],
+        [head_end],
+    )
+
+
+def test_recovery_goes_on_where_no_suffix_fits():
+    """Red if a short pool lets a draft pass that only the target could confirm."""
+    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
+    found = stages(room=4).segment(batch, [state(1)], [DRAFT])
+    assert found == ([()], [2])
+
+
+def left(tokens, *, rejected, num_judged=0, recovering=0, limit=1) -> int:
+    decision = Decision(tuple(tokens), num_judged, 0, ())
+    return stages().segments_to_recover(
+        REQ, state(recovering, limit), decision, rejected=rejected
+    )
+
+
+def test_a_rejection_is_recovered_up_to_the_next_boundary():
+    """Red if drafting under verdicts resumes inside the segment that was rejected, or
+    a boundary in front of the rejection ends the recovery."""
+    assert left([0, LINE, 1], rejected=True, num_judged=2) == 1
+    assert left([0, LINE, 1, LINE], rejected=True, num_judged=2) == 0
+    assert left([0, LINE, 1, LINE], rejected=True, num_judged=2, limit=3) == 2
+    assert left([0, LINE, 1], rejected=True, num_judged=2, limit=0) == 0
+    assert left([0, 1], rejected=False) == 0
+    assert left([0, 1], rejected=False, recovering=2) == 2
+    assert left([0, LINE, 1], rejected=False, recovering=2) == 1
+    assert left([LINE, LINE, 0, LINE], rejected=False, recovering=1) == 0
