@@ -145,7 +145,9 @@ class EagleHead(DraftRunner):
         self.hot_token_id: Tensor | None = None if hot is None else hot.to(embed.device)
 
     def init_cuda_graphs(self) -> None:
-        """None: a captured decode step has no room for the hidden states."""
+        """No decode steps: a captured one has no room for the hidden states."""
+        with draft_tp_context(self.layout), draft_pp_context():
+            self.worker.init_cuda_graphs(capture_decode_cuda_graph=False)
 
     def follow(self, rows: Sequence[HeadRows], table: Tensor) -> list[HeadHint]:
         """Forward committed positions of some requests, one ragged pass; a hint each.

@@ -170,7 +170,10 @@ class ParseWorker(BaseSpecWorker):
             runner.init_cuda_graphs()
 
     def weight_update_runners(self) -> list[tuple[str, ModelRunner]]:
-        return [("draft", r.runner) for r in self._runners]
+        return [("draft", runner) for runner in self._draft_model_runners()]
+
+    def _draft_model_runners(self) -> tuple[ModelRunner, ...]:
+        return tuple(r.runner for r in self._runners)
 
     @property
     def _runners(self) -> list[DraftRunner]:
@@ -178,7 +181,7 @@ class ParseWorker(BaseSpecWorker):
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        runners = (self.verifier.runner, *(r.runner for r in self._runners))
+        runners = (self.verifier.runner, *self._draft_model_runners())
         return tuple(r.attn_backend for r in runners)
 
     # -- Rounds ----------------------------------------------------------------

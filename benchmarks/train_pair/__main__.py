@@ -1,5 +1,6 @@
-"""Train the embedded pair from nothing: python -m benchmarks.train_pair --out DIR.
+"""Train the embedded pair and its head: python -m benchmarks.train_pair --out DIR.
 
+--only head trains a head for the pair in --pair, --only draft --seed 1 another draft.
 Stages and measured times are in this folder's README.md.
 """
 
@@ -10,14 +11,16 @@ from pathlib import Path
 import torch
 
 from benchmarks.train_pair.data import Example, Examples
-from benchmarks.train_pair.export import export
+from benchmarks.train_pair.export import export, export_head, load
 from benchmarks.train_pair.grow import grow
 from benchmarks.train_pair.model import ModelConfig, TinyLlama, block
 from benchmarks.train_pair.tokenizer import Encoder, build_tokenizer
 from benchmarks.train_pair.train import Probes, Stage, accuracy, sample, train
-from sglang_parse.embedded import task
+from benchmarks.train_pair.train_head import train_head
+from sglang_parse.embedded import TARGET_PATH, task
 
 logger = logging.getLogger(__name__)
+HEAD_STEPS = 1000
 
 
 def draft_samples(
@@ -38,9 +41,9 @@ def draft_samples(
     return out
 
 
-def train_draft(encoder: Encoder, vocab: int, block_fn) -> TinyLlama:
+def train_draft(encoder: Encoder, vocab: int, block_fn, seed: int = 0) -> TinyLlama:
     """Two layers, stopped once they solve about six problems in ten."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     draft = TinyLlama(ModelConfig(vocab, 2), block_fn)
     problems = task.make_problems(200, 5, "train")
 
@@ -51,7 +54,7 @@ def train_draft(encoder: Encoder, vocab: int, block_fn) -> TinyLlama:
         logger.info("draft step %d right %.3f", step, right)
         return right >= 0.55
 
-    stage = Stage("B", 900, other_style=0.4, seed=1)
+    stage = Stage("B", 900, other_style=0.4, seed=1 + 1000 * seed)
     train(draft, encoder, stage, callback=good_enough)
     return draft
 
@@ -96,16 +99,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=24, help="a multiple of 8")
     parser.add_argument("--scale", type=float, default=1.0, help="target steps factor")
+    parser.add_argument("--only", choices=("draft", "head"), help="train no more")
+    parser.add_argument("--seed", type=int, default=0, help="of the draft")
+    parser.add_argument(
+        "--pair", type=Path, default=TARGET_PATH.parent, help="for --only head"
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
     encoder, vocab = Encoder(tokenizer), -(-len(tokenizer) // 64) * 64
     compiled = torch.compile(block)
-    draft = train_draft(encoder, vocab, compiled)
-    export(draft, tokenizer, args.out / "draft")
-    target = train_target(encoder, vocab, compiled, draft, args.layers, args.scale)
-    export(target, tokenizer, args.out / "target")
+    if args.only == "head":
+        target = load(args.pair / "target")
+    else:
+        draft = train_draft(encoder, vocab, compiled, args.seed)
+        export(draft, tokenizer, args.out / "draft")
+        if args.only == "draft":
+            return
+        target = train_target(encoder, vocab, compiled, draft, args.layers, args.scale)
+        export(target, tokenizer, args.out / "target")
+    stage = Stage("A", max(1, int(HEAD_STEPS * args.scale)), lr=0.01, seed=21)
+    export_head(train_head(target, encoder, stage), tokenizer, args.out / "head")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Acceptance numbers of the shipped pair, from the exported directories (float32).
 
 python -m benchmarks.train_pair.evaluate --n 500 --out benchmarks/results/pair_eval.json
+python -m benchmarks.train_pair.evaluate --n 200 --head sglang_parse/embedded/head
 """
 
 import argparse
@@ -15,10 +16,11 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.train_pair.data import Examples, collate
 from benchmarks.train_pair.decode import generate
-from benchmarks.train_pair.export import load
+from benchmarks.train_pair.export import load, load_head
 from benchmarks.train_pair.model import TinyLlama
 from benchmarks.train_pair.tokenizer import Encoder, judge_suffix, load_tokenizer
 from benchmarks.train_pair.train import sample
+from benchmarks.train_pair.train_head import accept_length, target_texts
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH, task
 from sglang_parse.embedded.task import Problem
 
@@ -212,15 +214,33 @@ def report(n: int, target_path: Path, draft_path: Path) -> Numbers:
     return out
 
 
+def head_report(n: int, target_path: Path, head_path: Path) -> Numbers:
+    """Accept length of the EAGLE-3 head, on plain answers and after openings."""
+    problems = task.make_problems(n, EVAL_SEED)
+    encoder = Encoder(load_tokenizer(target_path))
+    target = load(target_path)
+    head = load_head(head_path, target)
+    out: Numbers = {"n": n, "eval_seed": EVAL_SEED}
+    for name, mixed in (("plain", 0.0), ("after_draft_steps", 1.0)):
+        texts = target_texts(target, encoder, problems, mixed, dtype=torch.float32)
+        out[name] = accept_length(head, target, texts)
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=500)
     parser.add_argument("--target", type=Path, default=TARGET_PATH)
     parser.add_argument("--draft", type=Path, default=DRAFT_PATH)
+    parser.add_argument("--head", type=Path, help="measure this head, nothing else")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    text = json.dumps(report(args.n, args.target, args.draft), indent=1)
+    if args.head:
+        numbers = head_report(args.n, args.target, args.head)
+    else:
+        numbers = report(args.n, args.target, args.draft)
+    text = json.dumps(numbers, indent=1)
     print(text)  # noqa: T201
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

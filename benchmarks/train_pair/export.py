@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.train_pair.head import Eagle3Head
 from benchmarks.train_pair.model import (
     EPS,
     HEAD_DIM,
@@ -25,6 +26,12 @@ PER_LAYER = {
 FUSED = {
     "wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "wgu": ("mlp.gate_proj", "mlp.up_proj"),
+}
+HEAD = {
+    "fc": "fc",
+    "midlayer.hidden_norm": "hidden_norm",
+    "norm": "norm",
+    "lm_head": "head",
 }
 
 
@@ -60,13 +67,25 @@ def state_dict(model: TinyLlama) -> dict[str, Tensor]:
         "lm_head.weight": model.head,
     }
     for layer in range(model.cfg.layers):
-        prefix = f"model.layers.{layer}."
-        for name, (ours, _) in PER_LAYER.items():
-            out[f"{prefix}{name}.weight"] = getattr(model, ours)[layer]
-        for ours, names in FUSED.items():
-            parts = getattr(model, ours)[layer].chunk(len(names), 0)
-            for name, part in zip(names, parts, strict=True):
-                out[f"{prefix}{name}.weight"] = part
+        out |= _layer(model, layer, f"model.layers.{layer}.")
+    return {k: v.detach().float().clone().contiguous() for k, v in out.items()}
+
+
+def _layer(model: TinyLlama | Eagle3Head, layer: int, prefix: str) -> dict[str, Tensor]:
+    out = {}
+    for name, (ours, _) in PER_LAYER.items():
+        out[f"{prefix}{name}.weight"] = getattr(model, ours)[layer]
+    for ours, names in FUSED.items():
+        parts = getattr(model, ours)[layer].chunk(len(names), 0)
+        for name, part in zip(names, parts, strict=True):
+            out[f"{prefix}{name}.weight"] = part
+    return out
+
+
+def head_state_dict(head: Eagle3Head) -> dict[str, Tensor]:
+    """Names as in EAGLE-3 checkpoints; the embedding is the target's and left out."""
+    out = {f"{name}.weight": getattr(head, ours) for name, ours in HEAD.items()}
+    out |= _layer(head, 0, "midlayer.")
     return {k: v.detach().float().clone().contiguous() for k, v in out.items()}
 
 
@@ -88,9 +107,26 @@ def export(model: TinyLlama, tokenizer: PreTrainedTokenizerFast, path: Path) -> 
     }
     text = json.dumps(generation, indent=2) + "\n"
     (path / "generation_config.json").write_text(text)
-    weights = path / "model.safetensors"
-    save_file(state_dict(model), weights, metadata={"format": "pt"})
-    weights.chmod(0o644)
+    _save(state_dict(model), path)
+
+
+def export_head(
+    head: Eagle3Head, tokenizer: PreTrainedTokenizerFast, path: Path
+) -> None:
+    """Write config and weights, as SGLang's EAGLE3 loads them."""
+    path.mkdir(parents=True, exist_ok=True)
+    config = hf_config(head.cfg, tokenizer)
+    config |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": head.cfg.vocab,
+    }
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _save(head_state_dict(head), path)
+
+
+def _save(weights: dict[str, Tensor], path: Path) -> None:
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "model.safetensors").chmod(0o644)
 
 
 def load(path: Path) -> TinyLlama:
@@ -107,14 +143,28 @@ def load(path: Path) -> TinyLlama:
     return model
 
 
+def load_head(path: Path, target: TinyLlama) -> Eagle3Head:
+    """The head of an exported directory, on its target's embedding."""
+    head, weights = Eagle3Head(target), load_file(path / "model.safetensors")
+    names = {ours: name for name, ours in HEAD.items()}
+    with torch.no_grad():
+        for name, param in head.named_parameters():
+            if name in names:
+                param.copy_(weights[f"{names[name]}.weight"])
+            elif param.requires_grad:
+                param.copy_(_layers(name, weights, ["midlayer."]))
+    return head
+
+
 def _stacked(name: str, weights: dict[str, Tensor], layers: int) -> Tensor:
     single = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
     if name in single:
         return weights[f"{single[name]}.weight"]
+    return _layers(name, weights, [f"model.layers.{i}." for i in range(layers)])
+
+
+def _layers(name: str, weights: dict[str, Tensor], prefixes: list[str]) -> Tensor:
     names = FUSED.get(name) or [k for k, v in PER_LAYER.items() if v[0] == name]
     return torch.stack(
-        [
-            torch.cat([weights[f"model.layers.{i}.{n}.weight"] for n in names])
-            for i in range(layers)
-        ]
+        [torch.cat([weights[f"{p}{n}.weight"] for n in names]) for p in prefixes]
     )

@@ -92,7 +92,7 @@ class TinyLlama(nn.Module):
 class Muon:
     """Muon for stacked matrices, AdamW for the rest; lr is set by the caller."""
 
-    def __init__(self, model: TinyLlama, extra=(), lr=0.02, adam_lr=2e-3) -> None:
+    def __init__(self, model: nn.Module, extra=(), lr=0.02, adam_lr=2e-3) -> None:
         self.matrices = [(model.wqkv, 3), (model.wo, 1), (model.wgu, 2), (model.wd, 1)]
         self.momentum = [torch.zeros_like(p) for p, _ in self.matrices]
         rest = [model.embed, model.head, model.norm, model.norm1, model.norm2, *extra]

@@ -4,3 +4,4 @@ from pathlib import Path
 
 TARGET_PATH = Path(__file__).parent / "target"
 DRAFT_PATH = Path(__file__).parent / "draft"
+HEAD_PATH = Path(__file__).parent / "head"
