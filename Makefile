@@ -1,11 +1,19 @@
 # Needs python >= 3.11 with venv, and a package index; everything else is set up here.
 #   make demo            make demo ARGS="--problems 16 --json out.json"
+#   make demo -- --compose eagle3
 #   make test            make lint            make clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+
+# What follows `make demo --` are words for the demo, not targets.
+ifeq (demo,$(firstword $(MAKECMDGOALS)))
+    WORDS := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+    ARGS += $(WORDS)
+    $(eval $(WORDS):;@:)
+endif
 
 .PHONY: demo test lint clean install
 

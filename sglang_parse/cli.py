@@ -11,7 +11,8 @@ from types import FrameType
 
 from sglang_parse import __version__
 from sglang_parse.bench.commands import add_commands
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.config import COMPOSITIONS
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +51,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="requests in flight; default: 1 8",
     )
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    demo.add_argument(
+        "--compose",
+        choices=COMPOSITIONS,
+        default="none",
+        help="eagle3: EAGLE-3 alone and with PARSE as two more arms",
+    )
+    demo.add_argument(
+        "--speculative-parse-eagle-model-path",
+        default=str(HEAD_PATH),
+        metavar="PATH",
+        help="EAGLE-3 head of the target; default: the embedded one",
+    )
     add_models(demo)
     demo.set_defaults(command=demo_command)
 
@@ -106,6 +119,10 @@ def demo_command(args: argparse.Namespace) -> int:
     for path, flag in (
         (args.model_path, "--model-path"),
         (args.speculative_draft_model_path, "--speculative-draft-model-path"),
+        (
+            args.speculative_parse_eagle_model_path,
+            "--speculative-parse-eagle-model-path",
+        ),
     ):
         if not Path(path).is_dir():
             raise ValueError(f"{flag} {path!r} is not a folder; give a model folder.")
@@ -119,6 +136,8 @@ def demo_command(args: argparse.Namespace) -> int:
             concurrency=tuple(dict.fromkeys(args.concurrency)),
             target=args.model_path,
             draft=args.speculative_draft_model_path,
+            compose=args.compose,
+            head=args.speculative_parse_eagle_model_path,
             json_path=args.json,
         )
     )

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from sglang_parse import draw
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.launch import ServerProcess, running
 from sglang_parse.load import Prompt, ask_with_report, encode_prompts, measure
@@ -39,13 +39,24 @@ class DemoOptions:
     concurrency: tuple[int, ...] = (1, 8)
     target: str = str(TARGET_PATH)
     draft: str = str(DRAFT_PATH)
+    compose: str = "none"
+    head: str = str(HEAD_PATH)
     json_path: Path | None = None
 
 
 def arm_args(options: DemoOptions) -> dict[str, list[str]]:
-    """Server flags per arm; the target arm is stock SGLang with the target model."""
+    """Server flags per arm; the target arm is stock SGLang with the target model.
+
+    Composed, EAGLE-3 is shown alone (no draft model, so token by token) and with PARSE.
+    """
     target = ["--model-path", options.target, *SERVER_ARGS]
-    return {"target": target, "parse": target + parse_args(options)}
+    arms = {"target": target, "parse": target + parse_args(options)}
+    if options.compose == "eagle3":
+        head = ["--speculative-parse-compose", "eagle3"]
+        head += ["--speculative-parse-eagle-model-path", options.head]
+        arms["eagle3"] = [*target, "--speculative-algorithm", "PARSE", *head]
+        arms["parse-eagle3"] = target + parse_args(options) + head
+    return arms
 
 
 def parse_args(options: DemoOptions) -> list[str]:
@@ -80,7 +91,8 @@ def run_demo(options: DemoOptions) -> None:
         answer = ask_with_report(servers["parse"].url, telling)
     shutil.rmtree(logs, ignore_errors=True)
     write_json(options, summaries)
-    console.print(results_table(summaries))
+    for table in results_tables(summaries):
+        console.print(table)
     show_answer(console, telling, answer)
     show_commands(console, options, telling.problem.prompt)
     console.print(f"\nTook {time.monotonic() - start:.0f} s.", highlight=False)
@@ -108,7 +120,7 @@ def measure_arms(
     for concurrency in options.concurrency:
         baseline = None
         for arm, server in servers.items():
-            title = f"{arm:>6}, concurrency {concurrency:<2}"
+            title = f"{arm:>12}, concurrency {concurrency:<2}"
             with progress_bar(console) as bar:
                 task = bar.add_task(title, total=len(prompts))
                 measured = measure(
@@ -123,7 +135,7 @@ def measure_arms(
             if arm == "target":
                 baseline = summary.output_tok_s
                 summary = summarise(arm, concurrency, results, wall_s, baseline)
-            elif not answers:
+            elif arm == "parse" and not answers:
                 answers = results
             summaries.append(summary)
     return summaries, answers
@@ -139,12 +151,21 @@ def results_table(summaries: Sequence[ArmSummary]) -> Table:
     table = Table(title=f"{summaries[0].problems} problems", header_style="bold")
     table.add_column("concurrency", no_wrap=True)
     for s in summaries:
-        style = "green" if s.arm == "parse" else None
+        style = "green" if s.arm.startswith("parse") else None
         table.add_column(f"{s.concurrency}\n{s.arm}", justify="right", style=style)
     columns = [table_column(s) for s in summaries]
     for row in columns[0]:
         table.add_row(row, *(column[row] for column in columns))
     return table
+
+
+def results_tables(summaries: Sequence[ArmSummary]) -> list[Table]:
+    """One table, or one per concurrency where there are more than two arms."""
+    arms = {s.arm for s in summaries}
+    if len(arms) <= 2:
+        return [results_table(summaries)]
+    steps = dict.fromkeys(s.concurrency for s in summaries)
+    return [results_table([s for s in summaries if s.concurrency == c]) for c in steps]
 
 
 def table_column(s: ArmSummary) -> dict[str, str]:
@@ -217,6 +238,7 @@ def write_json(options: DemoOptions, summaries: Sequence[ArmSummary]) -> None:
         "arms": [s.as_dict() for s in summaries],
         "target": options.target,
         "draft": options.draft,
+        "head": options.head if options.compose == "eagle3" else None,
         "argv": sys.argv,
     }
     options.json_path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -28,6 +28,13 @@ class DraftCache:
         missing = (~self._valid[slots.long()]).nonzero()
         return int(missing[0]) if missing.numel() else slots.numel()
 
+    def gaps(self, slots: Tensor) -> list[tuple[int, int]]:
+        """Runs [start, end) of a sequence's slots that hold no draft KV."""
+        missing = ~self._valid[slots.long()]
+        edges = torch.nn.functional.pad(missing.int(), (1, 1)).diff()
+        starts, ends = (edges == 1).nonzero(), (edges == -1).nonzero()
+        return list(zip(starts[:, 0].tolist(), ends[:, 0].tolist(), strict=True))
+
     def mark(self, slots: Tensor, *, num_valid: int) -> None:
         """Committed slots: the first `num_valid` hold draft KV, the rest does not."""
         index = slots.long()

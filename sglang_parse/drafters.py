@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from sglang_parse.decide import Decision
@@ -241,9 +240,7 @@ class HeadDrafter:
         """The target prefilled a batch.
 
         states: None for a request whose prefill goes on. features: [tokens of the
-        batch, width]. Where a cached prefix lacks the head's KV, it is given the
-        prefix's tokens with hidden states of zero: it agrees less until the answer has
-        grown, and stays in step.
+        batch, width].
         """
         rows = batch.req_pool_indices.tolist()
         chosen = next_token_ids.tolist()
@@ -255,12 +252,11 @@ class HeadDrafter:
             if not wants_head(req):
                 self.cache.forget(slots[start:])
                 continue
-            cached = self.cache.num_leading(slots[:start])
-            self.cache.mark(slots[start:], num_valid=num)
-            blank = new.new_zeros(start - cached, new.shape[1])
             ids = [*req.origin_input_ids, *req.output_ids, chosen[i]]
-            after = ids[cached + 1 : start + num + 1]
-            followed.append(HeadRows(rows[i], cached, after, torch.cat([blank, new])))
+            self._fill_gaps(rows[i], slots[:start], ids, new)
+            self.cache.mark(slots[start:], num_valid=num)
+            after = ids[start + 1 : start + num + 1]
+            followed.append(HeadRows(rows[i], start, after, new))
             index.append(i)
         if not followed:
             return
@@ -269,3 +265,20 @@ class HeadDrafter:
             state = states[i]
             if state is not None:
                 state.hint = hint
+
+    def _fill_gaps(
+        self, row: int, slots: Tensor, ids: Sequence[int], like: Tensor
+    ) -> None:
+        """Give the head KV where a cached prefix has none of it.
+
+        It reads the prefix's tokens with hidden states of zero there: it agrees less
+        until the answer has grown, and stays in step. slots: of the prefix. ids: the
+        request's tokens. like: features, for their width.
+        """
+        for start, end in self.cache.gaps(slots):
+            for first in range(start, end, self.head.longest_prefill):
+                last = min(end, first + self.head.longest_prefill)
+                blank = like.new_zeros(last - first, like.shape[1])
+                after = ids[first + 1 : last + 1]
+                self.head.follow([HeadRows(row, first, after, blank)], self.slots.table)
+            self.cache.mark(slots[start:end], num_valid=end - start)

@@ -24,6 +24,8 @@ from sglang_parse.config import (
 from sglang_parse.judge import CUT_MARK
 
 PREFIX = "parse_"
+# Segments to recover where the target writes the rest of the response.
+REST = sys.maxsize
 
 
 def _check_question(value: Any, field: str) -> str:
@@ -164,7 +166,7 @@ class RequestOptions:
     def recover_limit(self) -> int:
         """`recover_segments` as a number."""
         asked = self.recover_segments
-        return sys.maxsize if isinstance(asked, str) else asked
+        return REST if isinstance(asked, str) else asked
 
     @classmethod
     def of(

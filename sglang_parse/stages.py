@@ -78,7 +78,8 @@ class TargetStages:
         drafts: Sequence[RoundDraft],
     ) -> tuple[list[tuple[int, ...]], list[int]]:
         """Boundaries to judge, as many as there are scratch slots for, and per request
-        the end of the leading draft tokens that only the target can confirm."""
+        the end of the leading draft tokens that only the target can confirm: those of
+        segments it recovers and those the EAGLE-3 head wrote."""
         judged = [
             i
             for i, s in enumerate(states)
@@ -91,19 +92,23 @@ class TargetStages:
             state = states[i]
             suffix_len = len(state.suffix)
             most = min(self.config.max_segments, room // num_left // suffix_len)
-            if most == 0 and not state.recovering:
+            recovering, by_head = state.recovering, drafts[i].num_head
+            if most == 0 and not recovering and not by_head:
                 continue
             found = self.segmenter(state.options.segmenter).boundaries(
                 drafts[i].tokens,
                 ended=drafts[i].ended,
-                max_segments=len(drafts[i].tokens) if state.recovering else most,
+                max_segments=len(drafts[i].tokens) if recovering or by_head else most,
                 previous_text=self._seam_text(batch.reqs[i], state),
             )
-            if state.recovering:
-                num_head = min(len(found), state.recovering)
-                whole = num_head < state.recovering
-                head_ends[i] = len(drafts[i].tokens) if whole else found[num_head - 1]
-                found = thin(found[num_head:], most) if most else ()
+            if recovering > len(found):
+                head_ends[i] = len(drafts[i].tokens)
+            elif recovering or by_head:
+                first = found[recovering - 1] if recovering else 0
+                head_ends[i] = max(first, by_head)
+            if head_ends[i]:
+                rest = [b for b in found if b > head_ends[i]]
+                found = thin(rest, most) if rest and most else ()
             boundaries[i] = found
             room -= len(found) * suffix_len
         return boundaries, head_ends

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_parse.client import ClientText
 from sglang_parse.judge import JudgePrompt
 from sglang_parse.metrics import RequestReport
-from sglang_parse.request import RequestOptions
+from sglang_parse.request import REST, RequestOptions
 
 if TYPE_CHECKING:
     from sglang_parse.eagle import HeadHint
@@ -45,6 +45,11 @@ class RequestState:
     def suffix(self) -> tuple[int, ...]:
         """Judge suffix tokens; empty where nothing is judged."""
         return self.judge.suffix if self.judge else ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the target is followed token by token to the end."""
+        return self.options.mode == "exact" or self.recovering > REST // 2
 
     @property
     def is_ending(self) -> bool:

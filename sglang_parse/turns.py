@@ -71,7 +71,7 @@ class TurnPlanner:
             min(w, MAX_GRAMMAR_WINDOW) if req.grammar else w
             for w, req in zip(limits, batch.reqs, strict=True)
         ]
-        by_model = [self._by_model(s) for s in states]
+        by_model = [self._by_model(s, c) for s, c in zip(states, chains, strict=True)]
         windows = [
             w if drafted else min(w, len(s.pending))
             for w, drafted, s in zip(limits, by_model, states, strict=True)
@@ -105,17 +105,16 @@ class TurnPlanner:
         heads = [min(h, w) for h, w in zip(heads, windows, strict=True)]
         return Turn(batch, states, seq_lens, windows, heads, chains)
 
-    def _by_model(self, state: RequestState) -> bool:
-        """Whether the draft model writes for this request: unless its head does."""
-        return self.has_model and not (
-            state.options.mode == "exact" and state.hint is not None
-        )
+    def _by_model(self, state: RequestState, chain: GrammarChain | None) -> bool:
+        """Whether the draft model writes for this request: unless the head does."""
+        has_head = state.hint is not None and chain is None
+        return self.has_model and not (state.is_exact and has_head)
 
     def _by_head(
         self, state: RequestState, chain: GrammarChain | None, *, paused: bool
     ) -> bool:
         """Whether the head writes: wherever the target is followed token by token."""
-        followed = state.options.mode == "exact" or state.recovering or paused
+        followed = state.is_exact or state.recovering or paused
         return (
             state.hint is not None
             and chain is None

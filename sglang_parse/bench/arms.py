@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 
 SHUFFLED = "shuffled"
-EMBEDDED = {"embedded:target": str(TARGET_PATH), "embedded:draft": str(DRAFT_PATH)}
+EMBEDDED = {
+    "embedded:target": str(TARGET_PATH),
+    "embedded:draft": str(DRAFT_PATH),
+    "embedded:head": str(HEAD_PATH),
+}
 # Tokens of SGLang's chain of drafts in the token-level arms: as its documentation
 # measures them.
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
@@ -85,12 +89,14 @@ _ALL = (
         options={"parse_mode": "exact"},
     ),
     Arm("standalone", {"main": "standalone"}, "SGLang STANDALONE, same draft"),
-    Arm("eagle3", {"main": "eagle3"}, "SGLang EAGLE-3"),
-    Arm("parse-eagle3", {"main": "parse-eagle3"}, "PARSE + EAGLE-3"),
+    Arm("sglang-eagle3", {"main": "sglang-eagle3"}, "SGLang's own EAGLE3"),
+    Arm("eagle3", {"main": "eagle3"}, "EAGLE-3 head alone, served by the plugin"),
+    Arm("parse-eagle3", {"main": "parse-eagle3"}, "PARSE + exact tail + EAGLE-3"),
 )
 ARMS = {arm.name: arm for arm in _ALL}
-GPU_KINDS = ("standalone", "eagle3", "parse-eagle3")
-KINDS = ("target", "draft", "parse", *GPU_KINDS)
+GPU_KINDS = ("standalone", "sglang-eagle3")
+HEAD_KINDS = ("sglang-eagle3", "eagle3", "parse-eagle3")
+KINDS = ("target", "draft", "parse", "standalone", *HEAD_KINDS)
 
 
 @dataclass(frozen=True)
@@ -124,11 +130,17 @@ def server_flags(
     flags = ["--model-path", model_path(models.target), *common]
     if kind == "target":
         return flags
-    head = model_path(models.eagle) if kind == "eagle3" else draft
-    flags += ["--speculative-draft-model-path", head]
-    if kind == "parse":
-        return [*flags, "--speculative-algorithm", "PARSE", *arm.server_args]
-    algorithm = {"standalone": "STANDALONE", "eagle3": "EAGLE3"}[kind]
+    head = model_path(models.eagle)
+    if kind != "eagle3":
+        model = head if kind == "sglang-eagle3" else draft
+        flags += ["--speculative-draft-model-path", model]
+    if kind in ("parse", "eagle3", "parse-eagle3"):
+        flags += ["--speculative-algorithm", "PARSE", *arm.server_args]
+        if kind != "parse":
+            flags += ["--speculative-parse-compose", "eagle3"]
+            flags += ["--speculative-parse-eagle-model-path", head]
+        return flags
+    algorithm = {"standalone": "STANDALONE", "sglang-eagle3": "EAGLE3"}[kind]
     tokens = ("--speculative-num-draft-tokens", "4")
     chain = (*CHAIN, *tokens)
     return [*flags, "--speculative-algorithm", algorithm, *chain, *arm.server_args]
@@ -137,18 +149,13 @@ def server_flags(
 def refusal(arm: Arm, models: Models, *, has_gpu: bool) -> str:
     """Why the arm cannot run here, as a sentence, or ""."""
     kinds = set(arm.servers.values())
-    if "parse-eagle3" in kinds:
-        return (
-            f"Arm {arm.name!r} needs PARSE composed with EAGLE-3, which this version "
-            "of the plugin does not have; take it out of `arms`."
-        )
     if kinds & set(GPU_KINDS) and not has_gpu:
         return (
             f"Arm {arm.name!r} needs a CUDA device, and there is none: SGLang's own "
             "speculative algorithms do not run on its CPU platform plugin; take it "
             "out of `arms` or run on a GPU machine."
         )
-    if "eagle3" in kinds and not models.eagle:
+    if kinds & set(HEAD_KINDS) and not models.eagle:
         return (
             f"Arm {arm.name!r} needs an EAGLE-3 head of the target; give its path as "
             "`eagle`."

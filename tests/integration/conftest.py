@@ -11,7 +11,7 @@ import pytest
 from client import CHUNK, Server, chat_ids
 from transformers import AutoTokenizer
 
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.launch import ServerError, ServerProcess
 
@@ -22,6 +22,10 @@ PARSE = (
     *("--speculative-algorithm", "PARSE"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),
 )
+EAGLE = (
+    *("--speculative-parse-compose", "eagle3"),
+    *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
+)
 # Two or three long requests fit. SGLang admits too carefully to run out of slots often;
 # its own test switch retracts a request every so many rounds.
 SMALL_POOL = ("--max-total-tokens", "600")
@@ -31,7 +35,9 @@ FLAGS = {
     # Adaptive windows follow measured times, so semantic answers would differ between
     # runs; the small pool serves with them.
     "parse": (*COMMON, *PARSE, "--no-speculative-parse-adaptive"),
-    "small": (*COMMON, *PARSE, *SMALL_POOL),
+    "small": (*COMMON, *PARSE, *EAGLE, *SMALL_POOL),
+    "eagle": (*COMMON, *PARSE, *EAGLE, "--no-speculative-parse-adaptive"),
+    "head-only": (*COMMON, *PARSE[:2], *EAGLE),
     "no-draft": (*COMMON, *PARSE[:2], "--enable-metrics"),
     "ranks": (
         *(*COMMON, *PARSE, "--tp", "2"),

@@ -126,7 +126,7 @@ def test_every_server_of_every_arm_has_the_common_flags():
     models = Models("embedded:target", "embedded:draft", "head")
     common = ("--max-running-requests", "8")
     for arm in ARMS.values():
-        for kind in set(arm.servers.values()) - {"parse-eagle3"}:
+        for kind in set(arm.servers.values()):
             flags = server_flags(arm, kind, models, common, str(DRAFT_PATH))
             assert flags[2:4] == list(common)
             model = DRAFT_PATH if kind == "draft" else TARGET_PATH

@@ -339,8 +339,10 @@ def test_grades_of_a_set_without_gold_leave_accuracy_open(fakes, tmp_path):
     [
         ("standalone", "", False, "'standalone' needs a CUDA device"),
         ("eagle3", "", True, "needs an EAGLE-3 head"),
-        ("eagle3", "head", True, ""),
-        ("parse-eagle3", "head", True, "does not have"),
+        ("eagle3", "head", False, ""),
+        ("sglang-eagle3", "", True, "needs an EAGLE-3 head"),
+        ("sglang-eagle3", "head", False, "needs a CUDA device"),
+        ("parse-eagle3", "head", False, ""),
         ("parse", "", False, ""),
     ],
 )

@@ -11,6 +11,17 @@ def slots(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+def test_gaps_are_the_runs_without_draft_kv():
+    """Red if a run at an end is missed, or a good slot counts as missing."""
+    cache = DraftCache(16, "cpu")
+    slots = torch.tensor([9, 3, 7, 1, 4, 8])
+    assert cache.gaps(slots) == [(0, 6)]
+    cache.mark(slots[torch.tensor([1, 2, 4])], num_valid=3)
+    assert cache.gaps(slots) == [(0, 1), (3, 4), (5, 6)]
+    cache.mark(slots, num_valid=6)
+    assert cache.gaps(slots) == cache.gaps(slots[:0]) == []
+
+
 def test_new_cache_holds_nothing():
     """Red if an unseen slot counts as forwarded: the draft would read garbage."""
     cache = DraftCache(8, "cpu")

@@ -23,6 +23,7 @@ class CountingHead(EagleHead):
     def __init__(self) -> None:
         self.hot_token_id = None
         self.layout = None
+        self.longest_prefill = 3
         self.runner = SimpleNamespace(dtype=torch.float32)
         self.batches: list[SimpleNamespace] = []
 
@@ -170,19 +171,21 @@ def test_prefill_pairs_each_position_with_the_token_after_it():
 
 
 def test_cached_prefix_without_the_heads_kv_is_made_up_for():
-    """Red if the head attends to KV that was never written, or works twice where it
-    was."""
+    """Red if the head attends to KV that was never written, writes over what is good,
+    or works twice where it worked before."""
     head = drafter()
-    ids = list(range(10, 20))
-    head.cache.mark(TABLE[1, :4], num_valid=4)
-    prefill(head, prefix=6, ids=ids)
-    (batch,) = head.head.batches
-    assert batch.positions.tolist() == list(range(4, 10))
-    assert batch.input_ids.tolist() == [15, 16, 17, 18, 19, 50]
-    assert batch.spec_info.hidden_states.flatten().tolist() == [0, 0, 1, 2, 3, 4]
-    assert head.cache.num_leading(TABLE[1, :10]) == 4, "a gap stays one"
-    prefill(head, prefix=4, ids=ids)
-    assert head.head.batches[1].positions.tolist() == list(range(4, 10))
-    assert head.cache.num_leading(TABLE[1, :10]) == 10
+    ids = list(range(10, 22))
+    head.cache.mark(TABLE[1, :2], num_valid=2)
+    head.cache.mark(TABLE[1, 6:8], num_valid=2)
+    prefill(head, prefix=10, ids=ids)
+    batches = head.head.batches
+    positions = [b.positions.tolist() for b in batches]
+    assert positions == [[2, 3, 4], [5], [8, 9], [10, 11]]
+    assert [b.input_ids.tolist() for b in batches][2:] == [[19, 20], [21, 50]]
+    states = [b.spec_info.hidden_states.flatten().tolist() for b in batches]
+    assert states == [[0, 0, 0], [0], [0, 0], [1, 2]]
+    assert head.cache.num_leading(TABLE[1, :12]) == 12
+    prefill(head, prefix=10, ids=ids)
+    assert len(batches) == 5
     assert prefill(head, prefix=0, ids=ids, ask={"parse_compose": False}).hint is None
-    assert head.cache.num_leading(TABLE[1, :10]) == 0
+    assert head.cache.num_leading(TABLE[1, :12]) == 0

@@ -1,5 +1,6 @@
 """After a rejection the target writes on to a boundary before verdicts count again."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,18 @@ def test_leading_segments_are_the_targets(recovering, boundaries, head_end):
         [boundaries],
         [head_end],
     )
+
+
+@pytest.mark.parametrize(
+    ("num_head", "recovering", "boundaries", "head_end"),
+    [(1, 0, (2, 4, 7), 1), (3, 0, (4, 7), 3), (3, 1, (4, 7), 3), (1, 1, (4, 7), 2)],
+)
+def test_the_heads_tokens_are_never_judged(num_head, recovering, boundaries, head_end):
+    """Red if a verdict keeps a token of the EAGLE-3 head that the target denies."""
+    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
+    draft = dataclasses.replace(DRAFT, num_head=num_head)
+    found = stages().segment(batch, [state(recovering)], [draft])
+    assert found == ([boundaries], [head_end])
 
 
 def test_recovery_goes_on_where_no_suffix_fits():

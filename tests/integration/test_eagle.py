@@ -1,0 +1,152 @@
+"""PARSE composed with EAGLE-3: never another token than the target's in exact rounds,
+and never more passes than without it."""
+
+import os
+
+import pytest
+from client import outcome, report
+
+from sglang_parse.embedded.task import make_problems
+
+NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "30"))
+
+
+@pytest.fixture(scope="module")
+def expected(pool, prompts):
+    return [outcome(r) for r in pool.get("target").generate_all(prompts[:NUM], 8)]
+
+
+@pytest.fixture
+def eagle(pool):
+    server = pool.get("eagle")
+    yield server
+    assert server.is_alive(), "the test left the server dead"
+
+
+def total(results, name: str) -> int:
+    return sum(report(r)[name] for r in results)
+
+
+def accept_length(results) -> float:
+    """Tokens a pass of the target, its own included; the prefill gives the first."""
+    tokens = sum(len(r["output_ids"]) - 1 for r in results)
+    return tokens / total(results, "target_passes")
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_exact_mode_equals_target(eagle, prompts, expected, concurrency):
+    """Red if the head's drafts change a token, or its state runs out of step."""
+    results = eagle.generate_all(
+        prompts[:NUM], concurrency, custom={"parse_mode": "exact"}
+    )
+    assert [outcome(r) for r in results] == expected
+    assert total(results, "draft_tokens") == 0, "the draft model wrote"
+    assert accept_length(results) > 3.0
+
+
+@pytest.mark.parametrize("recover", [1, "all"])
+def test_nothing_valid_equals_target(eagle, prompts, expected, recover):
+    """Red if a head's token or one behind it stands that the target did not choose."""
+    custom = {"parse_threshold": 2.0, "parse_recover_segments": recover}
+    results = eagle.generate_all(prompts[:12], 6, custom=custom)
+    assert [outcome(r) for r in results] == expected[:12]
+    num_tokens = sum(len(r["output_ids"]) for r in results)
+    assert total(results, "eagle_kept_tokens") > num_tokens // 4
+    assert {report(r)["mode"] for r in results} == {"semantic"}
+
+
+def test_sampled_drafts_are_followed(eagle, prompts):
+    """Red if sampled requests lose the head or its hidden states."""
+    results = eagle.generate_all(
+        prompts[:8], 4, custom={"parse_mode": "exact"}, temperature=0.7
+    )
+    assert accept_length(results) > 2.0
+
+
+def test_fewer_passes_than_without_the_head(pool, tokenizer):
+    """Red if composing costs passes or right answers."""
+    from client import chat_ids
+
+    problems = make_problems(40, seed=77)
+    prompts = [chat_ids(tokenizer, p.prompt) for p in problems]
+    passes, right = {}, {}
+    for name in ("parse", "eagle"):
+        results = pool.get(name).generate_all(prompts, 4)
+        passes[name] = total(results, "target_passes")
+        right[name] = sum(
+            r["text"].rstrip().endswith(f"Answer: {p.answer}")
+            for r, p in zip(results, problems, strict=True)
+        )
+    assert passes["eagle"] <= passes["parse"]
+    assert right["eagle"] >= len(problems) - 1
+
+
+def test_switched_off_per_request(eagle, prompts, expected):
+    """Red if a request that asks for no head is drafted by it."""
+    custom = {"parse_mode": "exact", "parse_compose": False}
+    results = eagle.generate_all(prompts[:4], 4, custom=custom)
+    assert [outcome(r) for r in results] == expected[:4]
+    assert total(results, "eagle_draft_tokens") == 0 < total(results, "draft_tokens")
+
+
+def test_prefix_cached_without_the_head(eagle, prompts, expected):
+    """Red if such a prefix gives a wrong token, or keeps the head out for good."""
+    eagle.flush()
+    eagle.generate(prompts[0], custom={"parse_compose": False})
+    exact = {"parse_mode": "exact"}
+    again = eagle.generate(prompts[0], custom=exact)
+    assert again["meta_info"]["cached_tokens"] > len(prompts[0]) // 2
+    assert outcome(again) == expected[0]
+    assert report(again)["eagle_kept_tokens"] > 0
+    # A request that goes on inside the cached answer.
+    longer = [*prompts[0], *again["output_ids"][:20]]
+    answers = [eagle.generate(longer, custom=c) for c in (exact, {"parse_mode": "off"})]
+    assert outcome(answers[0]) == outcome(answers[1])
+    assert accept_length(answers[:1]) > 1.5
+
+
+def test_mixed_requests_equal_each_alone(eagle, prompts):
+    """Red if a request is drafted, followed or cut by its neighbour's options."""
+    kinds = [
+        {"parse_mode": "exact"},
+        {"parse_mode": "semantic"},
+        {"parse_mode": "exact", "parse_compose": False},
+        {"parse_threshold": 2.0},
+        {"parse_draft": "Step 1: we take 8 + 6 and get 14.\n"},
+        {"parse_prediction": "Step 1: we take 8 + 6 and get 14.\n"},
+    ]
+    cases = [(prompts[i], {"custom": kinds[i % len(kinds)]}) for i in range(14)]
+    alone = [outcome(r) for r in eagle.run_all(cases, 1)]
+    assert [outcome(r) for r in eagle.run_all(cases, 14)] == alone
+
+
+def test_long_prompts_in_chunks(eagle, pool, prompts):
+    """Red if the head's pairs break where a prefill is cut into chunks."""
+    long = [token for prompt in prompts[:24] for token in prompt][:700]
+    result = eagle.generate(long, custom={"parse_mode": "exact"}, max_new_tokens=60)
+    other = pool.get("target").generate(long, max_new_tokens=60)
+    assert result["output_ids"] == other["output_ids"]
+
+
+def test_grammar_and_logprobs_are_served_right(eagle, pool, prompts):
+    """Red if logprobs or a grammar meet the head."""
+    target = pool.get("target")
+    for options in (
+        {"regex": "Step 1: [a-z ]{3,9}[.]"},
+        {"top": {"return_logprob": True}},
+    ):
+        custom = {} if "top" in options else {"custom": {"parse_mode": "exact"}}
+        ours = eagle.generate(prompts[2], max_new_tokens=24, **options, **custom)
+        theirs = target.generate(prompts[2], max_new_tokens=24, **options)
+        assert ours["output_ids"] == theirs["output_ids"]
+
+
+def test_head_alone_is_eagle3(pool, prompts, expected):
+    """Red if a server with nothing but a head does not serve everyone by it."""
+    server = pool.get("head-only")
+    for concurrency in (1, 8):
+        results = server.generate_all(prompts[:12], concurrency)
+        assert [outcome(r) for r in results] == expected[:12]
+        assert {report(r)["mode"] for r in results} == {"exact"}
+        assert {report(r)["fallback"] for r in results} == {"no_draft_model"}
+        assert accept_length(results) > 1.5

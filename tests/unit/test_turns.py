@@ -1,0 +1,114 @@
+"""Who drafts for whom, and how much."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.config import ParseConfig
+from sglang_parse.request import REST
+from sglang_parse.state import RequestState, RoundDraft
+from sglang_parse.turns import TurnPlanner
+from sglang_parse.window import RoundTiming
+
+HINT = SimpleNamespace()
+
+
+def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> TurnPlanner:
+    ranks = SimpleNamespace(agree=lambda value: value)
+    slots = SimpleNamespace(num_free=lambda _: 10_000)
+    return TurnPlanner(
+        ParseConfig(**settings), ranks, slots,
+        context_len=1000, has_model=has_model, head_steps=head_steps,
+    )  # fmt: skip
+
+
+def state(mode: str = "semantic", *, hint=HINT, **more) -> RequestState:
+    options = SimpleNamespace(mode=mode, window=32)
+    return RequestState(options, frozenset(), None, None, hint=hint, **more)
+
+
+def windows(plan: TurnPlanner, *states: RequestState, max_new: int = 100, grammar=None):
+    reqs = [
+        SimpleNamespace(
+            output_ids=[1],
+            grammar=grammar,
+            kv=SimpleNamespace(kv_allocated_len=20),
+            sampling_params=SimpleNamespace(max_new_tokens=max_new),
+        )
+        for _ in states
+    ]
+    batch = SimpleNamespace(reqs=reqs, tree_cache=None)
+    turn = plan.plan(batch, states, [10] * len(states), [grammar] * len(states))
+    return list(zip(turn.windows, turn.head_windows, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (state(), (32, 0)),
+        (state("exact"), (4, 4)),
+        (state("off"), (0, 0)),
+        (state("exact", hint=None), (32, 0)),
+        (state(recovering=1), (32, 4)),
+        (state(recovering=REST - 1), (4, 4)),
+        (state(recovering=REST - 1, hint=None), (32, 0)),
+        (state("exact", pending=(7, 8)), (2, 0)),
+        (state(recovering=1, pending=(7, 8)), (32, 0)),
+    ],
+)
+def test_the_head_writes_where_the_target_is_followed(one, expected):
+    """Red if the head drafts what is judged by meaning, or the draft model what is
+    followed token by token although there is a head."""
+    assert windows(planner(adaptive=False), one) == [expected]
+
+
+def test_without_a_draft_model_the_head_writes_alone():
+    """Red if a client's text is no longer tried first, or nobody drafts."""
+    alone = planner(has_model=False, adaptive=False)
+    one = state("exact", pending=(7,) * 9)
+    assert windows(alone, state("exact"), one) == [(4, 4), (9, 0)]
+    assert windows(
+        planner(has_model=False, head_steps=0), state("exact", hint=None)
+    ) == [(0, 0)]
+
+
+def test_limits_bind_the_head_too():
+    """Red if the head drafts past the response, or under a grammar."""
+    assert windows(planner(), state("exact"), max_new=4) == [(2, 2)]
+    assert windows(planner(), state("exact"), max_new=2) == [(0, 0)]
+    both = planner(adaptive=False)
+    assert windows(both, state("exact"), grammar=object()) == [(32, 0)]
+
+
+def observe(
+    plan: TurnPlanner, *, num_steps: int, emitted: int, ms: float, head: int = 0
+):
+    drafts = [RoundDraft((1,) * (num_steps or head), num_new=num_steps, num_head=head)]
+    plan.observe(drafts, RoundTiming(1, num_steps, emitted, 0.0, ms))
+
+
+def test_a_paused_draft_model_leaves_its_turn_to_the_head():
+    """Red if nobody drafts while the draft model does not pay and the head does."""
+    plan = planner()
+    plan.observe_plain(1, 10.0)
+    for _ in range(3):
+        observe(plan, num_steps=32, emitted=1, ms=100.0)
+        observe(plan, num_steps=0, emitted=4, ms=12.0, head=4)
+    assert windows(plan, state()) == [(4, 4)]
+    # Where the head does not pay either, the target decodes alone.
+    for _ in range(12):
+        observe(plan, num_steps=0, emitted=1, ms=40.0, head=4)
+    assert (0, 0) in [windows(plan, state())[0] for _ in range(3)]
+
+
+def test_a_token_costs_what_the_head_makes_it_cost():
+    """Red if the draft model is measured against plain decoding although the head is
+    at hand."""
+    plan = planner()
+    observe(plan, num_steps=32, emitted=10, ms=100.0)  # 10 ms a token
+    observe(plan, num_steps=0, emitted=4, ms=12.0, head=4)  # 3 ms a token
+    assert windows(plan, state()) == [(4, 4)]
+    plan = planner()
+    observe(plan, num_steps=32, emitted=10, ms=100.0)
+    plan.observe_plain(1, 12.0)
+    assert windows(plan, state())[0][0] == 32
