@@ -29,9 +29,9 @@ LONGEST_PAUSE = 1024
 PLAIN_CHECK_AFTER = 8
 SUSPECT_TOKENS = 3.0
 SMOOTHING = 0.25
-# From this many running requests on, a round may take half the time: somebody is about
-# to arrive, and long rounds no longer pay more than short ones.
-LOADED_BS = 4
+# The bound on a round's time is divided by 1 + (running requests - 1) / this: the more
+# run, the sooner somebody arrives, and long rounds no longer pay more than short ones.
+LOAD_SCALE = 8
 
 
 def draft_window(asked: int, *, num_remaining: int, num_positions: int) -> int:
@@ -143,7 +143,7 @@ class _Bucket:
 class WindowController:
     """Decides, round by round, whether to draft and how many steps at most.
 
-    max_round_ms: bound on a round's time, half of it under load; 0 for none. Decisions
+    max_round_ms: bound on a round's time, less of it under load; 0 for none. Decisions
     follow measured times, so they differ between runs; the exact mode's tokens do not.
     """
 
@@ -163,7 +163,7 @@ class WindowController:
         step_ms = bucket.step_ms.value
         if not self.max_round_ms or not step_ms:
             return 1 << 30
-        bound_ms = self.max_round_ms / (2 if bs >= LOADED_BS else 1)
+        bound_ms = self.max_round_ms / (1 + (bs - 1) / LOAD_SCALE)
         left_ms = bound_ms - (bucket.plain_ms.value or 0.0)
         return max(MIN_WINDOW, int(left_ms / step_ms))
 
