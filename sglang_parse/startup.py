@@ -87,12 +87,12 @@ def check_head(server_args: Any, config: ParseConfig) -> None:
         )
     width = getattr(head, "target_hidden_size", None) or head.hidden_size
     for what, ours, theirs in (
-        ("hidden states", target.hidden_size, width),
-        ("tokens", target.vocab_size, head.vocab_size),
+        ("hidden size", target.hidden_size, width),
+        ("vocabulary size", target.vocab_size, head.vocab_size),
     ):
         if ours != theirs:
             raise ValueError(
-                f"{flag} is {path!r}, made for a target with {theirs} {what}; "
+                f"{flag} is {path!r}, made for a target of {what} {theirs}; "
                 f"--model-path has {ours}."
             )
 

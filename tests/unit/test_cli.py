@@ -145,3 +145,17 @@ def test_doctor_goes_on_after_a_failed_check(monkeypatch):
     failed = [f.text for f in findings if not f.ok]
     assert "ImportError: no torch here" in failed
     assert findings[-1].text.startswith("free")
+
+
+def test_composed_demo_has_two_more_arms():
+    """Red if EAGLE-3 is shown with a draft model, or PARSE without its head."""
+    plain = demo.arm_args(demo.DemoOptions())
+    assert list(plain) == ["target", "parse"]
+    arms = demo.arm_args(demo.DemoOptions(compose="eagle3", head="/h"))
+    assert list(arms) == ["target", "parse", "eagle3", "parse-eagle3"]
+    assert arms["parse"] == plain["parse"]
+    for name in ("eagle3", "parse-eagle3"):
+        has_draft = "--speculative-draft-model-path" in arms[name]
+        assert has_draft == (name == "parse-eagle3")
+        at = arms[name].index("--speculative-parse-eagle-model-path")
+        assert arms[name][at + 1] == "/h"
