@@ -30,6 +30,8 @@ def parse_gen(
     window: int | None = None,
     judge_suffix: str | None = None,
     exact_tail: bool | None = None,
+    recover_segments: int | str | None = None,
+    compose: bool | None = None,
     report: bool = True,
     portable: bool = False,
     tokenizer: str | None = None,
@@ -37,8 +39,9 @@ def parse_gen(
 ) -> SglGen | SglSelect:
     """`sgl.gen` on a PARSE server; takes all its arguments, and these:
 
-    threshold, segment, mode, keep_rule, window, judge_suffix, exact_tail: this call's
-        own `parse_*` settings (segment: the segmenter); None leaves the server's.
+    threshold, segment, mode, keep_rule, window, judge_suffix, exact_tail,
+        recover_segments, compose: this call's own `parse_*` settings (segment: the
+        segmenter); None leaves the server's.
     draft: text taken as the draft of the answer from its first token. Its prefixes are
         judged in one pass, the valid one is kept, and generation goes on from there.
     report: list the segments in `state.get_meta_info(name)["parse"][0]`.
@@ -60,6 +63,8 @@ def parse_gen(
         parse_window=window,
         parse_judge_suffix=judge_suffix,
         parse_exact_tail=exact_tail,
+        parse_recover_segments=recover_segments,
+        parse_compose=compose,
     )
     if isinstance(gen, SglSelect):
         if options:

@@ -40,7 +40,7 @@ FLAGS = {
     "head-only": (*COMMON, *PARSE[:2], *EAGLE),
     "no-draft": (*COMMON, *PARSE[:2], "--enable-metrics"),
     "ranks": (
-        *(*COMMON, *PARSE, "--tp", "2"),
+        *(*COMMON, *PARSE, *EAGLE, "--tp", "2"),
         *("--speculative-parse-verify-route", "virtual"),
     ),
 }

@@ -155,6 +155,8 @@ def test_gen_sends_every_option_under_its_wire_name():
         "window": 8,
         "judge_suffix": "Right?",
         "exact_tail": False,
+        "recover_segments": "all",
+        "compose": False,
     }
     backend = FakeBackend()
     state = run(answer, backend, question="Q", report=False, **options)
