@@ -66,7 +66,7 @@ def test_the_embedded_head_fits_the_embedded_target(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "which is LlamaForCausalLM; expected"),
+        ({"architectures": ["LlamaForCausalLM"]}, "is LlamaForCausalLM; expected"),
         ({"hidden_size": 256}, "a target of hidden size 256; --model-path has 128"),
         ({"target_hidden_size": 64}, "a target of hidden size 64"),
         ({"vocab_size": 32000}, "vocabulary size 32000; --model-path has 640"),
