@@ -31,7 +31,7 @@ SUSPECT_TOKENS = 3.0
 SMOOTHING = 0.25
 # The bound on a round's time is divided by 1 + (running requests - 1) / this: the more
 # run, the sooner somebody arrives, and long rounds no longer pay more than short ones.
-LOAD_SCALE = 8
+LOAD_SCALE = 5
 
 
 def draft_window(asked: int, *, num_remaining: int, num_positions: int) -> int:

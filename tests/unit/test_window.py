@@ -111,15 +111,15 @@ def test_step_cap_bounds_the_round_by_measured_costs():
     controller = WindowController(100)
     controller.observe(RoundTiming(1, 50, 50, draft_ms=100.0, verify_ms=100.0))
     assert controller.step_cap(1) == 25
-    controller = WindowController(200)  # half of it with nine requests
-    assert controller.step_cap(9) > 1000
-    controller.observe(RoundTiming(9, 50, 450, draft_ms=100.0, verify_ms=100.0))
-    assert controller.step_cap(9) == 25
-    controller.observe(RoundTiming(9, 0, 9, draft_ms=0.0, verify_ms=20.0))
-    assert controller.step_cap(9) == 20
+    controller = WindowController(200)  # half of it with six requests
+    assert controller.step_cap(6) > 1000
+    controller.observe(RoundTiming(6, 50, 300, draft_ms=100.0, verify_ms=100.0))
+    assert controller.step_cap(6) == 25
+    controller.observe(RoundTiming(6, 0, 6, draft_ms=0.0, verify_ms=20.0))
+    assert controller.step_cap(6) == 20
     for _ in range(20):
-        controller.observe(RoundTiming(9, 50, 9000, draft_ms=900.0, verify_ms=900.0))
-    assert controller.step_cap(9) == MIN_WINDOW
+        controller.observe(RoundTiming(6, 50, 6000, draft_ms=900.0, verify_ms=900.0))
+    assert controller.step_cap(6) == MIN_WINDOW
 
 
 def test_new_batch_size_starts_with_a_probe_where_drafting_did_not_pay():
