@@ -139,11 +139,10 @@ class TurnPlanner:
                 timing.verify_ms,
             )
         )
-        # To the draft model this is what a token costs without it.
-        round_ms = timing.draft_ms + timing.verify_ms
-        token_ms = round_ms * timing.bs / timing.num_emitted
+        # A pass over a few rows costs what a plain round does. The draft model pauses
+        # where it loses against that one, not against the head: verdicts save passes.
         self.model_controller.observe(
-            RoundTiming(timing.bs, 0, timing.bs, 0.0, token_ms)
+            RoundTiming(timing.bs, 0, timing.bs, 0.0, timing.verify_ms)
         )
 
     def observe_plain(self, bs: int, round_ms: float) -> None:

@@ -2,25 +2,57 @@
 and never more passes than without it."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
-from client import outcome, report
+from client import chat_ids, outcome, report
 
 from sglang_parse.embedded.task import make_problems
 
 NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "30"))
 
 
+SAME = (
+    {"regex": "Step 1: [a-z ]{3,9}[.]"},
+    {"top": {"return_logprob": True}},
+)
+
+
+def long_prompt(prompts) -> list[int]:
+    return [token for prompt in prompts[:24] for token in prompt][:700]
+
+
 @pytest.fixture(scope="module")
-def expected(pool, prompts):
-    return [outcome(r) for r in pool.get("target").generate_all(prompts[:NUM], 8)]
+def reference(pool, prompts, tokenizer):
+    """What the servers without a head say; they make room for those with one."""
+    parse = pool.get("parse").generate_all(easy_prompts(tokenizer), 4)
+    target = pool.get("target")
+    return SimpleNamespace(
+        parse_passes=total(parse, "target_passes"),
+        answers=[outcome(r) for r in target.generate_all(prompts[:NUM], 8)],
+        long=target.generate(long_prompt(prompts), max_new_tokens=60),
+        same=[target.generate(prompts[2], max_new_tokens=24, **o) for o in SAME],
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(reference):
+    return reference.answers
 
 
 @pytest.fixture
-def eagle(pool):
+def eagle(reference, pool):
     server = pool.get("eagle")
     yield server
     assert server.is_alive(), "the test left the server dead"
+
+
+def easy_problems():
+    return make_problems(40, seed=77)
+
+
+def easy_prompts(tokenizer) -> list[list[int]]:
+    return [chat_ids(tokenizer, p.prompt) for p in easy_problems()]
 
 
 def total(results, name: str) -> int:
@@ -63,22 +95,15 @@ def test_sampled_drafts_are_followed(eagle, prompts):
     assert accept_length(results) > 2.0
 
 
-def test_fewer_passes_than_without_the_head(pool, tokenizer):
+def test_fewer_passes_than_without_the_head(eagle, reference, tokenizer):
     """Red if composing costs passes or right answers."""
-    from client import chat_ids
-
-    problems = make_problems(40, seed=77)
-    prompts = [chat_ids(tokenizer, p.prompt) for p in problems]
-    passes, right = {}, {}
-    for name in ("parse", "eagle"):
-        results = pool.get(name).generate_all(prompts, 4)
-        passes[name] = total(results, "target_passes")
-        right[name] = sum(
-            r["text"].rstrip().endswith(f"Answer: {p.answer}")
-            for r, p in zip(results, problems, strict=True)
-        )
-    assert passes["eagle"] <= passes["parse"]
-    assert right["eagle"] >= len(problems) - 1
+    results = eagle.generate_all(easy_prompts(tokenizer), 4)
+    assert total(results, "target_passes") <= reference.parse_passes
+    right = sum(
+        r["text"].rstrip().endswith(f"Answer: {p.answer}")
+        for r, p in zip(results, easy_problems(), strict=True)
+    )
+    assert right >= len(results) - 1
 
 
 def test_switched_off_per_request(eagle, prompts, expected):
@@ -120,25 +145,20 @@ def test_mixed_requests_equal_each_alone(eagle, prompts):
     assert [outcome(r) for r in eagle.run_all(cases, 14)] == alone
 
 
-def test_long_prompts_in_chunks(eagle, pool, prompts):
+def test_long_prompts_in_chunks(eagle, reference, prompts):
     """Red if the head's pairs break where a prefill is cut into chunks."""
-    long = [token for prompt in prompts[:24] for token in prompt][:700]
-    result = eagle.generate(long, custom={"parse_mode": "exact"}, max_new_tokens=60)
-    other = pool.get("target").generate(long, max_new_tokens=60)
-    assert result["output_ids"] == other["output_ids"]
+    exact = {"parse_mode": "exact"}
+    result = eagle.generate(long_prompt(prompts), custom=exact, max_new_tokens=60)
+    assert result["output_ids"] == reference.long["output_ids"]
 
 
-def test_grammar_and_logprobs_are_served_right(eagle, pool, prompts):
+@pytest.mark.parametrize("index", range(len(SAME)))
+def test_grammar_and_logprobs_are_served_right(eagle, reference, prompts, index):
     """Red if logprobs or a grammar meet the head."""
-    target = pool.get("target")
-    for options in (
-        {"regex": "Step 1: [a-z ]{3,9}[.]"},
-        {"top": {"return_logprob": True}},
-    ):
-        custom = {} if "top" in options else {"custom": {"parse_mode": "exact"}}
-        ours = eagle.generate(prompts[2], max_new_tokens=24, **options, **custom)
-        theirs = target.generate(prompts[2], max_new_tokens=24, **options)
-        assert ours["output_ids"] == theirs["output_ids"]
+    result = eagle.generate(
+        prompts[2], max_new_tokens=24, custom={"parse_mode": "exact"}, **SAME[index]
+    )
+    assert outcome(result) == outcome(reference.same[index])
 
 
 def test_head_alone_is_eagle3(pool, prompts, expected):
