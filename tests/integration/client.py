@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,8 +35,12 @@ class Server:
         return reply.status_code == 200
 
     def flush(self) -> None:
-        """Empty the radix cache; SGLang refuses while requests are running."""
-        assert self.post("/flush_cache").status_code == 200
+        """Empty the radix cache. SGLang refuses while requests are running, and an
+        answer is here before its request has left the scheduler."""
+        deadline = time.monotonic() + 30
+        while (reply := self.post("/flush_cache")).status_code != 200:
+            assert time.monotonic() < deadline, reply.text
+            time.sleep(0.1)
 
     def body(
         self,
