@@ -198,8 +198,8 @@ class RequestReport:
 
     def _record_segments(self, one: RoundRecord) -> None:
         start = one.num_head
-        if start and one.num_judged:
-            self._add(one, "kept", 0, start, None)
+        if start and (one.num_judged or one.boundaries):
+            self._add(one, "kept" if one.num_judged else "rejected", 0, start, None)
         for boundary, score in zip(one.boundaries, one.scores, strict=True):
             outcome = "kept" if boundary <= one.num_judged else "rejected"
             self._add(one, outcome, start, boundary, score)

@@ -26,8 +26,8 @@ KINDS = [
 def judged_prefixes(result) -> list[tuple[list[int], float]]:
     """(output tokens up to the boundary, its score) of every verdict of a request.
 
-    A round is its judged spans, the span kept by the exact tail if any, and the
-    target's own token.
+    A round is the span the target had to confirm if any, its judged spans, the span
+    kept by the exact tail if any, and the target's own token.
     """
     segments = report(result)["segments"]
     committed = result["output_ids"][: segments[0]["start"]]
@@ -36,8 +36,9 @@ def judged_prefixes(result) -> list[tuple[list[int], float]]:
     kept: list[int] = []
     for segment in segments:
         tokens = segment["token_ids"]
-        if segment["score"] is not None:
+        if segment["origin"] != "target":
             draft += tokens
+        if segment["score"] is not None:
             prefixes.append((committed + draft, segment["score"]))
         if segment["outcome"] != "rejected":
             kept += tokens

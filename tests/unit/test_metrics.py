@@ -73,7 +73,7 @@ def test_a_recovering_head_is_counted_as_agreement():
     spans = as_dict(r, [1, 2, 3, 4, 5, 99, 1, 98])["segments"]
     assert [(s["outcome"], s["start"], len(s["token_ids"])) for s in spans] == [
         ("kept", 0, 2), ("kept", 2, 3), ("written", 5, 1),
-        ("rejected", 6, 3), ("kept", 6, 1), ("written", 7, 1),
+        ("rejected", 6, 2), ("rejected", 6, 3), ("kept", 6, 1), ("written", 7, 1),
     ]  # fmt: skip
 
 
