@@ -238,3 +238,24 @@ def test_server_without_a_draft_model(pool, problems, asked):
     )
     assert value("sglang:parse_client_tokens_total") > 0
     assert value("sglang:parse_draft_tokens_total") == 0
+
+
+@pytest.mark.parametrize("option", ["parse_verify", "parse_draft"])
+def test_a_cached_prompt_is_judged_like_a_new_one(parse, problems, asked, option):
+    """Red if the pass relies on the prefill forward that a cached prompt goes without,
+    or leaves the prompt's last token without KV."""
+    text = with_error(problems[3], 3)
+    custom = {option: text, "parse_report": True}
+    sampling = {"max_new_tokens": 1} if option == "parse_verify" else {}
+    parse.flush()
+    cold = parse.generate(asked[3], custom=custom, **sampling)
+    warm = parse.generate(asked[3], custom=custom, **sampling)
+    assert warm["meta_info"]["cached_tokens"] == len(asked[3]) - 1
+    assert outcome(warm)[2] == outcome(cold)[2]
+    scores = [[s["score"] for s in report(r)["segments"]] for r in (cold, warm)]
+    assert len(scores[0]) == len(scores[1]) > 2
+    for a, b in zip(*scores, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or a == pytest.approx(b, abs=1e-3)
+    if option == "parse_draft":
+        assert outcome(warm) == outcome(cold)
