@@ -35,6 +35,7 @@ class Arm:
     options: custom_params of every request. server_args: more flags of the servers
     that speculate. draft: another draft than the benchmark's; `shuffled` is that one
     with its output rows shuffled. optional: left out where the draft is missing.
+    concurrency: instead of the run's, () for those.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Arm:
     server_args: tuple[str, ...] = ()
     draft: str = ""
     optional: bool = False
+    concurrency: tuple[int, ...] = ()
 
 
 def _parse(name: str, about: str, **kwargs: Any) -> Arm:

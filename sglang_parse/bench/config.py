@@ -107,6 +107,8 @@ class BenchConfig:
             )
         for arm in self.arms:
             check_custom_params(arm.options)
+            for concurrency in arm.concurrency:
+                check_count(concurrency, f"arms.{arm.name}.concurrency", 1, 4096)
         for options in self.sweep.combinations() if self.sweep else ():
             check_custom_params(options)
         names = [arm.name for arm in self.arms]
@@ -181,7 +183,7 @@ def _arm(raw: Any) -> Arm | None:
     if isinstance(raw, str):
         raw = {"name": raw, "like": raw}
     keys = ("name", "like", "options", "server_args", "draft", "optional", "about")
-    values = dict(_mapping(raw, "an arm", keys))
+    values = dict(_mapping(raw, "an arm", (*keys, "concurrency")))
     like = values.pop("like", values.get("name"))
     if like not in ARMS:
         raise ValueError(
@@ -192,6 +194,10 @@ def _arm(raw: Any) -> Arm | None:
     values["options"] = {**base.options, **(values.get("options") or {})}
     extra = map(str, values.get("server_args") or ())
     values["server_args"] = (*base.server_args, *extra)
+    name = values.get("name", like)
+    values["concurrency"] = tuple(
+        _list(values.get("concurrency", []), f"arms.{name}.concurrency")
+    )
     arm = dataclasses.replace(base, **values)
     if arm.optional and not Path(model_path(arm.draft)).is_dir():
         logger.warning("Arm %s is left out: no folder %s.", arm.name, arm.draft)

@@ -121,7 +121,7 @@ def plan_cells(
             num_items=len(items[spec]),
             spec={
                 **settings(config),
-                "arm": dataclasses.asdict(arm) | {"about": ""},
+                "arm": dataclasses.asdict(arm) | {"about": "", "concurrency": ()},
                 "dataset": dataclasses.asdict(spec),
                 "concurrency": concurrency,
                 **more,
@@ -135,7 +135,7 @@ def plan_cells(
         cells += [
             cell(arm, spec, concurrency, repeat)
             for spec in config.datasets
-            for concurrency in config.concurrency
+            for concurrency in arm.concurrency or config.concurrency
             for repeat in range(config.repeats)
         ]
         if config.sweep and config.sweep.arm == arm.name:

@@ -46,6 +46,14 @@ def test_embedded_config_has_every_arm_that_needs_no_gpu():
         ({"datasets": "gsm8k"}, "datasets is 'gsm8k'; expected a list"),
         ({"server_args": []}, "server_args lacks --max-running-requests"),
         ({"concurrency": [0]}, "concurrency is 0; expected a whole number"),
+        (
+            {"arms": [{"name": "parse", "concurrency": [0]}]},
+            "arms.parse.concurrency is 0; expected a whole number",
+        ),
+        (
+            {"arms": [{"name": "parse", "concurrency": 8}]},
+            "arms.parse.concurrency is 8; expected a list",
+        ),
         ({"threshold": 3}, "threshold is 3; expected a number"),
         ({"colour": 1}, r"unknown keys \['colour'\]"),
         ({"target": ""}, "target is missing"),
