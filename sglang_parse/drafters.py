@@ -28,7 +28,8 @@ class Turn:
 
     seq_lens: tokens before the bonus token. windows: draft tokens a request may hold,
     pending ones included; head_windows: how many of them the EAGLE-3 head may write.
-    chains: grammars, None for a request without one.
+    chains: grammars, None for a request without one. judged: whether verdicts are asked
+    for; else every draft is followed token by token.
     """
 
     batch: Any
@@ -37,6 +38,7 @@ class Turn:
     windows: Sequence[int]
     head_windows: Sequence[int]
     chains: Sequence[GrammarChain | None]
+    judged: bool = True
 
 
 @dataclass(frozen=True)

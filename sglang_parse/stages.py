@@ -76,19 +76,26 @@ class TargetStages:
         batch: Any,
         states: Sequence[RequestState],
         drafts: Sequence[RoundDraft],
+        *,
+        judged: bool = True,
     ) -> tuple[list[tuple[int, ...]], list[int]]:
         """Boundaries to judge, as many as there are scratch slots for, and per request
         the end of the leading draft tokens that only the target can confirm: those of
-        segments it recovers and those the EAGLE-3 head wrote."""
-        judged = [
+        segments it recovers and those the EAGLE-3 head wrote; all of them where the
+        round is not judged."""
+        semantic = [
             i
             for i, s in enumerate(states)
             if s.options.mode == "semantic" and drafts[i].tokens
         ]
         boundaries: list[tuple[int, ...]] = [()] * len(states)
         head_ends = [0] * len(states)
+        if not judged:
+            for i in semantic:
+                head_ends[i] = len(drafts[i].tokens)
+            return boundaries, head_ends
         room = self.slots.num_free(batch.tree_cache)
-        for num_left, i in zip(range(len(judged), 0, -1), judged, strict=True):
+        for num_left, i in zip(range(len(semantic), 0, -1), semantic, strict=True):
             state = states[i]
             suffix_len = len(state.suffix)
             most = min(self.config.max_segments, room // num_left // suffix_len)

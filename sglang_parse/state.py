@@ -10,6 +10,7 @@ from sglang_parse.client import ClientText
 from sglang_parse.judge import JudgePrompt
 from sglang_parse.metrics import RequestReport
 from sglang_parse.request import REST, RequestOptions
+from sglang_parse.window import SHORT_WINDOW
 
 if TYPE_CHECKING:
     from sglang_parse.eagle import HeadHint
@@ -21,7 +22,9 @@ class RequestState:
 
     pending: drafted tokens that follow the bonus token and await a boundary;
     pending_ended: whether the draft ended the response after them; num_client: leading
-    pending tokens that are the client's. window: adapted window, 0 while unlimited.
+    pending tokens that are the client's. judged_window, followed_window: adapted
+    windows of rounds with verdicts and of rounds followed token by token, 0 while
+    unlimited: agreement token by token ends early, agreement in meaning does not.
     client: the text that came with the request. ready: tokens decided ahead of the
     output, the KV of all but the last written. recovering: segments the target still
     writes itself. hint: where the EAGLE-3 head goes on, None if it cannot.
@@ -35,7 +38,8 @@ class RequestState:
     pending: tuple[int, ...] = ()
     pending_ended: bool = False
     num_client: int = 0
-    window: int = 0
+    judged_window: int = 0
+    followed_window: int = SHORT_WINDOW
     client: ClientText | None = None
     ready: tuple[int, ...] = ()
     recovering: int = 0
@@ -55,6 +59,10 @@ class RequestState:
     def is_ending(self) -> bool:
         """Whether the tokens decided ahead end the response."""
         return bool(self.ready) and self.ready[-1] in self.stop_ids
+
+    def window(self, *, judged: bool) -> int:
+        """The adapted window of a round with verdicts or without."""
+        return self.judged_window if judged else self.followed_window
 
     def awaits_judgement(self, req: Any) -> bool:
         """Whether a client's text is to be judged before the first token is sent."""

@@ -13,6 +13,7 @@ from sglang_parse.ranks import Ranks
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.window import (
     SHORT_WINDOW,
+    RoundLimits,
     RoundTiming,
     WindowController,
     draft_window,
@@ -76,34 +77,51 @@ class TurnPlanner:
             w if drafted else min(w, len(s.pending))
             for w, drafted, s in zip(limits, by_model, states, strict=True)
         ]
-        paused = False
+        paused, judged = False, any(s.options.mode == "semantic" for s in states)
         if self.adaptive and any(
             w and drafted for w, drafted in zip(windows, by_model, strict=True)
         ):
-            cap = self.ranks.agree(self.model_controller.step_cap(len(states)))
-            paused = cap == 0
+            limits_now = self._agreed_limits(states, judged=judged)
+            judged, paused = limits_now.judged, limits_now.steps == 0
             windows = [
-                min(w, cap + len(s.pending))
+                min(w, limits_now.steps + len(s.pending))
                 for w, s in zip(windows, states, strict=True)
             ]
         if self.adaptive:
             windows = [
-                min(w, s.window or w) for w, s in zip(windows, states, strict=True)
+                min(w, s.window(judged=judged and not s.is_exact) or w)
+                for w, s in zip(windows, states, strict=True)
             ]
         heads = [
             min(w, self.head_steps) if self._by_head(s, c, paused=paused) else 0
             for w, s, c in zip(limits, states, chains, strict=True)
         ]
         if self.adaptive and any(heads) and not any(windows):
-            cap = self.ranks.agree(self.head_controller.step_cap(len(states)))
-            heads = heads if cap else [0] * len(heads)
+            steps = self.head_controller.limits(len(states), ways={False}).steps
+            heads = heads if self.ranks.agree(steps) else [0] * len(heads)
         windows = [max(w, h) for w, h in zip(windows, heads, strict=True)]
         if any(windows):
             room = self.slots.num_free(batch.tree_cache)
             held = [r.kv.kv_allocated_len for r in batch.reqs]
             windows = fit_windows(windows, seq_lens=seq_lens, held=held, room=room)
         heads = [min(h, w) for h, w in zip(heads, windows, strict=True)]
-        return Turn(batch, states, seq_lens, windows, heads, chains)
+        return Turn(batch, states, seq_lens, windows, heads, chains, judged)
+
+    def _agreed_limits(
+        self, states: Sequence[RequestState], *, judged: bool
+    ) -> RoundLimits:
+        """The first rank's limits. judged: whether there is anything to judge.
+
+        Only where every semantic request may be followed token by token instead is
+        that tried: not without the exact tail, nor for a client's text.
+        """
+        semantic = [s for s in states if s.options.mode == "semantic"]
+        ways = {judged}
+        if all(s.options.exact_tail and s.client is None for s in semantic):
+            ways.add(False)
+        limits = self.model_controller.limits(len(states), ways=ways)
+        agreed = self.ranks.agree(2 * limits.steps + limits.judged)
+        return RoundLimits(agreed // 2, bool(agreed % 2))
 
     def _by_model(self, state: RequestState, chain: GrammarChain | None) -> bool:
         """Whether the draft model writes for this request: unless the head does."""
@@ -137,6 +155,7 @@ class TurnPlanner:
                 timing.num_emitted,
                 timing.draft_ms,
                 timing.verify_ms,
+                judged=False,
             )
         )
         # A pass over a few rows costs what a plain round does. The draft model pauses

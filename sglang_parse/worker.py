@@ -50,7 +50,7 @@ from sglang_parse.startup import check_architecture
 from sglang_parse.state import RequestState, RoundDraft, stop_token_ids
 from sglang_parse.turns import TurnPlanner
 from sglang_parse.verify import PassOutput, TargetVerifier
-from sglang_parse.window import RoundTiming, first_window, next_window
+from sglang_parse.window import RoundTiming, next_window
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,9 @@ class ParseWorker(BaseSpecWorker):
         drafted = time.perf_counter()
         if not any(d.tokens for d in drafts):
             return self._plain_round(turn)
-        boundaries, head_ends = self.stages.segment(batch, states, drafts)
+        boundaries, head_ends = self.stages.segment(
+            batch, states, drafts, judged=turn.judged
+        )
         plan = build_verify_plan(
             seq_lens=seq_lens,
             bonus_tokens=bonus_tokens(batch, states),
@@ -273,7 +275,7 @@ class ParseWorker(BaseSpecWorker):
                 req, state, decision, rejected=cut.failed_at_verdict(decision)
             )
         self._remember(turn, drafts, decisions)
-        self._adapt(states, drafts, cuts, decisions)
+        self._adapt(turn, drafts, cuts, decisions)
         if self.head_drafter:
             self.head_drafter.follow(
                 follow_ups(turn, decisions, output, plan.root_rows)
@@ -289,6 +291,7 @@ class ParseWorker(BaseSpecWorker):
             draft_ms=1000 * (drafted - started),
             verify_ms=1000 * (ended - drafted),
             segment_len=mean_segment_len(boundaries),
+            judged=turn.judged,
         )
         logger.debug("PARSE round: %s", timing)
         self.planner.observe(drafts, timing)
@@ -408,24 +411,30 @@ class ParseWorker(BaseSpecWorker):
 
     def _adapt(
         self,
-        states: Sequence[RequestState],
+        turn: Turn,
         drafts: Sequence[RoundDraft],
         cuts: Sequence[Cut],
         decisions: Sequence[Decision],
     ) -> None:
         """Each request's next window, from what became of this one."""
-        for i, state in enumerate(states):
+        for i, state in enumerate(turn.states):
             if drafts[i].num_head and not drafts[i].num_new:
                 continue  # the head's agreement says nothing of the draft model's
             rejected_len = 0
             if cuts[i].failed_at_verdict(decisions[i]):
                 rejected_len = cuts[i].rejected_end - cuts[i].num_kept
-            state.window = next_window(
-                state.window,
+            judged = turn.judged and not state.is_exact
+            window = next_window(
+                state.window(judged=judged),
                 num_draft=len(drafts[i].tokens) - len(decisions[i].pending),
                 num_correct=decisions[i].num_correct_drafts,
                 rejected_len=rejected_len,
+                least=self.planner.model_controller.least_window(judged=judged),
             )
+            if judged:
+                state.judged_window = window
+            else:
+                state.followed_window = window
 
     # -- Per-request set-up ----------------------------------------------------
 
@@ -458,7 +467,6 @@ class ParseWorker(BaseSpecWorker):
                 options.fallback,
                 options.report,
             ),
-            window=first_window(options.mode),
             client=client,
         )
         state.report.client = client

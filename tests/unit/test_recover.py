@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.decide import Decision
+from sglang_parse.decide import Decision, choose_cut, decide, exact_cut
 from sglang_parse.segment import Segmenter
 from sglang_parse.stages import TargetStages
 from sglang_parse.state import RoundDraft
@@ -92,3 +92,19 @@ def test_a_rejection_is_recovered_up_to_the_next_boundary():
     assert left([0, 1], rejected=False, recovering=2) == 2
     assert left([0, LINE, 1], rejected=False, recovering=2) == 1
     assert left([LINE, LINE, 0, LINE], rejected=False, recovering=1) == 0
+
+
+def test_a_round_that_is_not_judged_follows_every_draft_token_by_token():
+    """Red if a draft token stands without a verdict and without the target's consent,
+    or waits for a boundary that nobody judges."""
+    batch = SimpleNamespace(reqs=[REQ, REQ], tree_cache=None)
+    found = stages().segment(batch, [state(), state(1)], [DRAFT, DRAFT], judged=False)
+    assert found == ([(), ()], [8, 8])
+    cut = choose_cut(
+        (), (), num_draft_tokens=8, threshold=0.5, keep_rule="first-failure",
+        exact_tail=True, head_end=8,
+    )  # fmt: skip
+    assert cut.rows == exact_cut(8).rows
+    for target in ([*DRAFT.tokens, 1], [0, LINE, 0, *DRAFT.tokens[3:], 1]):
+        got, exact = (decide(c, DRAFT.tokens, target) for c in (cut, exact_cut(8)))
+        assert (got.accept_tokens, got.pending) == (exact.accept_tokens, ())

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.config import ParseConfig
+from sglang_parse.drafters import Turn
 from sglang_parse.request import REST
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.turns import TurnPlanner
@@ -22,12 +23,16 @@ def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> TurnP
     )  # fmt: skip
 
 
-def state(mode: str = "semantic", *, hint=HINT, **more) -> RequestState:
-    options = SimpleNamespace(mode=mode, window=32)
+def state(
+    mode: str = "semantic", *, hint=HINT, exact_tail: bool = True, **more
+) -> RequestState:
+    options = SimpleNamespace(mode=mode, window=32, exact_tail=exact_tail)
     return RequestState(options, frozenset(), None, None, hint=hint, **more)
 
 
-def windows(plan: TurnPlanner, *states: RequestState, max_new: int = 100, grammar=None):
+def plan_turn(
+    plan: TurnPlanner, *states: RequestState, max_new: int = 100, grammar=None
+) -> Turn:
     reqs = [
         SimpleNamespace(
             output_ids=[1],
@@ -38,7 +43,11 @@ def windows(plan: TurnPlanner, *states: RequestState, max_new: int = 100, gramma
         for _ in states
     ]
     batch = SimpleNamespace(reqs=reqs, tree_cache=None)
-    turn = plan.plan(batch, states, [10] * len(states), [grammar] * len(states))
+    return plan.plan(batch, states, [10] * len(states), [grammar] * len(states))
+
+
+def windows(plan: TurnPlanner, *states: RequestState, **kwargs):
+    turn = plan_turn(plan, *states, **kwargs)
     return list(zip(turn.windows, turn.head_windows, strict=True))
 
 
@@ -112,3 +121,44 @@ def test_the_head_does_not_take_the_draft_models_turn():
     observe(plan, num_steps=32, emitted=10, ms=100.0)
     observe(plan, num_steps=0, emitted=4, ms=9.0, head=4)
     assert windows(plan, state()) == [(4, 4)]
+
+
+def followed_share(*states: RequestState) -> float:
+    """Of rounds in which every verdict costs more than it gives."""
+    plan, turns = planner(head_steps=0), []
+    plan.observe_plain(len(states), 30.0)
+    for _ in range(100):
+        turns.append(plan_turn(plan, *states))
+        judged = turns[-1].judged
+        ms, tokens = (200.0, 10) if judged else (60.0, 6)
+        drafts = [RoundDraft((1,) * 16, num_new=16) for _ in states]
+        timing = RoundTiming(
+            len(states), 16, tokens * len(states), 0.0, ms, judged=judged
+        )
+        plan.observe(drafts, timing)
+    return sum(not turn.judged for turn in turns) / len(turns)
+
+
+def test_costly_verdicts_are_left_out_only_where_the_tail_is_exact():
+    """Red if a request without the exact tail, or a client's text, loses its verdicts
+    to measured times, or a request with it keeps verdicts that do not pay."""
+    assert followed_share(state()) > 0.6
+    assert followed_share(state(exact_tail=False)) == 0
+    assert followed_share(state(), state(exact_tail=False)) == 0
+    assert followed_share(state(), state(client=object())) == 0
+    assert followed_share(state("exact")) == 1
+
+
+def test_a_followed_round_has_a_window_of_its_own():
+    """Red if a window that verdicts have grown is drafted for agreement of tokens."""
+    plan, one = planner(head_steps=0), state(followed_window=8)
+    seen = set()
+    plan.observe_plain(1, 30.0)
+    for _ in range(100):
+        turn = plan_turn(plan, one)
+        seen.add((turn.judged, turn.windows[0]))
+        plan.observe(
+            [RoundDraft((1,) * 16, num_new=16)],
+            RoundTiming(1, 16, 10, 0.0, 60.0, judged=turn.judged),
+        )
+    assert seen == {(True, 32), (False, 8)}

@@ -13,6 +13,10 @@ from sglang_parse.window import (
 )
 
 
+def steps(controller: WindowController, bs: int) -> int:
+    return controller.limits(bs, ways={True}).steps
+
+
 def simulate(
     controller: WindowController,
     *,
@@ -27,11 +31,11 @@ def simulate(
     """Run rounds; returns (tokens per ms of the run, of plain decoding)."""
     tokens = ms = 0.0
     for _ in range(num_rounds):
-        steps = min(window, controller.step_cap(bs))
-        emitted = 1 + (keep(steps) if steps else 0)
-        draft_ms = step_ms * steps
-        rest_ms = verify_ms if steps else plain_ms
-        controller.observe(RoundTiming(bs, steps, emitted * bs, draft_ms, rest_ms))
+        num = min(window, steps(controller, bs))
+        emitted = 1 + (keep(num) if num else 0)
+        draft_ms = step_ms * num
+        rest_ms = verify_ms if num else plain_ms
+        controller.observe(RoundTiming(bs, num, emitted * bs, draft_ms, rest_ms))
         tokens += emitted
         ms += draft_ms + rest_ms
     return tokens / ms, 1 / plain_ms
@@ -56,7 +60,7 @@ def test_one_slow_probe_does_not_end_drafting():
     controller = WindowController(0)
     controller.observe(RoundTiming(4, 60, 4, draft_ms=9e6, verify_ms=9e6))
     controller.observe(RoundTiming(4, 0, 4, draft_ms=0.0, verify_ms=10.0))
-    assert any(controller.step_cap(4) for _ in range(1100))
+    assert any(steps(controller, 4) for _ in range(1100))
 
 
 def test_probe_reaches_a_boundary():
@@ -65,7 +69,7 @@ def test_probe_reaches_a_boundary():
     timing = RoundTiming(4, 60, 4, draft_ms=60.0, verify_ms=40.0, segment_len=40.0)
     controller.observe(timing)
     controller.observe(RoundTiming(4, 0, 4, draft_ms=0.0, verify_ms=10.0))
-    caps = [controller.step_cap(4) for _ in range(400)]
+    caps = [steps(controller, 4) for _ in range(400)]
     assert caps[0] == 0
     assert next(cap for cap in caps if cap) == 80
 
@@ -110,30 +114,89 @@ def test_step_cap_bounds_the_round_by_measured_costs():
     """Red if the cost of verifying a draft token is left out of the bound."""
     controller = WindowController(100)
     controller.observe(RoundTiming(1, 50, 50, draft_ms=100.0, verify_ms=100.0))
-    assert controller.step_cap(1) == 25
+    assert steps(controller, 1) == 25
     controller = WindowController(200)  # half of it with six requests
-    assert controller.step_cap(6) > 1000
+    assert steps(controller, 6) > 1000
     controller.observe(RoundTiming(6, 50, 300, draft_ms=100.0, verify_ms=100.0))
-    assert controller.step_cap(6) == 25
+    assert steps(controller, 6) == 25
     controller.observe(RoundTiming(6, 0, 6, draft_ms=0.0, verify_ms=20.0))
-    assert controller.step_cap(6) == 20
+    assert steps(controller, 6) == 20
     for _ in range(20):
         controller.observe(RoundTiming(6, 50, 6000, draft_ms=900.0, verify_ms=900.0))
-    assert controller.step_cap(6) == MIN_WINDOW
+    assert steps(controller, 6) == MIN_WINDOW
 
 
 def test_new_batch_size_starts_with_a_probe_where_drafting_did_not_pay():
     controller = WindowController(0)
     costs = {"step_ms": 1.0, "verify_ms": 15.0, "plain_ms": 10.0}
     simulate(controller, num_rounds=20, keep=lambda steps: 0, bs=16, **costs)
-    assert controller.step_cap(4) == SHORT_WINDOW
+    assert steps(controller, 4) == SHORT_WINDOW
 
 
 def test_controller_keeps_batch_sizes_apart():
     controller = WindowController(100)
     controller.observe(RoundTiming(16, 50, 800, draft_ms=500.0, verify_ms=400.0))
-    assert controller.step_cap(16) == MIN_WINDOW
-    assert controller.step_cap(1) > 1000
+    assert steps(controller, 16) == MIN_WINDOW
+    assert steps(controller, 1) > 1000
+
+
+def two_ways(
+    controller: WindowController, costs, *, num_rounds: int, bs: int = 8, ways=None
+) -> tuple[float, float]:
+    """Rounds of costs[judged] = (ms, tokens); (tokens per ms, share of judged ones)."""
+    controller.observe(RoundTiming(bs, 0, bs, draft_ms=0.0, verify_ms=30.0))
+    ms = tokens = judged = 0.0
+    for _ in range(num_rounds):
+        limits = controller.limits(bs, ways=ways or {True, False})
+        assert limits.steps
+        round_ms, given = costs[limits.judged]
+        controller.observe(
+            RoundTiming(bs, 16, given * bs, 0.0, round_ms, judged=limits.judged)
+        )
+        ms, tokens, judged = ms + round_ms, tokens + given, judged + limits.judged
+    return tokens / ms, judged / num_rounds
+
+
+@pytest.mark.parametrize("judged_ms", [150, 40])
+def test_the_better_way_to_verify_is_taken(judged_ms):
+    """Red if verdicts are asked for where following the draft token by token gives
+    more, or are given up where they give more, or if trying costs much."""
+    costs = {True: (judged_ms, 10), False: (60, 6)}
+    rate, share = two_ways(WindowController(500), costs, num_rounds=600)
+    best = max(tokens / ms for ms, tokens in costs.values())
+    assert rate > 0.95 * best
+    assert share > 0.9 if judged_ms == 40 else share < 0.1
+
+
+def test_verdicts_return_when_they_pay_again():
+    """Red if a batch that once followed its drafts token by token never looks back."""
+    controller = WindowController(500)
+    two_ways(controller, {True: (150, 10), False: (60, 6)}, num_rounds=100)
+    _, share = two_ways(controller, {True: (60, 10), False: (60, 6)}, num_rounds=1000)
+    assert share > 0.6
+
+
+def test_a_new_batch_size_begins_the_way_its_neighbour_goes():
+    """Red if every batch size learns from nothing that verdicts are dear."""
+    controller = WindowController(500)
+    two_ways(controller, {True: (150, 10), False: (60, 6)}, num_rounds=100, bs=16)
+    assert not controller.limits(32, ways={True, False}).judged
+    assert controller.limits(16, ways={True}).judged
+
+
+def test_little_difference_changes_nothing():
+    """Red if the two ways take turns on noise alone."""
+    costs = {True: (100, 10), False: (95, 10)}
+    _, share = two_ways(WindowController(500), costs, num_rounds=600)
+    assert share > 0.9
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_one_way_alone_is_never_left(only):
+    """Red if a batch that cannot be followed, or not judged, is so for a trial."""
+    costs = {only: (1000, 40)}
+    _, share = two_ways(WindowController(0), costs, num_rounds=50, ways={only})
+    assert share == only
 
 
 @pytest.mark.parametrize(
@@ -155,6 +218,19 @@ def test_next_window_follows_the_outcome(
         window, num_draft=num_draft, num_correct=num_correct, rejected_len=rejected_len
     )
     assert got == expected
+
+
+def test_a_judged_window_reaches_a_boundary():
+    """Red if a rejection leaves a window shorter than the segments that follow."""
+    controller = WindowController(0)
+    assert controller.least_window(judged=True) == MIN_WINDOW
+    timing = RoundTiming(4, 60, 4, draft_ms=60.0, verify_ms=40.0, segment_len=20.0)
+    controller.observe(timing)
+    assert controller.least_window(judged=True) == 30
+    assert controller.least_window(judged=False) == MIN_WINDOW
+    short = {"num_draft": 60, "num_correct": 4, "least": 30}
+    assert next_window(0, rejected_len=5, **short) == 30
+    assert next_window(0, rejected_len=0, **short) == 30
 
 
 @pytest.mark.parametrize(
