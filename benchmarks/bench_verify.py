@@ -2,16 +2,19 @@
 
     python benchmarks/bench_verify.py --out benchmarks/results/verify.json
 
-Boots the embedded pair's PARSE server and judges the same answers twice in turn:
-`parse_verify` and the same with `portable=True`, whose requests share their prefixes in
-the radix cache. Both start from an empty cache. Reports wall times (median, quartiles),
-passes counted by the server, and the largest difference between two scores.
+Boots the embedded pair's PARSE server and judges the same answers by three routes in
+turn: `parse_verify`; the same with `portable=True`, which prefills the text once and
+sends all prefixes as one batch of requests; and `forks`, the SGLang program that one
+would write without PARSE (`s.fork`, a request per prefix, scored by log-probabilities).
+All share prefixes in the radix cache and start from an empty one. Reports wall times
+(quartiles), passes counted by the server, and the largest difference between scores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import re
 import sys
@@ -26,19 +29,48 @@ import sglang as sgl
 from sglang_parse import parse_verify
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems, render_answer
+from sglang_parse.frontend.portable import load_target
 from sglang_parse.launch import ServerProcess
 
 SERVER = (
     *("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),
 )
+TARGET = load_target(str(TARGET_PATH))
+SUFFIX = TARGET.tokenizer.decode(TARGET.judge({}).suffix)
 TRIALS = 12
+ROUTES = ("one_pass", "portable", "forks")
+TOP = 20  # log-probabilities asked for; the verdict tokens are among them
 
 
 @sgl.function
 def judge(s, question, parts, portable):
     s += sgl.user(question)
     s += sgl.assistant(parse_verify("check", parts, portable=portable))
+
+
+@sgl.function
+def judge_by_forks(s, question, parts, suffix):
+    s += sgl.user(question)
+    s += sgl.assistant_begin()
+    forks = s.fork(len(parts))
+    for k, fork in enumerate(forks):
+        fork += "".join(parts[: k + 1]) + suffix
+        fork += sgl.gen(
+            "verdict",
+            max_tokens=1,
+            temperature=0,
+            return_logprob=True,
+            top_logprobs_num=TOP,
+        )
+    s["scores"] = [fork_score(fork.get_meta_info("verdict")) for fork in forks]
+
+
+def fork_score(meta_info: dict[str, Any]) -> float:
+    """P(yes) / (P(yes) + P(no)) from the likeliest tokens."""
+    (yes, no) = TARGET.judge({}).verdict_ids[0]
+    given = {t: lp for lp, t, *_ in meta_info["output_top_logprobs"][0]}
+    return 1 / (1 + math.exp(given.get(no, -math.inf) - given.get(yes, -math.inf)))
 
 
 def pieces(text: str, num: int) -> list[str]:
@@ -55,34 +87,47 @@ def server_passes(backend: sgl.RuntimeEndpoint) -> int:
     return passes
 
 
+def ask(
+    backend: sgl.RuntimeEndpoint, route: str, question: str, parts: list[str]
+) -> list[float]:
+    """Scores of all prefixes by one route."""
+    if route == "forks":
+        state = judge_by_forks.run(question, parts, SUFFIX, backend=backend)
+        scores: list[float] = state["scores"]
+        return scores
+    state = judge.run(question, parts, route == "portable", backend=backend)
+    scores = state.get_meta_info("check")["parse"][0]["scores"]
+    return scores
+
+
 def measure(backend: sgl.RuntimeEndpoint, num: int) -> dict[str, Any]:
-    """Both routes on TRIALS answers cut into `num` pieces."""
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    difference, passes = 0.0, []
-    # The first one warms up both routes and is not counted.
+    """All routes on TRIALS answers cut into `num` pieces."""
+    seconds: dict[str, list[float]] = {route: [] for route in ROUTES}
+    difference, passes = 0.0, set()
+    # The first one warms up all routes and is not counted.
     for k, problem in enumerate(make_problems(TRIALS + 1, seed=19)):
         parts = pieces(render_answer(problem, "A"), num)
         scores = {}
-        for portable in (False, True) if k % 2 else (True, False):
+        for route in ROUTES[k % 3 :] + ROUTES[: k % 3]:
             backend.flush_cache()
             before = server_passes(backend)
             start = time.perf_counter()
-            state = judge.run(problem.prompt, parts, portable, backend=backend)
-            scores[portable] = state.get_meta_info("check")["parse"][0]["scores"]
+            scores[route] = ask(backend, route, problem.prompt, parts)
             taken = time.perf_counter() - start
             if k:
-                seconds[portable].append(taken)
-            if not portable:
-                passes.append(server_passes(backend) - before)
-        pairs = zip(scores[False], scores[True], strict=True)
-        difference = max(difference, *(abs(a - b) for a, b in pairs))
-    one, many = (quantiles(seconds[route], n=4) for route in (False, True))
+                seconds[route].append(taken)
+            if route == "one_pass":
+                passes.add(server_passes(backend) - before)
+        for other in ("portable", "forks"):
+            pairs = zip(scores["one_pass"], scores[other], strict=True)
+            difference = max(difference, *(abs(a - b) for a, b in pairs))
+    found = {route: quantiles(seconds[route], n=4) for route in ROUTES}
     return {
         "prefixes": num,
-        "one_pass_s": one,
-        "portable_s": many,
-        "ratio_of_medians": many[1] / one[1],
-        "target_passes": sorted(set(passes)),
+        **{f"{route}_s": found[route] for route in ROUTES},
+        "portable_to_one_pass": found["portable"][1] / found["one_pass"][1],
+        "forks_to_one_pass": found["forks"][1] / found["one_pass"][1],
+        "target_passes": sorted(passes),
         "largest_score_difference": difference,
     }
 

@@ -246,6 +246,8 @@ class WindowController:
         way = bucket.ways[judged]
         in_trial = len(ways) > 1 and judged != bucket.judged
         if not in_trial and not _pays(bucket, way):
+            if bucket.ways[not judged].rate is None:
+                bucket.until_trial = 0  # perhaps the other way pays
             return RoundLimits(0, judged)
         if bucket.probing:
             # A probe that reaches no boundary tells nothing of what a verdict keeps.

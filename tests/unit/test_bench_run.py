@@ -396,6 +396,24 @@ def test_arms_that_boot_together_are_measured_one_by_one(fakes, tmp_path):
     assert "| parse |" in report.read_text()
 
 
+def test_an_arm_may_have_its_own_concurrency(tmp_path):
+    """Red if an arm's own levels are ignored, or measured cells are lost to a change of
+    them."""
+    text = CONFIG[: CONFIG.index("sweep:")]
+    own = text.replace("parse]", "{{name: parse, concurrency: [3]}}]")
+    cells = {}
+    for name, one in (("all", text), ("own", own)):
+        config = load_config(write_config(tmp_path / name, one))
+        items = {s: load_set(config, s) for s in run.data_sets(config)}
+        cells[name] = {c.name: c.spec for c in plan_cells(config, items)}
+    assert [name.split("-r")[0] for name in cells["own"]] == [
+        "target/embedded-c1",
+        "target/embedded-c3",
+        "parse/embedded-c3",
+    ]
+    assert all(cells["all"][name] == spec for name, spec in cells["own"].items())
+
+
 def test_model_that_was_trained_anew_is_another_setting(tmp_path):
     weights = tmp_path / "model.safetensors"
     marks = []

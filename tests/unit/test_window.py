@@ -176,6 +176,24 @@ def test_verdicts_return_when_they_pay_again():
     assert share > 0.6
 
 
+def test_the_other_way_is_tried_before_drafting_is_given_up():
+    """Red if a batch decodes without drafts where only its verdicts did not pay."""
+    controller = WindowController(500)
+    costs = {True: (400.0, 10), False: (60.0, 6)}
+    controller.observe(RoundTiming(8, 0, 8, draft_ms=0.0, verify_ms=30.0))
+    seen = []
+    for _ in range(150):
+        limits = controller.limits(8, ways={True, False})
+        seen.append((limits.steps > 0, limits.judged))
+        ms, tokens = costs[limits.judged] if limits.steps else (30.0, 1)
+        num = min(limits.steps, 16)
+        controller.observe(
+            RoundTiming(8, num, tokens * 8, 0.0, ms, judged=limits.judged)
+        )
+    assert (False, True) in seen  # paused
+    assert seen[-30:] == [(True, False)] * 30
+
+
 def test_a_new_batch_size_begins_the_way_its_neighbour_goes():
     """Red if every batch size learns from nothing that verdicts are dear."""
     controller = WindowController(500)
