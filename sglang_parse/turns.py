@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_parse.config import ParseConfig
+from sglang_parse.decide import Cut, Decision
 from sglang_parse.drafters import Turn
 from sglang_parse.grammar import MAX_GRAMMAR_WINDOW, GrammarChain
 from sglang_parse.memory import RoundSlots
@@ -18,6 +19,7 @@ from sglang_parse.window import (
     WindowController,
     draft_window,
     fit_windows,
+    next_window,
 )
 
 
@@ -139,6 +141,33 @@ class TurnPlanner:
             and not state.pending
             and bool(followed or not self.has_model)
         )
+
+    def adapt(
+        self,
+        turn: Turn,
+        drafts: Sequence[RoundDraft],
+        cuts: Sequence[Cut],
+        decisions: Sequence[Decision],
+    ) -> None:
+        """Each request's next window, from what became of this one."""
+        for i, state in enumerate(turn.states):
+            if drafts[i].num_head and not drafts[i].num_new:
+                continue  # the head's agreement says nothing of the draft model's
+            rejected_len = 0
+            if cuts[i].failed_at_verdict(decisions[i]):
+                rejected_len = cuts[i].rejected_end - cuts[i].num_kept
+            judged = turn.judged and not state.is_exact
+            window = next_window(
+                state.window(judged=judged),
+                num_draft=len(drafts[i].tokens) - len(decisions[i].pending),
+                num_correct=decisions[i].num_correct_drafts,
+                rejected_len=rejected_len,
+                least=self.model_controller.least_window(judged=judged),
+            )
+            if judged:
+                state.judged_window = window
+            else:
+                state.followed_window = window
 
     def observe(self, drafts: Sequence[RoundDraft], timing: RoundTiming) -> None:
         """Learn from a round with drafts; timing.num_steps: of the draft model."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,15 +14,11 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from sglang_parse import report, telemetry
-from sglang_parse.client import ClientText
+from sglang_parse import telemetry
 from sglang_parse.client_pass import ClientJudge
 from sglang_parse.commit import ParseDraftInput, SampledRows, build_result
 from sglang_parse.config import ParseConfig
-from sglang_parse.decide import (
-    Cut,
-    Decision,
-)
+from sglang_parse.decide import Decision
 from sglang_parse.draft import DraftModel
 from sglang_parse.draft_cache import DraftCache
 from sglang_parse.draft_runner import DraftRunner, plan_plain_decode
@@ -40,17 +35,17 @@ from sglang_parse.flags import config_from_server_args
 from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
 from sglang_parse.memory import RoundSlots, describe_pools
-from sglang_parse.metrics import RequestReport, RoundRecord
+from sglang_parse.metrics import RoundRecord
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.ranks import Ranks
-from sglang_parse.request import RequestOptions
+from sglang_parse.request_states import RequestStates
 from sglang_parse.sampling import expand_rows, sample_rows
 from sglang_parse.stages import TargetStages, choose_cuts, logprob_needs
 from sglang_parse.startup import check_architecture
-from sglang_parse.state import RequestState, RoundDraft, stop_token_ids
+from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.turns import TurnPlanner
 from sglang_parse.verify import PassOutput, TargetVerifier
-from sglang_parse.window import RoundTiming, next_window
+from sglang_parse.window import RoundTiming
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +68,6 @@ class ParseWorker(BaseSpecWorker):
             target_worker.model_runner.spec_algorithm,
             self.config.verify_route,
         )
-        self.tokenizer = target_worker.tokenizer
         self.draft: DraftModel | None = None
         if server_args.speculative_draft_model_path:
             self.draft = DraftModel(server_args, gpu_id, nccl_port, self.context_len)
@@ -92,10 +86,6 @@ class ParseWorker(BaseSpecWorker):
         self._draft_worker = first.worker if first else None
         if first:
             self.draft_parallel_layout = first.layout
-        self.model_eos_ids = frozenset(model_config.hf_eos_token_id or ())
-        self._states: weakref.WeakKeyDictionary[Any, RequestState] = (
-            weakref.WeakKeyDictionary()
-        )
         self.ranks = Ranks(get_parallel().tp_group)
         self.telemetry = telemetry.start(
             self.config, server_args, is_first_rank=get_parallel().tp_rank == 0
@@ -105,6 +95,14 @@ class ParseWorker(BaseSpecWorker):
             self.verifier,
             target_worker.tokenizer,
             model_config.vocab_size,
+        )
+        self.requests = RequestStates(
+            self.config,
+            target_worker.tokenizer,
+            frozenset(model_config.hf_eos_token_id or ()),
+            self.stages.judge,
+            has_draft_model=self.draft is not None,
+            has_head=self.head is not None,
         )
         judge = self.stages.judge(self.config.judge_suffix)
         logger.info(
@@ -197,9 +195,10 @@ class ParseWorker(BaseSpecWorker):
     def _prefill(self, batch: Any) -> GenerationBatchResult:
         """Target prefill; the draft model catches up when it first drafts."""
         for req in batch.reqs:
-            self._states.pop(req, None)
+            self.requests.forget(req)
         states = [
-            None if req is batch.chunked_req else self._state(req) for req in batch.reqs
+            None if req is batch.chunked_req else self.requests.of(req)
+            for req in batch.reqs
         ]
         judged = [
             i
@@ -235,7 +234,7 @@ class ParseWorker(BaseSpecWorker):
 
     def _round(self, batch: Any) -> GenerationBatchResult:
         """draft -> segment -> plan -> one target forward -> decide -> commit."""
-        states = [self._state(req) for req in batch.reqs]
+        states = [self.requests.of(req) for req in batch.reqs]
         # KV of decided tokens that the output does not hold yet is in place.
         seq_lens = [
             n + len(s.ready)
@@ -275,7 +274,7 @@ class ParseWorker(BaseSpecWorker):
                 req, state, decision, rejected=cut.failed_at_verdict(decision)
             )
         self._remember(turn, drafts, decisions)
-        self._adapt(turn, drafts, cuts, decisions)
+        self.planner.adapt(turn, drafts, cuts, decisions)
         if self.head_drafter:
             self.head_drafter.follow(
                 follow_ups(turn, decisions, output, plan.root_rows)
@@ -408,71 +407,6 @@ class ParseWorker(BaseSpecWorker):
         if self.model_drafter:
             self.model_drafter.follow(turn, drafts, decisions)
         self.slots.trim_rows(turn.batch, keep)
-
-    def _adapt(
-        self,
-        turn: Turn,
-        drafts: Sequence[RoundDraft],
-        cuts: Sequence[Cut],
-        decisions: Sequence[Decision],
-    ) -> None:
-        """Each request's next window, from what became of this one."""
-        for i, state in enumerate(turn.states):
-            if drafts[i].num_head and not drafts[i].num_new:
-                continue  # the head's agreement says nothing of the draft model's
-            rejected_len = 0
-            if cuts[i].failed_at_verdict(decisions[i]):
-                rejected_len = cuts[i].rejected_end - cuts[i].num_kept
-            judged = turn.judged and not state.is_exact
-            window = next_window(
-                state.window(judged=judged),
-                num_draft=len(drafts[i].tokens) - len(decisions[i].pending),
-                num_correct=decisions[i].num_correct_drafts,
-                rejected_len=rejected_len,
-                least=self.planner.model_controller.least_window(judged=judged),
-            )
-            if judged:
-                state.judged_window = window
-            else:
-                state.followed_window = window
-
-    # -- Per-request set-up ----------------------------------------------------
-
-    def _state(self, req: Any) -> RequestState:
-        state = self._states.get(req)
-        if state is not None:
-            return state
-        options = RequestOptions.of(
-            req,
-            self.config,
-            has_draft_model=self.draft is not None,
-            has_head=self.head is not None,
-        )
-        judge = None
-        if options.mode == "semantic":
-            judge = self.stages.judge(options.judge_suffix)
-        client = None
-        if options.client_text and options.mode != "off":
-            client = ClientText.of(options.client_text, self.tokenizer)
-        known = report.report_of(req)
-        if known is not None:
-            known.finish(req.output_ids)  # tokens decided ahead went with the KV
-        state = RequestState(
-            options=options,
-            stop_ids=stop_token_ids(req, self.model_eos_ids),
-            judge=judge,
-            report=known
-            or RequestReport(
-                "verify" if options.verify_only else options.mode,
-                options.fallback,
-                options.report,
-            ),
-            client=client,
-        )
-        state.report.client = client
-        report.attach(req, state.report)
-        self._states[req] = state
-        return state
 
 
 def mean_segment_len(boundaries: Sequence[Sequence[int]]) -> float:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.config import ParseConfig
+from sglang_parse.decide import Cut, Decision
 from sglang_parse.drafters import Turn
 from sglang_parse.request import REST
 from sglang_parse.state import RequestState, RoundDraft
@@ -162,3 +163,24 @@ def test_a_followed_round_has_a_window_of_its_own():
             RoundTiming(1, 16, 10, 0.0, 60.0, judged=turn.judged),
         )
     assert seen == {(True, 32), (False, 8)}
+
+
+def adapted(one: RequestState, *, judged: bool, kept: int, rejected_end: int = 0):
+    """The state's windows (judged, followed) after a round of 16 drafted tokens."""
+    turn = Turn(None, [one], [10], [16], [0], [None], judged)
+    draft = RoundDraft((1,) * 16, num_new=16)
+    cut = Cut(kept if judged else 0, kept, False, rejected_end)
+    decision = Decision((1,) * (kept + 1), cut.num_kept, kept - cut.num_kept, ())
+    planner().adapt(turn, [draft], [cut], [decision])
+    return one.judged_window, one.followed_window
+
+
+def test_a_round_changes_the_window_of_its_own_kind():
+    """Red if tokens that differ shorten what verdicts may keep, or the reverse."""
+    assert adapted(state(), judged=True, kept=4, rejected_end=12) == (12, 16)
+    assert adapted(state(), judged=True, kept=16) == (0, 16)
+    assert adapted(state(), judged=False, kept=5) == (0, 10)
+    assert adapted(state(), judged=False, kept=16) == (0, 32)
+    assert adapted(state("exact"), judged=False, kept=16) == (0, 32)
+    recovering = state(recovering=REST - 1)
+    assert adapted(recovering, judged=True, kept=16) == (0, 32)
