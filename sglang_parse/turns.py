@@ -10,17 +10,10 @@ from sglang_parse.decide import Cut, Decision
 from sglang_parse.drafters import Turn
 from sglang_parse.grammar import MAX_GRAMMAR_WINDOW, GrammarChain
 from sglang_parse.memory import RoundSlots
+from sglang_parse.pace import RoundController, RoundLimits, RoundTiming
 from sglang_parse.ranks import Ranks
 from sglang_parse.state import RequestState, RoundDraft
-from sglang_parse.window import (
-    SHORT_WINDOW,
-    RoundLimits,
-    RoundTiming,
-    WindowController,
-    draft_window,
-    fit_windows,
-    next_window,
-)
+from sglang_parse.window import SHORT_WINDOW, draft_window, fit_windows, next_window
 
 
 class TurnPlanner:
@@ -46,8 +39,8 @@ class TurnPlanner:
         self.context_len = context_len
         self.has_model = has_model
         self.head_steps = head_steps
-        self.model_controller = WindowController(config.max_round_ms)
-        self.head_controller = WindowController(0)
+        self.model_controller = RoundController(config.max_round_ms)
+        self.head_controller = RoundController(0)
 
     def plan(
         self,

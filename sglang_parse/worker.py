@@ -36,6 +36,7 @@ from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
 from sglang_parse.memory import RoundSlots, describe_pools
 from sglang_parse.metrics import RoundRecord
+from sglang_parse.pace import RoundTiming
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.ranks import Ranks
 from sglang_parse.request_states import RequestStates
@@ -45,7 +46,6 @@ from sglang_parse.startup import check_architecture
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.turns import TurnPlanner
 from sglang_parse.verify import PassOutput, TargetVerifier
-from sglang_parse.window import RoundTiming
 
 logger = logging.getLogger(__name__)
 

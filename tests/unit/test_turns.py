@@ -7,10 +7,10 @@ import pytest
 from sglang_parse.config import ParseConfig
 from sglang_parse.decide import Cut, Decision
 from sglang_parse.drafters import Turn
+from sglang_parse.pace import RoundTiming
 from sglang_parse.request import REST
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.turns import TurnPlanner
-from sglang_parse.window import RoundTiming
 
 HINT = SimpleNamespace()
 
