@@ -29,15 +29,15 @@ SUSPECT_TOKENS = 3.0
 SMOOTHING = 0.25
 # Easy and hard parts of a response take turns: what drafting gives is averaged longer.
 SLOW_SMOOTHING = 0.1
-# Drafting rounds before the other way to verify (by verdicts, token by token) is first
-# tried, doubled after each trial that it loses; requests times rounds of a trial, its
-# least and most rounds, the share of the time that trials may cost, and how much better
-# the other way must be to be taken.
-FIRST_TRIAL = 16
+# The other way to verify (by verdicts, token by token) is tried once this way has been
+# seen for as long: requests times rounds of a trial, its least and most rounds. The
+# wait for the next trial, in rounds, doubles with each that is lost; the share of the
+# time that trials may cost; how much better the other way must be to be taken.
+FIRST_WAIT = 16
 TRIAL_SAMPLES = 64
 TRIAL_ROUNDS = (6, 16)
 TRIAL_COST = 0.02
-MAX_TRIAL_WAIT = 1024
+MAX_WAIT = 1024
 TRIAL_MARGIN = 1.1
 # The bound on a round's time is divided by 1 + (running requests - 1) / this: the more
 # run, the sooner somebody arrives, and long rounds no longer pay more than short ones.
@@ -124,9 +124,12 @@ class _Bucket:
     next_pause: int = FIRST_PAUSE
     probing: bool = False
     judged: bool = True
-    until_trial: int = FIRST_TRIAL
-    next_trial: int = FIRST_TRIAL
+    until_trial: int = 0
+    next_wait: int = FIRST_WAIT
     trial_left: int | None = None
+
+    def __post_init__(self) -> None:
+        self.until_trial = self.trial_rounds
 
     def choose_way(self) -> bool:
         """Whether this round is judged; the other way is tried now and then."""
@@ -134,7 +137,7 @@ class _Bucket:
             self._conclude_trial()
         if self.trial_left is None:
             self.until_trial -= 1
-            if self.until_trial > 0:
+            if self.until_trial >= 0:
                 return self.judged
             self.trial_left = self.trial_rounds
             self.ways[not self.judged].forget()
@@ -147,15 +150,15 @@ class _Bucket:
         self.trial_left = None
         now, other = self.ways[self.judged], self.ways[not self.judged]
         if now.rate is None or other.rate is None:
-            self.until_trial = self.next_trial
+            self.until_trial = self.next_wait
         elif other.rate > TRIAL_MARGIN * now.rate:
             self.judged = not self.judged
-            self.until_trial = self.next_trial = FIRST_TRIAL
+            self.until_trial = self.next_wait = FIRST_WAIT
         else:
             lost = self.trial_rounds * (1 - other.rate / now.rate)
             share = lost * (other.round_ms.value or 0.0) / (now.round_ms.value or 1.0)
-            self.next_trial = min(2 * self.next_trial, MAX_TRIAL_WAIT)
-            self.until_trial = max(self.next_trial, math.ceil(share / TRIAL_COST))
+            self.next_wait = min(2 * self.next_wait, MAX_WAIT)
+            self.until_trial = max(self.next_wait, math.ceil(share / TRIAL_COST))
 
 
 class RoundController:
