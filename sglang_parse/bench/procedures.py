@@ -152,18 +152,22 @@ def _answer(reply: Reply, report: Mapping[str, Any] | None) -> Answer:
 
 def read_rounds(segments: Sequence[Mapping[str, Any]]) -> tuple[Round, ...]:
     """The verdicts of a report's segments, round by round (each ends with a token of
-    the target's own)."""
+    the target's own). Draft tokens that a recovering target denied stand before the
+    verdicts of their round: they are no part of the answer, but were judged with it."""
     rounds = []
     at, draft, ends, scores, kept = 0, list[int](), list[int](), list[float](), 0
     for segment in segments:
-        if segment["score"] is not None:
-            at = at if ends else segment["start"]
+        is_judged = segment["score"] is not None
+        if is_judged or segment["outcome"] == "rejected":
+            at = at if draft else segment["start"]
             draft += segment["token_ids"]
+        if is_judged:
             ends.append(len(draft))
             scores.append(segment["score"])
             kept = len(draft) if segment["outcome"] == "kept" else kept
-        elif segment["origin"] == "target" and ends:
-            rounds.append(Round(at, tuple(draft), tuple(ends), tuple(scores), kept))
+        elif segment["origin"] == "target":
+            if ends:
+                rounds.append(Round(at, tuple(draft), tuple(ends), tuple(scores), kept))
             at, draft, ends, scores, kept = 0, [], [], [], 0
     return tuple(rounds)
 

@@ -198,11 +198,20 @@ def test_rounds_are_split_where_the_target_writes():
             own,
             segment([5, 6], 0.8, start=6),
             own,
+            # A recovering target denied 7; 8 was judged behind it all the same.
+            segment([7], None, "rejected", start=9),
+            segment([8], 0.7, "rejected", start=9),
+            own,
+            segment([1], None, start=10),  # it agreed with 1
+            segment([2], 0.6, start=11),
+            own,
         ]
     )
     assert rounds == (
         Round(1, (1, 2, 3), (2, 3), (0.9, 0.1), 2),
         Round(6, (5, 6), (2,), (0.8,), 2),
+        Round(9, (7, 8), (2,), (0.7,), 0),
+        Round(11, (2,), (1,), (0.6,), 1),
     )
 
 
