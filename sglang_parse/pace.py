@@ -36,8 +36,11 @@ SLOW_SMOOTHING = 0.1
 FIRST_WAIT = 16
 TRIAL_SAMPLES = 64
 TRIAL_ROUNDS = (6, 16)
-TRIAL_COST = 0.02
+TRIAL_COST = 0.01
 MAX_WAIT = 1024
+# Rounds after which a trial that gives less than this share is lost already.
+EARLY_ROUNDS = 4
+EARLY_SHARE = 0.85
 TRIAL_MARGIN = 1.1
 # The bound on a round's time is divided by 1 + (running requests - 1) / this: the more
 # run, the sooner somebody arrives, and long rounds no longer pay more than short ones.
@@ -133,7 +136,7 @@ class _Bucket:
 
     def choose_way(self) -> bool:
         """Whether this round is judged; the other way is tried now and then."""
-        if self.trial_left == 0:
+        if self.trial_left == 0 or self._is_lost():
             self._conclude_trial()
         if self.trial_left is None:
             self.until_trial -= 1
@@ -143,6 +146,15 @@ class _Bucket:
             self.ways[not self.judged].forget()
         self.trial_left -= 1
         return not self.judged
+
+    def _is_lost(self) -> bool:
+        if self.trial_left is None:
+            return False
+        now, other = self.ways[self.judged], self.ways[not self.judged]
+        if now.rate is None or other.rate is None:
+            return False
+        is_seen = other.tokens.count >= EARLY_ROUNDS
+        return is_seen and other.rate < EARLY_SHARE * now.rate
 
     def _conclude_trial(self) -> None:
         """Take the other way if it was clearly better; else wait the longer for the
@@ -155,7 +167,7 @@ class _Bucket:
             self.judged = not self.judged
             self.until_trial = self.next_wait = FIRST_WAIT
         else:
-            lost = self.trial_rounds * (1 - other.rate / now.rate)
+            lost = other.tokens.count * (1 - other.rate / now.rate)
             share = lost * (other.round_ms.value or 0.0) / (now.round_ms.value or 1.0)
             self.next_wait = min(2 * self.next_wait, MAX_WAIT)
             self.until_trial = max(self.next_wait, math.ceil(share / TRIAL_COST))

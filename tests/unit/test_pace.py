@@ -165,8 +165,16 @@ def test_verdicts_return_when_they_pay_again():
     """Red if a batch that once followed its drafts token by token never looks back."""
     controller = RoundController(500)
     two_ways(controller, {True: (150, 10), False: (60, 6)}, num_rounds=100)
-    _, share = two_ways(controller, {True: (60, 10), False: (60, 6)}, num_rounds=1000)
+    _, share = two_ways(controller, {True: (60, 10), False: (60, 6)}, num_rounds=2000)
     assert share > 0.6
+
+
+def test_a_trial_that_gives_far_less_is_short():
+    """Red if a lone request pays a whole trial where verdicts are plainly better."""
+    costs = {True: (100, 25), False: (45, 7)}
+    rate, share = two_ways(RoundController(500), costs, num_rounds=60, bs=1)
+    assert share >= 1 - 4 / 60  # one trial
+    assert rate > 0.97 * 25 / 100
 
 
 def test_the_other_way_is_tried_before_drafting_is_given_up():
