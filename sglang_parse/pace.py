@@ -38,9 +38,9 @@ TRIAL_SAMPLES = 64
 TRIAL_ROUNDS = (6, 16)
 TRIAL_COST = 0.01
 MAX_WAIT = 1024
-# Rounds after which a trial that gives less than this share is lost already.
-EARLY_ROUNDS = 4
-EARLY_SHARE = 0.85
+# (rounds, share) after which a trial is lost already: it gives less than this share of
+# what the present way, or plain decoding, gives.
+EARLY_LOSSES = ((2, 0.5), (4, 0.85))
 TRIAL_MARGIN = 1.1
 # The bound on a round's time is divided by 1 + (running requests - 1) / this: the more
 # run, the sooner somebody arrives, and long rounds no longer pay more than short ones.
@@ -151,10 +151,12 @@ class _Bucket:
         if self.trial_left is None:
             return False
         now, other = self.ways[self.judged], self.ways[not self.judged]
-        if now.rate is None or other.rate is None:
-            return False
-        is_seen = other.tokens.count >= EARLY_ROUNDS
-        return is_seen and other.rate < EARLY_SHARE * now.rate
+        plain = 1 / self.plain_ms.value if self.plain_ms.value else 0.0
+        best = max(now.rate or 0.0, plain)
+        return other.rate is not None and any(
+            other.tokens.count >= rounds and other.rate < share * best
+            for rounds, share in EARLY_LOSSES
+        )
 
     def _conclude_trial(self) -> None:
         """Take the other way if it was clearly better; else wait the longer for the
@@ -205,12 +207,19 @@ class RoundController:
             # A probe that reaches no boundary tells nothing of what a verdict keeps.
             least = round(2 * (self._segment_len.value or 0.0))
             return RoundLimits(max(SHORT_WINDOW, least), judged)
-        step_ms = way.step_ms.value
+        step_ms = self._step_ms(bs, way)
         if not self.max_round_ms or not step_ms:
             return RoundLimits(1 << 30, judged)
         bound_ms = self.max_round_ms / (1 + (bs - 1) / LOAD_SCALE)
         left_ms = bound_ms - (bucket.plain_ms.value or 0.0)
         return RoundLimits(max(MIN_WINDOW, int(left_ms / step_ms)), judged)
+
+    def _step_ms(self, bs: int, way: _Way) -> float | None:
+        """Of this way, else of the other, else of the nearest batch size that knows:
+        better than a round without a bound."""
+        near = sorted(self._buckets, key=lambda key: abs(key - _key(bs)))
+        known = [way, *(w for key in near for w in self._buckets[key].ways)]
+        return next((w.step_ms.value for w in known if w.step_ms.value), None)
 
     def least_window(self, *, judged: bool) -> int:
         """A draft that reaches no boundary cannot be judged, so it is worth little."""
@@ -236,7 +245,7 @@ class RoundController:
             self._segment_len.add(timing.segment_len)
 
     def _bucket(self, bs: int) -> _Bucket:
-        key = round(math.log2(bs))
+        key = _key(bs)
         if key not in self._buckets:
             least, most = TRIAL_ROUNDS
             trial_rounds = min(max(least, TRIAL_SAMPLES >> key), most)
@@ -247,6 +256,10 @@ class RoundController:
             bucket = _Bucket(trial_rounds, probing=distrusted, judged=judged)
             self._buckets[key] = bucket
         return self._buckets[key]
+
+
+def _key(bs: int) -> int:
+    return round(math.log2(bs))
 
 
 def _pays(bucket: _Bucket, way: _Way) -> bool:

@@ -129,8 +129,10 @@ def test_new_batch_size_starts_with_a_probe_where_drafting_did_not_pay():
 def test_controller_keeps_batch_sizes_apart():
     controller = RoundController(100)
     controller.observe(RoundTiming(16, 50, 800, draft_ms=500.0, verify_ms=400.0))
+    assert steps(controller, 16) == steps(controller, 1) == MIN_WINDOW
+    controller.observe(RoundTiming(1, 8, 8, draft_ms=8.0, verify_ms=8.0))
     assert steps(controller, 16) == MIN_WINDOW
-    assert steps(controller, 1) > 1000
+    assert steps(controller, 1) == 50
 
 
 def two_ways(
@@ -175,6 +177,29 @@ def test_a_trial_that_gives_far_less_is_short():
     rate, share = two_ways(RoundController(500), costs, num_rounds=60, bs=1)
     assert share >= 1 - 4 / 60  # one trial
     assert rate > 0.97 * 25 / 100
+
+
+def test_a_way_never_taken_is_bounded_by_what_is_known():
+    """Red if the first judged round of a large batch is as long as the response because
+    only rounds of the other way, or of another batch size, were measured."""
+    controller = RoundController(100)
+    controller.observe(RoundTiming(1, 10, 10, 50.0, 50.0, judged=False))
+    assert controller.limits(1, ways={True}).steps == 10
+    assert controller.limits(32, ways={True}).steps == MIN_WINDOW
+
+
+def test_trials_end_early_where_plain_decoding_gives_more():
+    """Red if a hostile draft is tried at length: verdicts keep nothing either."""
+    controller = RoundController(500)
+    controller.observe(RoundTiming(16, 0, 16, draft_ms=0.0, verify_ms=40.0))
+    drafted = 0
+    for _ in range(60):
+        limits = controller.limits(16, ways={True, False})
+        ms = 150.0 if limits.steps else 40.0
+        drafted += bool(limits.steps)
+        timing = RoundTiming(16, limits.steps, 16, 0.0, ms, judged=limits.judged)
+        controller.observe(timing)
+    assert drafted <= 4
 
 
 def test_the_other_way_is_tried_before_drafting_is_given_up():
