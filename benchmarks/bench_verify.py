@@ -74,8 +74,8 @@ def fork_score(meta_info: dict[str, Any]) -> float:
 
 
 def pieces(text: str, num: int) -> list[str]:
-    """The text in `num` pieces of whole words."""
-    words = re.findall(r"\S+\s*", text)
+    """The text in `num` pieces of whole words, tokenised as in the whole."""
+    words = re.findall(r"\s*\S+", text)
     ends = [len(words) * k // num for k in range(num + 1)]
     return ["".join(words[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
 
