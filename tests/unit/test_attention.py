@@ -10,7 +10,13 @@ import pytest
 import torch
 from reference import attention, verify_mask
 
-from sglang_parse.attention import AttentionTile, attend, plan_tiles
+from sglang_parse.attention import (
+    AttentionTile,
+    attend,
+    group_alike,
+    plan_decode,
+    plan_tiles,
+)
 from sglang_parse.plan import RowVisibility, build_verify_plan
 
 Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len
@@ -141,7 +147,16 @@ def test_attend_of_random_batch_equals_oracle(seed):
 def test_alike_requests_share_a_tile_and_unlike_ones_do_not():
     """Red if the two cases above stop covering both paths."""
     assert len(make_pass(ALIKE).tiles()) == 1
-    assert len(make_pass(UNLIKE).tiles()) == len(UNLIKE)
+    assert len(make_pass(UNLIKE).tiles()) > 1
+
+
+def test_groups_hold_every_request_once_and_pad_little():
+    """Red if a request is lost, or a short one is padded to a far longer one."""
+    qo_lens, kv_lens = [1, 90, 3, 1, 88, 300, 2], [50, 170, 60, 9000, 180, 700, 55]
+    groups = group_alike(qo_lens, kv_lens)
+    assert sorted(sum(groups, [])) == list(range(7))
+    alike = {tuple(g) for g in groups}
+    assert {(1, 4), (3,), (5,)} <= alike, groups
 
 
 @pytest.mark.parametrize("requests", [ALIKE, UNLIKE], ids=["padded", "split"])
@@ -209,4 +224,38 @@ def test_decode_batch_needs_no_row_copies():
     assert len(tiles) == 1
     assert tiles[0].q_index is None
     assert tiles[0].bias is None
-    assert tiles[0].q_keep is None
+    assert tiles[0].kept is None
+
+
+@pytest.mark.parametrize("lens", [(7, 7), (5, 12, 1)], ids=["equal", "ragged"])
+def test_decode_tile_equals_the_general_plan(lens):
+    """Red if a decode step's shortcut sees other columns than the general plan, or
+    stale slots behind a request's length, which may hold anything."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(len(lens), HEADS, DIM, generator=generator)
+    k = torch.randn(NUM_SLOTS, KV_HEADS, DIM, generator=generator)
+    v = torch.randn(NUM_SLOTS, KV_HEADS, V_DIM, generator=generator)
+    slots = 1 + torch.randperm(NUM_SLOTS - 1, generator=generator).int()
+    table, stale = torch.zeros(9, 40, dtype=torch.int32), slots[100:]
+    table[:] = stale[0]
+    rows = torch.tensor([6, 2, 4][: len(lens)])
+    kv_index = []
+    for row, n in zip(rows.tolist(), lens, strict=True):
+        kv_index.append(slots[row * 13 : row * 13 + n])
+        table[row, :n] = kv_index[-1]
+    k[stale.long()] = v[stale.long()] = float("nan")
+
+    def run(tiles: list[AttentionTile]) -> torch.Tensor:
+        return attend(q=q, k_cache=k, v_cache=v, tiles=tiles, scaling=SCALING)
+
+    general = plan_tiles(
+        visibility=RowVisibility.causal(torch.tensor(lens) - 1),
+        qo_lens=[1] * len(lens),
+        kv_index=kv_index,
+        dtype=torch.float32,
+    )
+    tile = plan_decode(
+        table=table, rows=rows, kv_lens=torch.tensor(lens), dtype=torch.float32
+    )
+    torch.testing.assert_close(run([tile]), run(general), atol=1e-6, rtol=0)
+    assert not run([tile]).isnan().any()
