@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang_parse.config import ParseConfig
@@ -72,7 +73,8 @@ class TurnPlanner:
             w if drafted else min(w, len(s.pending))
             for w, drafted, s in zip(limits, by_model, states, strict=True)
         ]
-        paused, judged = False, any(s.options.mode == "semantic" for s in states)
+        semantic = _is_semantic(states)
+        paused, judged = False, semantic
         if self.adaptive and any(
             w and drafted for w, drafted in zip(windows, by_model, strict=True)
         ):
@@ -87,8 +89,15 @@ class TurnPlanner:
                 min(w, s.window(judged=judged and not s.is_exact) or w)
                 for w, s in zip(windows, states, strict=True)
             ]
+        if semantic and not judged:
+            # Followed token by token like a request in exact mode: the head's turn.
+            windows = [
+                min(w, len(s.pending)) if self._head_goes(s, c) else w
+                for w, s, c in zip(windows, states, chains, strict=True)
+            ]
+        by_head = paused or (semantic and not judged)
         heads = [
-            min(w, self.head_steps) if self._by_head(s, c, paused=paused) else 0
+            min(w, self.head_steps) if self._by_head(s, c, always=by_head) else 0
             for w, s, c in zip(limits, states, chains, strict=True)
         ]
         if self.adaptive and any(heads) and not any(windows):
@@ -120,17 +129,22 @@ class TurnPlanner:
 
     def _by_model(self, state: RequestState, chain: GrammarChain | None) -> bool:
         """Whether the draft model writes for this request: unless the head does."""
-        has_head = state.hint is not None and chain is None
-        return self.has_model and not (state.is_exact and has_head)
+        return self.has_model and not (state.is_exact and self._head_goes(state, chain))
+
+    def _head_goes(self, state: RequestState, chain: GrammarChain | None) -> bool:
+        """Whether the head can write for this request."""
+        return state.hint is not None and chain is None
 
     def _by_head(
-        self, state: RequestState, chain: GrammarChain | None, *, paused: bool
+        self, state: RequestState, chain: GrammarChain | None, *, always: bool
     ) -> bool:
-        """Whether the head writes: wherever the target is followed token by token."""
-        followed = state.is_exact or state.recovering or paused
+        """Whether the head writes: wherever the target is followed token by token.
+
+        always: in the whole round, whatever the request's own state.
+        """
+        followed = state.is_exact or state.recovering or always
         return (
-            state.hint is not None
-            and chain is None
+            self._head_goes(state, chain)
             and not state.pending
             and bool(followed or not self.has_model)
         )
@@ -162,7 +176,9 @@ class TurnPlanner:
             else:
                 state.followed_window = window
 
-    def observe(self, drafts: Sequence[RoundDraft], timing: RoundTiming) -> None:
+    def observe(
+        self, turn: Turn, drafts: Sequence[RoundDraft], timing: RoundTiming
+    ) -> None:
         """Learn from a round with drafts; timing.num_steps: of the draft model."""
         if timing.num_steps:
             self.model_controller.observe(timing)
@@ -170,24 +186,24 @@ class TurnPlanner:
         num_head = max(d.num_head for d in drafts)
         if not num_head:
             return  # a client's text costs nothing to draft
-        self.head_controller.observe(
-            RoundTiming(
-                timing.bs,
-                num_head,
-                timing.num_emitted,
-                timing.draft_ms,
-                timing.verify_ms,
-                judged=False,
-            )
-        )
+        by_head = replace(timing, num_steps=num_head, judged=False)
+        self.head_controller.observe(by_head)
+        if _is_semantic(turn.states) and not turn.judged:
+            # What verdicts would have to beat.
+            self.model_controller.observe(by_head)
+            return
         # A pass over a few rows costs what a plain round does. The draft model pauses
-        # where it loses against that one, not against the head: verdicts save passes.
-        self.model_controller.observe(
-            RoundTiming(timing.bs, 0, timing.bs, 0.0, timing.verify_ms)
-        )
+        # where it loses against that one, not against the head.
+        plain = replace(timing, num_emitted=timing.bs, draft_ms=0.0, judged=True)
+        self.model_controller.observe(plain)
 
     def observe_plain(self, bs: int, round_ms: float) -> None:
         """Learn from a round in which nobody drafted."""
         timing = RoundTiming(bs, 0, bs, 0.0, round_ms)
         self.model_controller.observe(timing)
         self.head_controller.observe(timing)
+
+
+def _is_semantic(states: Sequence[RequestState]) -> bool:
+    """Whether there is anybody whose drafts may be judged."""
+    return any(s.options.mode == "semantic" for s in states)

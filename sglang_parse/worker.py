@@ -293,7 +293,7 @@ class ParseWorker(BaseSpecWorker):
             judged=turn.judged,
         )
         logger.debug("PARSE round: %s", timing)
-        self.planner.observe(drafts, timing)
+        self.planner.observe(turn, drafts, timing)
         for i, (req, state) in enumerate(zip(batch.reqs, states, strict=True)):
             state.report.record(
                 RoundRecord(

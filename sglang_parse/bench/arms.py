@@ -124,9 +124,15 @@ def arm_draft(arm: Arm, models: Models) -> str:
 
 
 def server_flags(
-    arm: Arm, kind: str, models: Models, common: tuple[str, ...], draft: str
+    arm: Arm,
+    kind: str,
+    models: Models,
+    common: tuple[str, ...],
+    draft: str,
+    judging: tuple[str, ...] = (),
 ) -> list[str]:
-    """Flags of one server of an arm; `common` is on every server of every arm."""
+    """Flags of one server of an arm; `common` is on every server of every arm, and
+    `judging` on those that judge."""
     if kind == "draft":
         return ["--model-path", draft, *common]
     flags = ["--model-path", model_path(models.target), *common]
@@ -137,7 +143,7 @@ def server_flags(
         model = head if kind == "sglang-eagle3" else draft
         flags += ["--speculative-draft-model-path", model]
     if kind in ("parse", "eagle3", "parse-eagle3"):
-        flags += ["--speculative-algorithm", "PARSE", *arm.server_args]
+        flags += ["--speculative-algorithm", "PARSE", *judging, *arm.server_args]
         if kind != "parse":
             flags += ["--speculative-parse-compose", "eagle3"]
             flags += ["--speculative-parse-eagle-model-path", head]

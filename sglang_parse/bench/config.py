@@ -120,6 +120,14 @@ class BenchConfig:
                 f"{', '.join(names)}."
             )
 
+    @property
+    def judging_flags(self) -> tuple[str, ...]:
+        """Of every server that judges; a client that judges asks the same."""
+        return (
+            *("--speculative-parse-threshold", str(self.threshold)),
+            *("--speculative-parse-judge-suffix", self.judge_suffix),
+        )
+
 
 def load_config(path: Path, out: Path | None = None) -> BenchConfig:
     """Read a YAML file. out: where results go, instead of the file's own `out`.

@@ -192,7 +192,14 @@ def arm_servers(
     for arm in arms:
         draft = arm_draft(arm, config.models)
         for role, kind in arm.servers.items():
-            flags = server_flags(arm, kind, config.models, config.server_args, draft)
+            flags = server_flags(
+                arm,
+                kind,
+                config.models,
+                config.server_args,
+                draft,
+                judging=config.judging_flags,
+            )
             name = f"{arm.name}-{role}"
             servers[arm.name, role] = make_server(flags, name, logs / f"{name}.log")
     with running(list(servers.values())):

@@ -37,3 +37,24 @@ def test_two_ranks_answer_like_one(pool, prompts):
     kept = sum(report(r)["kept_tokens"] for r in judged)
     assert kept > sum(len(r["output_ids"]) for r in judged) // 2
     assert ranks.is_alive()
+
+
+def test_verdicts_that_do_not_pay_are_left_out(pool, prompts):
+    """Red if the worker asks for verdicts in a round that was planned without them, or
+    one rank does and the other does not (all hangs).
+
+    A judge's question of hundreds of tokens costs far more than any verdict gives.
+    """
+    ranks = pool.get("ranks")
+    custom = {"parse_judge_suffix": "Is it right? " * 80, "parse_compose": False}
+    reports = []
+    while len(reports) < 30 and not (reports and followed(reports[-1])):
+        prompt = prompts[len(reports) % len(prompts)]
+        reports.append(report(ranks.generate(prompt, custom=custom)))
+    assert followed(reports[-1]), reports[-1]
+
+
+def followed(entry) -> bool:
+    """Whether a whole answer was drafted and none of it judged."""
+    drafted = entry["draft_tokens"] > 30 and not entry["eagle_draft_tokens"]
+    return drafted and entry["judged_segments"] == 0

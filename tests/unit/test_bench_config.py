@@ -144,6 +144,23 @@ def test_every_server_of_every_arm_has_the_common_flags():
             )
 
 
+def test_every_arm_that_judges_asks_the_configured_question():
+    """Red if servers judge by another question or threshold than the client's arms."""
+    config = read_config({**BASE, "judge_suffix": "Right?", "threshold": 0.7})
+    models = Models("embedded:target", "embedded:draft", "head")
+    asked = ["--speculative-parse-threshold", "0.7"]
+    asked += ["--speculative-parse-judge-suffix", "Right?"]
+    judges = set()
+    for arm in ARMS.values():
+        for kind in set(arm.servers.values()):
+            flags = server_flags(
+                arm, kind, models, (), "d", judging=config.judging_flags
+            )
+            if all(flag in flags for flag in asked):
+                judges.add(kind)
+    assert judges == {"parse", "eagle3", "parse-eagle3"}
+
+
 def test_sweep_is_a_product_without_repetitions():
     sweep = {
         "dataset": "embedded",

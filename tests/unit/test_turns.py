@@ -94,7 +94,8 @@ def observe(
     plan: TurnPlanner, *, num_steps: int, emitted: int, ms: float, head: int = 0
 ):
     drafts = [RoundDraft((1,) * (num_steps or head), num_new=num_steps, num_head=head)]
-    plan.observe(drafts, RoundTiming(1, num_steps, emitted, 0.0, ms))
+    turn = Turn(None, [state()], [10], [num_steps or head], [head], [None])
+    plan.observe(turn, drafts, RoundTiming(1, num_steps, emitted, 0.0, ms))
 
 
 def test_a_paused_draft_model_leaves_its_turn_to_the_head():
@@ -136,7 +137,7 @@ def followed_share(*states: RequestState) -> float:
         timing = RoundTiming(
             len(states), 16, tokens * len(states), 0.0, ms, judged=judged
         )
-        plan.observe(drafts, timing)
+        plan.observe(turns[-1], drafts, timing)
     return sum(not turn.judged for turn in turns) / len(turns)
 
 
@@ -152,17 +153,58 @@ def test_costly_verdicts_are_left_out_only_where_the_tail_is_exact():
 
 def test_a_followed_round_has_a_window_of_its_own():
     """Red if a window that verdicts have grown is drafted for agreement of tokens."""
-    plan, one = planner(head_steps=0), state(followed_window=8)
+    plan, one = planner(head_steps=0), state(hint=None, followed_window=8)
     seen = set()
     plan.observe_plain(1, 30.0)
     for _ in range(100):
         turn = plan_turn(plan, one)
         seen.add((turn.judged, turn.windows[0]))
         plan.observe(
+            turn,
             [RoundDraft((1,) * 16, num_new=16)],
             RoundTiming(1, 16, 10, 0.0, 60.0, judged=turn.judged),
         )
     assert seen == {(True, 32), (False, 8)}
+
+
+def rounds_with_a_head(plan: TurnPlanner, one: RequestState, *, judged_ms: float):
+    """(judged, windows, head windows) of 200 rounds in which the head gives 4 tokens
+    in 30 ms and verdicts keep 12 in judged_ms."""
+    plan.observe_plain(1, 28.0)
+    seen = []
+    for _ in range(200):
+        turn = plan_turn(plan, one)
+        seen.append((turn.judged, turn.windows[0], turn.head_windows[0]))
+        if turn.judged:
+            drafts = [RoundDraft((1,) * 16, num_new=16)]
+            timing = RoundTiming(1, 16, 12, 0.0, judged_ms)
+        else:
+            drafts = [RoundDraft((1,) * 4, num_head=4)]
+            timing = RoundTiming(1, 0, 4, 0.0, 30.0, judged=False)
+        plan.observe(turn, drafts, timing)
+    return seen
+
+
+def test_where_verdicts_do_not_pay_the_head_drafts():
+    """Red if a semantic request is followed token by token behind the draft model
+    although there is a head, or keeps verdicts that give less than the head does."""
+    seen = rounds_with_a_head(planner(), state(), judged_ms=200.0)
+    assert set(seen) == {(True, 32, 0), (False, 4, 4)}
+    assert sum(not judged for judged, *_ in seen) > 150
+    # What is pending is verified before the head goes on.
+    turn = plan_turn(planner(), state(), state(pending=(7, 8)))
+    assert turn.judged
+    pending = state(pending=(7, 8))
+    late = planner()
+    rounds_with_a_head(late, state(), judged_ms=200.0)
+    turn = plan_turn(late, pending)
+    assert (turn.judged, turn.windows, turn.head_windows) == (False, [2], [0])
+
+
+def test_verdicts_that_give_more_than_the_head_stay():
+    """Red if trying the head costs a server more than a share of its rounds."""
+    seen = rounds_with_a_head(planner(), state(), judged_ms=60.0)
+    assert sum(not judged for judged, *_ in seen) < 40
 
 
 def adapted(one: RequestState, *, judged: bool, kept: int, rejected_end: int = 0):
