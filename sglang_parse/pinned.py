@@ -1,19 +1,22 @@
-"""A switch for benchmarks: verdicts that keep a fixed share of every draft.
+"""Switches for benchmarks with random weights: verdicts and agreement made up.
 
-With random weights there is nothing to judge, yet the cost of a round does not depend
-on what the verdicts say. SGLANG_PARSE_TEST_KEEP=0.9 makes them keep 90% of what is
-drafted. Never set it where anybody reads the answers.
+There is nothing to judge then and nothing to agree on, yet the cost of a round does not
+depend on what comes out. SGLANG_PARSE_TEST_KEEP=0.9 makes verdicts keep 90% of what is
+drafted. SGLANG_PARSE_TEST_ACCEPT=3.5 makes the target, where a draft is followed token
+by token, agree so that a pass gives 3.5 tokens on average, as SGLang's own
+SGLANG_SIMULATE_ACC_LEN does. Never set either where anybody reads the answers.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
 KEEP_ENV = "SGLANG_PARSE_TEST_KEEP"
+ACCEPT_ENV = "SGLANG_PARSE_TEST_ACCEPT"
 
 
 class PinnedVerdicts:
@@ -36,24 +39,74 @@ class PinnedVerdicts:
         return tuple(float(b <= kept) for b in boundaries)
 
 
+class PinnedAgreement:
+    """Tokens of a target that agrees with `accept_length` - 1 draft tokens a pass."""
+
+    def __init__(self, accept_length: float) -> None:
+        self.accept_length = accept_length
+        self._owed = 0.0
+
+    def follow(
+        self, draft_tokens: Sequence[int], target_tokens: Sequence[int]
+    ) -> list[int]:
+        """What the target is said to have chosen at the rows of these draft tokens, its
+        own token behind them included where target_tokens has one more.
+
+        The fraction of a token is owed to the passes that follow; what a draft is too
+        short for is not.
+        """
+        self._owed += self.accept_length - 1
+        agreed = min(int(self._owed), len(draft_tokens))
+        self._owed %= 1.0
+        tokens = [*draft_tokens[:agreed], *target_tokens[agreed:]]
+        if agreed < len(draft_tokens) and tokens[agreed] == draft_tokens[agreed]:
+            tokens[agreed] = tokens[agreed] - 1 if tokens[agreed] else 1
+        return tokens
+
+
 def pinned_verdicts() -> PinnedVerdicts | None:
     """What the environment asks for; None in production.
 
     Raises ValueError unless the variable is unset or a number from 0 to 1.
     """
-    value = os.environ.get(KEEP_ENV)
+    fraction = _number(KEEP_ENV, lambda x: 0.0 <= x <= 1.0, "a number from 0 to 1")
+    if fraction is None:
+        return None
+    logger.warning(
+        "%s=%g: VERDICTS ARE MADE UP, every draft is kept to that share whatever the "
+        "target thinks of it. For speed measurements with random weights only.",
+        KEEP_ENV,
+        fraction,
+    )
+    return PinnedVerdicts(fraction)
+
+
+def pinned_agreement() -> PinnedAgreement | None:
+    """What the environment asks for; None in production.
+
+    Raises ValueError unless the variable is unset or a number from 1 to 1000.
+    """
+    length = _number(ACCEPT_ENV, lambda x: 1.0 <= x <= 1e3, "a number from 1 to 1000")
+    if length is None:
+        return None
+    logger.warning(
+        "%s=%g: THE TARGET'S TOKENS ARE MADE UP, a pass gives so many whatever "
+        "it would have written. For speed measurements with random weights only.",
+        ACCEPT_ENV,
+        length,
+    )
+    return PinnedAgreement(length)
+
+
+def _number(name: str, is_allowed: Callable[[float], bool], what: str) -> float | None:
+    value = os.environ.get(name)
     if value is None:
         return None
     try:
-        fraction = float(value)
+        number = float(value)
+        allowed = is_allowed(number)
     except ValueError:
-        fraction = -1.0
-    if not 0.0 <= fraction <= 1.0:
-        raise ValueError(f"{KEEP_ENV} is {value!r}; expected a number from 0 to 1.")
-    logger.warning(
-        "%s=%s: VERDICTS ARE MADE UP, every draft is kept to that share whatever the "
-        "target thinks of it. For speed measurements with random weights only.",
-        KEEP_ENV,
-        value,
-    )
-    return PinnedVerdicts(fraction)
+        allowed = False
+    if not allowed:
+        raise ValueError(f"{name} is {value!r}; expected {what}.")
+    return number

@@ -23,7 +23,7 @@ from sglang_parse.decide import (
 from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.judge import JudgePrompt, build_judge_prompt
 from sglang_parse.memory import RoundSlots
-from sglang_parse.pinned import pinned_verdicts
+from sglang_parse.pinned import pinned_agreement, pinned_verdicts
 from sglang_parse.plan import VerifyPlan
 from sglang_parse.sampling import LogprobNeeds, expand_rows, sample_rows
 from sglang_parse.segment import Segmenter, build_token_texts, thin
@@ -50,6 +50,7 @@ class TargetStages:
         self.tokenizer = tokenizer
         self.slots: RoundSlots  # set once SGLang has made the pools
         self.pinned = pinned_verdicts()
+        self.pinned_agreement = pinned_agreement()
         texts = build_token_texts(tokenizer)
         # Model vocabularies are padded beyond the tokenizer's.
         self._token_texts = texts + [""] * (vocab_size - len(texts))
@@ -205,12 +206,22 @@ class TargetStages:
         chosen = tokens.tolist()
         ends = [*first[1:], len(rows)]
         decisions = [
-            decide(cut, draft.tokens, chosen[a:b])
+            decide(cut, draft.tokens, self._agreed(cut, draft, chosen[a:b]))
             for cut, draft, a, b in zip(cuts, drafts, first, ends, strict=True)
         ]
         return decisions, SampledRows(
             first, sampled, output.hidden_states, plan.root_rows
         )
+
+    def _agreed(self, cut: Cut, draft: RoundDraft, chosen: list[int]) -> list[int]:
+        """The target's tokens at the cut's rows; a benchmark may pin those where the
+        draft's beginning is followed."""
+        followed = cut.head_end
+        if not (cut.head_end or cut.num_kept or cut.rejected_end):
+            followed = cut.tail_end
+        if not self.pinned_agreement or not followed:
+            return chosen
+        return self.pinned_agreement.follow(draft.tokens[:followed], chosen)
 
     def _seam_text(self, req: Any, state: RequestState) -> str:
         texts = self._token_texts

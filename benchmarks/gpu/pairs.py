@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -61,6 +61,18 @@ def llama3(
     }
 
 
+def eagle3(target: dict[str, Any]) -> dict[str, Any]:
+    """A head as published for these targets: one layer, 32000 tokens to draft from."""
+    return target | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 32000,
+        "tie_word_embeddings": False,
+    }
+
+
+HEADED = ("qwen3-32b", "llama-3.1-8b")
 CONFIGS = {
     "qwen3-32b": qwen3(5120, 64, 64, 25600, tied=False),
     "qwen3-1.7b": qwen3(2048, 28, 16, 6144, tied=True),
@@ -68,6 +80,7 @@ CONFIGS = {
     "llama-3.1-8b": llama3(4096, 32, 32, 14336, tied=False),
     "llama-3.2-1b": llama3(2048, 16, 32, 8192, tied=True),
 }
+CONFIGS |= {f"{name}-eagle3": eagle3(CONFIGS[name]) for name in HEADED}
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,13 @@ def model_args(spec: PairSpec, root: Path, *, with_draft: bool = True) -> list[s
         draft = model_folder(spec.draft, root, of_draft=True)
         args += ["--speculative-draft-model-path", str(draft)]
     return args
+
+
+def head_folder(spec: PairSpec, root: Path) -> Path:
+    """Of an EAGLE-3 head of the pair's target."""
+    if spec.target is None:
+        return HEAD_PATH
+    return model_folder(f"{spec.target}-eagle3", root, of_draft=True)
 
 
 @dataclass(frozen=True)

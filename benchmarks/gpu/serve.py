@@ -2,9 +2,11 @@
 
     python -m benchmarks.gpu.serve --pair qwen3-32b-1.7b --out DIR --budget-s 500
 
-Arms: `target` (stock SGLang), `standalone` (SGLang's own speculative decoding with the
-same draft, its accepted length simulated), `parse-F` (PARSE whose verdicts keep the
-share F of every draft). Random prompts of fixed length, fixed output length, greedy.
+Arms: `target` (stock SGLang), `standalone` and `sglang-eagle3` (SGLang's own
+speculative decoding with the same draft or head), `parse-F` (PARSE whose verdicts keep
+the share F of every draft), `eagle3` (the head alone, by the plugin), `parse-F-eagle3`.
+Wherever the target is followed token by token, ours or SGLang's, the accepted length is
+pinned to the same value. Random prompts of fixed length, fixed output length, greedy.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.pairs import PAIRS, model_args
+from benchmarks.gpu.pairs import PAIRS, head_folder, model_args
 from benchmarks.gpu.records import Clock, Records, spread
 from sglang_parse.launch import ServerProcess
-from sglang_parse.pinned import KEEP_ENV
+from sglang_parse.pinned import ACCEPT_ENV, KEEP_ENV
 
 MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
+# Drafts a step of the token-level arms, and tokens a step with 80% agreement a token:
+# 1 + p + .. + p^5.
+CHAIN = 5
+ACCEPT_LENGTH = 3.69
 START_S = 240.0
 
 
@@ -65,11 +71,21 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
     spec = PAIRS[args.pair]
     alone = tuple(model_args(spec, args.models, with_draft=False))
     pair = tuple(model_args(spec, args.models))
+    head = str(head_folder(spec, args.models))
+    composed = (
+        *("--speculative-parse-compose", "eagle3"),
+        *("--speculative-parse-eagle-model-path", head),
+        *("--speculative-parse-eagle-steps", str(CHAIN)),
+    )
+    chain = (
+        *("--speculative-num-steps", str(CHAIN), "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", str(CHAIN + 1)),
+    )
+    fixed = ("--no-speculative-parse-adaptive",)
 
-    def parse(keep: float, *more: str) -> Arm:
-        suffix = "-adaptive" if not more else ""
+    def parse(name: str, keep: float, *more: str) -> Arm:
         return Arm(
-            f"parse-{keep:g}{suffix}",
+            name,
             (
                 *pair,
                 *("--speculative-algorithm", "PARSE"),
@@ -79,30 +95,34 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
                 *("--speculative-parse-verify-route", args.route),
                 *more,
             ),
-            {KEEP_ENV: str(keep)},
-            {"kept_fraction": keep},
+            {KEEP_ENV: str(keep), ACCEPT_ENV: str(ACCEPT_LENGTH)},
+            {"kept_fraction": keep, "accept_length": ACCEPT_LENGTH},
         )
 
-    fixed = "--no-speculative-parse-adaptive"
-    # Five drafts a step; accepted length with 80% agreement a token:
-    # 1 + p + .. + p^5 = 3.69.
-    standalone = Arm(
-        "standalone",
-        (
-            *pair,
-            *("--speculative-algorithm", "STANDALONE"),
-            *("--speculative-num-steps", "5", "--speculative-eagle-topk", "1"),
-            *("--speculative-num-draft-tokens", "6"),
-        ),
-        {"SGLANG_SIMULATE_ACC_LEN": "3.69"},
-        {"accept_length": 3.69},
+    def by_sglang(name: str, algorithm: str, flags: tuple[str, ...]) -> Arm:
+        return Arm(
+            name,
+            (*flags, "--speculative-algorithm", algorithm, *chain),
+            {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)},
+            {"accept_length": ACCEPT_LENGTH},
+        )
+
+    eagle3 = Arm(
+        "eagle3",
+        (*alone, "--speculative-algorithm", "PARSE", *composed, *fixed),
+        {ACCEPT_ENV: str(ACCEPT_LENGTH)},
+        {"accept_length": ACCEPT_LENGTH},
     )
+    with_head = (*alone, "--speculative-draft-model-path", head)
     arms = [
         Arm("target", alone),
-        parse(0.9, fixed),
-        standalone,
-        parse(0.7, fixed),
-        parse(0.9),
+        parse("parse-0.9", 0.9, *fixed),
+        by_sglang("standalone", "STANDALONE", pair),
+        parse("parse-0.9-eagle3", 0.9, *composed, *fixed),
+        by_sglang("sglang-eagle3", "EAGLE3", with_head),
+        parse("parse-0.7", 0.7, *fixed),
+        parse("parse-0.9-adaptive", 0.9),
+        eagle3,
     ]
     return [a for a in arms if args.arms is None or a.name in args.arms]
 

@@ -11,8 +11,17 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import plot
-from benchmarks.gpu.pairs import CONFIGS, PAIRS, Shape, model_args, shape_of
+from benchmarks.gpu.pairs import (
+    CONFIGS,
+    HEADED,
+    PAIRS,
+    Shape,
+    head_folder,
+    model_args,
+    shape_of,
+)
 from benchmarks.gpu.records import Clock, Records, timed
+from benchmarks.gpu.serve import arms_of, parser
 
 # Parameters without norms, from the model cards: 32.8B, 1.7B, 0.6B, 8.0B, 1.24B.
 BILLIONS = {
@@ -24,7 +33,7 @@ BILLIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", BILLIONS)
 def test_shapes_have_the_published_size(name):
     """Red if a config is not of the model it is called after."""
     config = CONFIGS[name]
@@ -44,6 +53,39 @@ def test_model_folders_can_be_loaded_as_a_pair(tmp_path):
     assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 32
     assert "dummy" in args
     assert "dummy" not in model_args(PAIRS["embedded"], tmp_path)
+
+
+def test_heads_fit_their_targets(tmp_path):
+    """Red if a head is of another width or vocabulary than its target, which PARSE and
+    SGLang refuse, or has as many layers."""
+    assert set(BILLIONS) | {f"{name}-eagle3" for name in HEADED} == set(CONFIGS)
+    for name in HEADED:
+        spec = next(p for p in PAIRS.values() if p.target == name)
+        folder = head_folder(spec, tmp_path)
+        head = json.loads((folder / "config.json").read_text())
+        for key in ("hidden_size", "vocab_size"):
+            assert head[key] == CONFIGS[name][key]
+        assert head["num_hidden_layers"] == 1
+        assert head["architectures"] == ["LlamaForCausalLMEagle3"]
+        assert head["draft_vocab_size"] < head["vocab_size"]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_arms_that_follow_token_by_token_agree_alike(pair, tmp_path):
+    """Red if one of two arms that are compared is given more tokens a pass, or a head
+    where the arm has none."""
+    argv = ["--pair", pair, "--out", str(tmp_path), "--models", str(tmp_path)]
+    arms = {arm.name: arm for arm in arms_of(parser().parse_args(argv))}
+    assert len(arms) == 8
+    for name, arm in arms.items():
+        accept = {"SGLANG_PARSE_TEST_ACCEPT", "SGLANG_SIMULATE_ACC_LEN"} & set(arm.env)
+        assert len(accept) == (name != "target")
+        assert {arm.env[key] for key in accept} <= {"3.69"}
+        assert ("SGLANG_PARSE_TEST_KEEP" in arm.env) == name.startswith("parse-")
+        head = "--speculative-parse-eagle-model-path" in arm.flags
+        assert head == (name in ("eagle3", "parse-0.9-eagle3"))
+        draft = "--speculative-draft-model-path" in arm.flags
+        assert draft == (name not in ("target", "eagle3"))
 
 
 def test_results_of_a_cut_run_are_kept_and_not_measured_again(tmp_path, capsys):

@@ -1,11 +1,18 @@
-"""The benchmark switch that pins the kept share of drafts."""
+"""The benchmark switches that pin the kept share of drafts and the agreement."""
 
 import logging
 
 import pytest
 
-from sglang_parse.decide import count_valid_segments
-from sglang_parse.pinned import KEEP_ENV, PinnedVerdicts, pinned_verdicts
+from sglang_parse.decide import count_agreeing, count_valid_segments
+from sglang_parse.pinned import (
+    ACCEPT_ENV,
+    KEEP_ENV,
+    PinnedAgreement,
+    PinnedVerdicts,
+    pinned_agreement,
+    pinned_verdicts,
+)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.33, 0.5, 0.9, 1.0])
@@ -52,3 +59,45 @@ def test_bad_value_is_refused(monkeypatch, value):
     monkeypatch.setenv(KEEP_ENV, value)
     with pytest.raises(ValueError, match=f"{KEEP_ENV} is "):
         pinned_verdicts()
+
+
+@pytest.mark.parametrize("length", [1.0, 2.5, 3.69, 6.0])
+def test_a_pass_gives_the_pinned_tokens_in_the_long_run(length):
+    """Red if fractions are rounded for good, or the target agrees past its share."""
+    pinned, given = PinnedAgreement(length), 0
+    for i in range(200):
+        draft = [i % 3, 1, 0, 5, 6]
+        target = pinned.follow(draft, [9, 1, 0, 5, 6, 7])
+        assert len(target) == 6
+        assert all(token >= 0 for token in target)
+        given += count_agreeing(draft, target) + 1
+    assert given / 200 == pytest.approx(length, abs=0.01)
+
+
+def test_what_a_draft_is_too_short_for_is_not_owed():
+    """Red if one long draft pays for all the short ones before it."""
+    pinned = PinnedAgreement(4.0)
+    for _ in range(10):
+        assert pinned.follow([3], [8, 9]) == [3, 9]
+    draft = list(range(20))
+    assert count_agreeing(draft, pinned.follow(draft, draft)) == 3
+
+
+def test_agreement_is_off_unless_asked_for_and_loud(monkeypatch, caplog):
+    """Red if production servers make tokens up, or a log does not say so."""
+    monkeypatch.delenv(ACCEPT_ENV, raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert pinned_agreement() is None
+        assert not caplog.records
+        monkeypatch.setenv(ACCEPT_ENV, "3.69")
+        pinned = pinned_agreement()
+    assert pinned is not None and pinned.accept_length == 3.69
+    assert "TOKENS ARE MADE UP" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["", "3,69", "0.9", "-1", "nan", "inf"])
+def test_bad_agreement_is_refused(monkeypatch, value):
+    """Red if a typing error silently measures something else."""
+    monkeypatch.setenv(ACCEPT_ENV, value)
+    with pytest.raises(ValueError, match=f"{ACCEPT_ENV} is "):
+        pinned_agreement()
