@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 # What a tile costs, in cells of a score matrix: to start one, and to gather one KV
-# column. Measured on one EPYC core; they choose shapes, not results.
+# column. Estimated from timings on one EPYC core; they choose shapes, not results.
 TILE_CELLS = 5000
 COLUMN_CELLS = 8
 

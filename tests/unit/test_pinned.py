@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sglang_parse.decide import count_agreeing, count_valid_segments
+from sglang_parse.decide import Cut, count_agreeing, count_valid_segments, exact_cut
 from sglang_parse.pinned import (
     ACCEPT_ENV,
     KEEP_ENV,
@@ -13,6 +13,8 @@ from sglang_parse.pinned import (
     pinned_agreement,
     pinned_verdicts,
 )
+from sglang_parse.stages import TargetStages
+from sglang_parse.state import RoundDraft
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.33, 0.5, 0.9, 1.0])
@@ -101,3 +103,24 @@ def test_bad_agreement_is_refused(monkeypatch, value):
     monkeypatch.setenv(ACCEPT_ENV, value)
     with pytest.raises(ValueError, match=f"{ACCEPT_ENV} is "):
         pinned_agreement()
+
+
+def agreed(cut: Cut, chosen: list[int], accept_length: float | None = 3.0) -> list[int]:
+    """The target's tokens behind a draft of 1, 2, 3, 4, as the decision gets them."""
+    stages = object.__new__(TargetStages)
+    pinned = PinnedAgreement(accept_length) if accept_length else None
+    stages.pinned_agreement = pinned
+    return stages._agreed(cut, RoundDraft((1, 2, 3, 4)), chosen)
+
+
+def test_only_what_is_followed_token_by_token_is_pinned():
+    """Red if the switch is not asked, makes up tokens in production, or touches what a
+    verdict has decided."""
+    target = [7, 7, 7, 7, 7]
+    assert agreed(exact_cut(4), target) == [1, 2, 7, 7, 7]
+    assert agreed(exact_cut(4), target, None) == target
+    # Two leading tokens are the head's, two behind them are judged and kept.
+    assert agreed(Cut(4, 4, False, head_end=2), [7, 7, 7]) == [1, 2, 7]
+    # A verdict failed at the first segment, or behind a kept one.
+    assert agreed(Cut(0, 4, False, rejected_end=4), target) == target
+    assert agreed(Cut(2, 4, False, rejected_end=4), [7, 7, 7]) == [7, 7, 7]
