@@ -20,7 +20,7 @@ from sglang_parse.draft_runner import DraftRunner
 from sglang_parse.grammar import GrammarChain
 from sglang_parse.sampling import draft_rows
 
-# Draft steps between two looks at the tokens on the host; each look costs a device
+# Draft steps between two looks whether all drafts have ended; each look costs a device
 # synchronisation there and nothing on CPU.
 STOP_CHECK_INTERVAL = {"cpu": 1}
 DEFAULT_STOP_CHECK_INTERVAL = 8
@@ -97,25 +97,22 @@ class DraftModel(DraftRunner):
         end_cpu = torch.tensor([len(r.tokens) + r.num_new - 2 for r in requests])
         position, end = position_cpu.to(device), end_cpu.to(device)
         max_new = max(r.num_new for r in requests)
-        drafted: list[list[int]] = [[] for _ in requests]
-        ended = [False] * len(requests)
         chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
         interval = 1 if chains else self.stop_check_interval
+        watch = StopWatch(requests, device)
         logits = self._catch_up(requests, rows, table)
         columns: list[Tensor] = []
-        unread = 0
         pacer = StepPacer(device)
         input_ids = torch.tensor([r.tokens[-1] for r in requests], device=device)
-        for step in range(max_new):
+        while True:
             for i, chain in chains:
-                if len(drafted[i]) < requests[i].num_new and not ended[i]:
-                    chain.mask_next(logits[i : i + 1])
+                chain.mask_next(logits[i : i + 1])
             columns.append(self._sample(logits, position, sampling))
-            if step + 1 - unread >= interval or step + 1 == max_new:
-                done = _read_back(columns[unread:], requests, drafted, ended)
-                unread = len(columns)
-                if done:
-                    break
+            step = len(columns)
+            if chains:
+                chains = _advance(chains, columns[-1], requests, step)
+            if step == max_new or (step % interval == 0 and watch.all_ended(columns)):
+                break
             # A request at the end of its window repeats its last step in place.
             input_ids = torch.where(position < end, columns[-1], input_ids)
             position = torch.minimum(position + 1, end)
@@ -125,10 +122,11 @@ class DraftModel(DraftRunner):
                 input_ids, rows, position, position_cpu, table
             ).next_token_logits
             pacer.mark()
+        tokens, ended = _read_back(columns, requests)
         steps = len(columns)
         return DraftProposal(
-            tokens=tuple(tuple(t) for t in drafted),
-            ended=tuple(ended),
+            tokens=tokens,
+            ended=ended,
             num_forwarded=tuple(
                 len(r.tokens) + min(steps, r.num_new) - 1 for r in requests
             ),
@@ -185,28 +183,54 @@ class StepPacer:
             self._running.append(event)
 
 
-def _read_back(
-    columns: list[Tensor],
-    requests: Sequence[DraftRequest],
-    drafted: list[list[int]],
-    ended: list[bool],
-) -> bool:
-    """Append unread columns to `drafted` up to each stop token; True if all are done.
+class StopWatch:
+    """Whether any draft still goes on, found by the device: no token is copied."""
 
-    The only device-to-host copy of the draft loop.
+    def __init__(self, requests: Sequence[DraftRequest], device: torch.device) -> None:
+        width = max(len(r.stop_ids) for r in requests)
+        stops = [[*r.stop_ids, *[-1] * (width - len(r.stop_ids))] for r in requests]
+        self._stops = torch.tensor(stops, dtype=torch.int64, device=device)
+        self._num_new = torch.tensor([r.num_new for r in requests], device=device)
+        self._seen = 0
+
+    def all_ended(self, columns: Sequence[Tensor]) -> bool:
+        """columns: the tokens of all steps so far, [bs] int64 each. Waits for them."""
+        new = torch.stack(list(columns[self._seen :]), dim=1)
+        self._seen = len(columns)
+        stopped = (new[:, :, None] == self._stops[:, None]).any(dim=2).any(dim=1)
+        self._num_new.masked_fill_(stopped, 0)
+        return not bool((self._num_new > self._seen).any())
+
+
+def _advance(
+    chains: Sequence[tuple[int, GrammarChain]],
+    column: Tensor,
+    requests: Sequence[DraftRequest],
+    step: int,
+) -> list[tuple[int, GrammarChain]]:
+    """Walk grammars over the token of a step; those whose draft goes on."""
+    going = []
+    tokens = column.tolist()
+    for i, chain in chains:
+        if tokens[i] not in requests[i].stop_ids:
+            chain.advance(tokens[i])
+            if step < requests[i].num_new:
+                going.append((i, chain))
+    return going
+
+
+def _read_back(
+    columns: Sequence[Tensor], requests: Sequence[DraftRequest]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    """Tokens of each draft up to its window or stop token, and whether it stopped.
+
+    The only device-to-host copy of drafted tokens.
     """
-    tokens = torch.stack(columns, dim=1).tolist()
-    for i, request in enumerate(requests):
-        for token in tokens[i]:
-            if ended[i] or len(drafted[i]) >= request.num_new:
-                break
-            if token in request.stop_ids:
-                ended[i] = True
-            else:
-                drafted[i].append(token)
-                if request.grammar is not None:
-                    request.grammar.advance(token)
-    return all(
-        e or len(d) >= r.num_new
-        for e, d, r in zip(ended, drafted, requests, strict=True)
-    )
+    drafted, ended = [], []
+    rows = torch.stack(list(columns), dim=1).tolist()
+    for row, r in zip(rows, requests, strict=True):
+        tokens = row[: r.num_new]
+        stop = next((k for k, t in enumerate(tokens) if t in r.stop_ids), None)
+        drafted.append(tuple(tokens[:stop]))
+        ended.append(stop is not None)
+    return tuple(drafted), tuple(ended)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sglang_parse import draft as draft_module
-from sglang_parse.draft import DraftModel, DraftRequest, StepPacer
+from sglang_parse.draft import DraftModel, DraftRequest, StepPacer, StopWatch
 from sglang_parse.draft_runner import plan_plain_decode
 
 VOCAB = 64
@@ -81,20 +82,81 @@ def test_lengths_on_the_host_are_those_on_the_device():
         assert batch.out_cache_loc.tolist() == [int(table[0, 2 + i]), int(table[1, 1])]
 
 
-@pytest.mark.parametrize(("interval", "looks"), [(1, 12), (4, 3), (8, 2), (100, 1)])
-def test_tokens_are_read_back_every_few_steps_alone(monkeypatch, interval, looks):
-    """Red if the loop waits for the device at every step."""
-    read_back = draft_module._read_back
-    calls = []
+@pytest.mark.parametrize(("interval", "looks"), [(1, 11), (4, 2), (8, 1), (100, 0)])
+def test_host_looks_every_few_steps_alone(monkeypatch, interval, looks):
+    """Red if the loop waits for the device at every step, or copies tokens in it."""
+    all_ended, calls = StopWatch.all_ended, []
 
-    def counted(columns, *args):
+    def counted(self, columns):
         calls.append(len(columns))
-        return read_back(columns, *args)
+        return all_ended(self, columns)
 
-    monkeypatch.setattr(draft_module, "_read_back", counted)
+    monkeypatch.setattr(StopWatch, "all_ended", counted)
+    read_back, copies = draft_module._read_back, []
+
+    def copied(columns, requests):
+        copies.append(len(columns))
+        return read_back(columns, requests)
+
+    monkeypatch.setattr(draft_module, "_read_back", copied)
     propose(CountingDraft(interval), [request(0, [1], 12)])
-    assert len(calls) == looks
-    assert sum(calls) == 12
+    assert calls == [interval * (i + 1) for i in range(looks)]
+    assert copies == [12]
+
+
+def test_stop_watch_equals_a_loop_over_tokens():
+    """Red if a draft counts as going on behind its stop token or its window, or as
+    ended for a stop token of another request."""
+    rng = random.Random(3)
+    for _ in range(200):
+        bs, interval = rng.randint(1, 4), rng.randint(1, 4)
+        requests = [
+            request(
+                i,
+                [1],
+                rng.randint(1, 12),
+                stop_ids=frozenset(rng.sample(range(20), rng.randint(0, 3))),
+            )
+            for i in range(bs)
+        ]
+        watch = StopWatch(requests, torch.device("cpu"))
+        rows = [[rng.randrange(20) for _ in range(12)] for _ in range(bs)]
+        columns = list(torch.tensor(rows).T)
+        for step in range(interval, 13, interval):
+            going = [
+                step < r.num_new and not r.stop_ids & set(row[:step])
+                for r, row in zip(requests, rows, strict=True)
+            ]
+            assert watch.all_ended(columns[:step]) == (not any(going))
+
+
+class FakeChain:
+    """Records the tokens a grammar is walked over, and where it masks."""
+
+    def __init__(self) -> None:
+        self.log: list = []
+
+    def mask_next(self, logits) -> None:
+        assert logits.shape == (1, VOCAB)
+        self.log.append("mask")
+
+    def advance(self, token: int) -> None:
+        self.log.append(token)
+
+
+def test_grammars_walk_over_every_drafted_token_and_no_other():
+    """Red if a grammar misses the last token (its mask is asked for behind it), walks
+    over a stop token or goes on behind its window."""
+    chains = [FakeChain(), FakeChain(), FakeChain()]
+    requests = [
+        request(0, [1], 2, grammar=chains[0]),
+        request(1, [9], 4, grammar=chains[1]),
+        request(2, [20], 4, grammar=chains[2], stop_ids=frozenset({22})),
+    ]
+    propose(CountingDraft(8), requests)
+    assert chains[0].log == ["mask", 2, "mask", 3]
+    assert chains[1].log == ["mask", 10, "mask", 11, "mask", 12, "mask", 13]
+    assert chains[2].log == ["mask", 21, "mask"]
 
 
 def test_loop_ends_at_the_first_look_after_all_have_stopped():
