@@ -23,7 +23,7 @@ from typing import Any
 from sglang_parse.bench.arms import make_hostile_draft
 from sglang_parse.bench.provenance import provenance
 from sglang_parse.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED, load_tokenizer
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.launch import ServerProcess, running
 from sglang_parse.load import encode_prompts, measure
@@ -46,6 +46,7 @@ def server_args(kind: str, hostile_path: Path) -> list[str]:
         return args
     draft = hostile_path if kind == "hostile" else DRAFT_PATH
     args += ["--speculative-draft-model-path", str(draft)]
+    args += ["--speculative-parse-config", str(CONFIG_PATH)]
     return [*args, "--speculative-algorithm", "PARSE"]
 
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from sglang_parse import draw
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.launch import ServerProcess, running
 from sglang_parse.load import Prompt, ask_with_report, encode_prompts, measure
@@ -60,8 +60,11 @@ def arm_args(options: DemoOptions) -> dict[str, list[str]]:
 
 
 def parse_args(options: DemoOptions) -> list[str]:
-    draft = ["--speculative-draft-model-path", options.draft]
-    return [*draft, "--speculative-algorithm", "PARSE"]
+    args = ["--speculative-draft-model-path", options.draft]
+    args += ["--speculative-algorithm", "PARSE"]
+    if options.target == str(TARGET_PATH):
+        args += ["--speculative-parse-config", str(CONFIG_PATH)]
+    return args
 
 
 def run_demo(options: DemoOptions) -> None:

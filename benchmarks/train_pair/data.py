@@ -87,7 +87,8 @@ def pick_errors(rng: random.Random, n: int, dense: bool) -> dict[int, str]:
         places = [k for k in range(1, n + 1) if rng.random() < 0.35]
         return {k: pick_kind(rng, DENSE_ODDS) for k in places}
     place = rng.randint(1, n + 1)
-    return {place: pick_kind(rng, ERROR_ODDS) if place <= n else "answer"}
+    last = rng.choice(("answer", "extra"))
+    return {place: pick_kind(rng, ERROR_ODDS) if place <= n else last}
 
 
 def pick_kind(rng: random.Random, odds: dict[str, int]) -> str:
@@ -134,7 +135,27 @@ def wrong_lines(
         written = render_step(problem, i, phrasing, **wrong)
         lines.append((written, render_step(problem, i, phrasing, **should)))
         shown = wrong["total"]
+    if "extra" in kinds.values():
+        lines.append(extra_line(problem, rng, style, shown, len(lines) + 1))
     return [*lines, answer_line(rng, shown, kinds, len(lines))]
+
+
+def extra_line(
+    problem: Problem, rng: random.Random, style: str, shown: int, place: int
+) -> Line:
+    """A step behind the last event, where the answer should stand; sums right."""
+    options = [
+        (verb, amount)
+        for verb in (*task.GAINS, *task.LOSSES)
+        for amount in range(1, task.MAX_AMOUNT + 1)
+        if in_range(shown + signed(verb, amount))
+    ]
+    verb, amount = rng.choice(options)
+    values = {"i": place, "prev": shown, "verb": verb, "amount": amount}
+    values["total"] = shown + signed(verb, amount)
+    phrasing = pick_phrasing(rng, style, place)
+    written = render_step(problem, len(problem.events), phrasing, **values)
+    return written, written.replace("Step", "Answer", 1)
 
 
 def answer_line(rng, shown: int, kinds: dict[int, str], steps: int) -> Line:

@@ -18,7 +18,13 @@ from benchmarks.train_pair.data import Examples, collate
 from benchmarks.train_pair.decode import generate
 from benchmarks.train_pair.export import load, load_head
 from benchmarks.train_pair.model import TinyLlama
-from benchmarks.train_pair.tokenizer import Encoder, judge_suffix, load_tokenizer
+from benchmarks.train_pair.tokenizer import (
+    QUESTION,
+    SHORT_QUESTION,
+    Encoder,
+    judge_suffix,
+    load_tokenizer,
+)
 from benchmarks.train_pair.train import sample
 from benchmarks.train_pair.train_head import accept_length, target_texts
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH, task
@@ -48,10 +54,14 @@ def answers(problems: list[Problem], texts: list[str]) -> Numbers:
 
 @torch.no_grad()
 def verdicts(
-    target: TinyLlama, encoder: Encoder, problems: list[Problem], texts: list[str]
+    target: TinyLlama,
+    encoder: Encoder,
+    problems: list[Problem],
+    texts: list[str],
+    question: str = SHORT_QUESTION,
 ) -> list[list[float]]:
     """P(Yes) / (P(Yes) + P(No)) after every segment of each text, in PARSE's layout."""
-    make, suffix = Examples(encoder), judge_suffix(encoder.tokenizer)
+    make, suffix = Examples(encoder), judge_suffix(encoder.tokenizer, question)
     yes_no = torch.tensor([encoder.ids("No")[0], encoder.ids("Yes")[0]])
     out: list[list[float]] = []
     for start in range(0, len(texts), 25):
@@ -185,8 +195,8 @@ def report(n: int, target_path: Path, draft_path: Path) -> Numbers:
     greedy = sample(draft, encoder, problems)
     warm = sample(draft, encoder, problems, temperature=1.0)
     own = sample(target, encoder, problems)
-    score: Callable = lambda texts: judge(  # noqa: E731
-        problems, texts, verdicts(target, encoder, problems, texts)
+    score: Callable = lambda texts, question=SHORT_QUESTION: judge(  # noqa: E731
+        problems, texts, verdicts(target, encoder, problems, texts, question)
     )
     ids = torch.tensor([encoder.prompt(problems[0].prompt)])
     pairs = ((target_path, target), (draft_path, draft))
@@ -201,6 +211,8 @@ def report(n: int, target_path: Path, draft_path: Path) -> Numbers:
         "draft_temperature_1": answers(problems, warm),
         "judge_draft_greedy": score(greedy),
         "judge_draft_temperature_1": score(warm),
+        "judge_draft_greedy_long_question": score(greedy, QUESTION),
+        "judge_draft_temperature_1_long_question": score(warm, QUESTION),
         "judge_target_own": score(own),
         "judge_gold_draft_style": score([task.render_answer(p, "B") for p in problems]),
     }

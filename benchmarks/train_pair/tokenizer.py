@@ -11,6 +11,7 @@ from sglang_parse.embedded.task import make_problems, render_answer
 
 IM_START, IM_END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 QUESTION = "Is everything so far correct? Answer Yes or No."
+SHORT_QUESTION = "Is everything correct?"
 GENERAL = (
     "system\nuser\nassistant\nYes\nNo\nTrue\nFalse\n"
     "You are a careful and helpful assistant. Work step by step.\n"
@@ -60,12 +61,14 @@ def _corpus() -> list[str]:
     return texts
 
 
-def judge_suffix(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def judge_suffix(
+    tokenizer: PreTrainedTokenizerFast, question: str = QUESTION
+) -> list[int]:
     """Tokens from the end of a cut answer to the open assistant turn of the judge."""
     messages = [
         {"role": "user", "content": "U"},
         {"role": "assistant", "content": "CUT"},
-        {"role": "user", "content": QUESTION},
+        {"role": "user", "content": question},
     ]
     text = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True

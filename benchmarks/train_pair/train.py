@@ -22,7 +22,12 @@ from benchmarks.train_pair.data import (
 )
 from benchmarks.train_pair.decode import generate
 from benchmarks.train_pair.model import Muon, TinyLlama
-from benchmarks.train_pair.tokenizer import Encoder, judge_suffix
+from benchmarks.train_pair.tokenizer import (
+    QUESTION,
+    SHORT_QUESTION,
+    Encoder,
+    judge_suffix,
+)
 from sglang_parse.embedded import task
 
 logger = logging.getLogger(__name__)
@@ -83,6 +88,11 @@ class Probes(nn.Module):
         return total
 
 
+def max_tokens(steps: int) -> int:
+    """Longest prompt with its right answer."""
+    return 25 + 21 * steps
+
+
 class BatchMaker:
     """Batches of one step count, so that little is padding."""
 
@@ -91,14 +101,20 @@ class BatchMaker:
         self.rng = random.Random(stage.seed)
         self.problems = ProblemStream(stage.seed + 1)
         self.examples = Examples(encoder)
-        self.suffix = judge_suffix(encoder.tokenizer)
+        self.suffixes = [
+            judge_suffix(encoder.tokenizer, question)
+            for question in (QUESTION, SHORT_QUESTION)
+        ]
 
     def batch(self) -> Batch:
         s, rng = self.stage, self.rng
         n = rng.choices(list(STEP_ODDS), list(STEP_ODDS.values()))[0]
         examples = [self.example(n) for _ in range(s.batch)]
         judged = [judged_prefixes(rng, ex, s.suffixes) for ex in examples]
-        return collate(examples, self.suffix, judged, width=-(-(25 + 21 * n) // 8) * 8)
+        suffix = rng.choice(self.suffixes) if s.suffixes else []
+        is_long = any(len(e.prompt) + len(e.answer) > max_tokens(n) for e in examples)
+        width = max_tokens(n + 1) if is_long else max_tokens(n)
+        return collate(examples, suffix, judged, width=-(-width // 8) * 8)
 
     def example(self, n: int) -> Example:
         s, rng = self.stage, self.rng

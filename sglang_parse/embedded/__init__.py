@@ -5,3 +5,5 @@ from pathlib import Path
 TARGET_PATH = Path(__file__).parent / "target"
 DRAFT_PATH = Path(__file__).parent / "draft"
 HEAD_PATH = Path(__file__).parent / "head"
+# For --speculative-parse-config: the shorter of the two questions it was trained on.
+CONFIG_PATH = Path(__file__).parent / "parse.json"

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from sglang_parse import cli, demo, doctor
+from sglang_parse.config import ParseConfig
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.summary import RequestResult, summarise
 
@@ -159,3 +160,13 @@ def test_composed_demo_has_two_more_arms():
         assert has_draft == (name == "parse-eagle3")
         at = arms[name].index("--speculative-parse-eagle-model-path")
         assert arms[name][at + 1] == "/h"
+
+
+def test_demo_asks_the_shipped_pair_its_short_question():
+    """Red if the question the pair was trained on is given to another target, or the
+    shipped file is not one that `--speculative-parse-config` reads."""
+    args = demo.parse_args(demo.DemoOptions())
+    path = args[args.index("--speculative-parse-config") + 1]
+    assert ParseConfig.from_sources(path=path).judge_suffix == "Is everything correct?"
+    other = demo.parse_args(demo.DemoOptions(target="/other"))
+    assert "--speculative-parse-config" not in other
