@@ -224,7 +224,7 @@ def _read_back(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
     """Tokens of each draft up to its window or stop token, and whether it stopped.
 
-    The only device-to-host copy of drafted tokens.
+    The only device-to-host copy of drafted tokens, but for those of grammars.
     """
     drafted, ended = [], []
     rows = torch.stack(list(columns), dim=1).tolist()
