@@ -96,9 +96,10 @@ _ALL = (
     Arm("parse-eagle3", {"main": "parse-eagle3"}, "PARSE + exact tail + EAGLE-3"),
 )
 ARMS = {arm.name: arm for arm in _ALL}
+UNSPECULATIVE_KINDS = ("target", "draft")
 GPU_KINDS = ("standalone", "sglang-eagle3")
 HEAD_KINDS = ("sglang-eagle3", "eagle3", "parse-eagle3")
-KINDS = ("target", "draft", "parse", "standalone", *HEAD_KINDS)
+KINDS = (*UNSPECULATIVE_KINDS, "parse", "standalone", *HEAD_KINDS)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,12 @@ def add_commands(commands: Any) -> None:
     bench.add_argument(
         "--out", type=Path, metavar="FOLDER", help="instead of the file's `out`"
     )
+    bench.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="instead of the file's `repeats`; those that are finished stay",
+    )
     bench.set_defaults(command=bench_command)
 
     tune = commands.add_parser(
@@ -59,7 +65,7 @@ def bench_command(args: argparse.Namespace) -> int:
     # Leave by an exception, so that the servers are stopped.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _interrupt)
-    path = run_benchmark(load_config(args.config, args.out))
+    path = run_benchmark(load_config(args.config, args.out, args.repeats))
     print(f"Report: {path}")
     return 0
 

@@ -69,9 +69,11 @@ class BenchConfig:
 
     server_args: flags of every server of every arm. model_cpus: cores shared by the
     processes that run the models of an arm, however many servers it has; () leaves
-    them alone. boot_together: arms whose servers start side by side; they are measured
-    one after the other. step_stop: ends a step of the sequential arm. judge:
-    OpenAI-compatible endpoint {url, model} that rates open answers.
+    them alone. repeats: whole runs one after the other, each on fresh servers.
+    boot_together: arms whose servers start side by side; they are measured one after
+    the other, and models alone are served once for all of them. step_stop: ends a step
+    of the sequential arm. judge: OpenAI-compatible endpoint {url, model} that rates
+    open answers.
     """
 
     out: Path
@@ -129,8 +131,10 @@ class BenchConfig:
         )
 
 
-def load_config(path: Path, out: Path | None = None) -> BenchConfig:
-    """Read a YAML file. out: where results go, instead of the file's own `out`.
+def load_config(
+    path: Path, out: Path | None = None, repeats: int | None = None
+) -> BenchConfig:
+    """Read a YAML file. out, repeats: instead of the file's own.
 
     Raises ValueError with one sentence that names the file and the field.
     """
@@ -143,6 +147,8 @@ def load_config(path: Path, out: Path | None = None) -> BenchConfig:
         config = read_config(raw)
     except (ValueError, TypeError) as e:
         raise ValueError(f"{path}: {e}") from e
+    if repeats is not None:
+        config = dataclasses.replace(config, repeats=repeats)
     return dataclasses.replace(config, out=out) if out else config
 
 

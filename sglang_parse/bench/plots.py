@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 from sglang_parse.bench.stats import reliability, roc_points  # noqa: E402
-from sglang_parse.bench.summary import BASELINE, Figures  # noqa: E402
+from sglang_parse.bench.summary import BASELINE, Figures, Ratio  # noqa: E402
 
 # The same figures give the same file.
 matplotlib.rcParams.update({"svg.hashsalt": "sglang-parse", "svg.fonttype": "none"})
@@ -46,7 +46,7 @@ def _save(folder: Path, name: str, figure: Any) -> str:
 
 
 def speedup_plot(rows: Sequence[Figures]) -> Any:
-    """Answers per second over the target's, with intervals, by concurrency."""
+    """Answers per second over the target's, by concurrency; whiskers: see spread."""
     figure, axes = plt.subplots(figsize=(8, 4.5))
     arms = [a for a in dict.fromkeys(f.arm for f in rows) if a != BASELINE]
     levels = sorted({f.concurrency for f in rows})
@@ -56,7 +56,7 @@ def speedup_plot(rows: Sequence[Figures]) -> Any:
             for f in rows:
                 if (f.arm, f.concurrency) != (arm, concurrency) or not f.answer_ratio:
                     continue
-                ratio, low, high = f.answer_ratio
+                ratio, low, high = spread(f.answer_ratio, f.ratio_by_repeat)
                 axes.bar(
                     place + (k - (len(levels) - 1) / 2) * width,
                     ratio,
@@ -71,6 +71,12 @@ def speedup_plot(rows: Sequence[Figures]) -> Any:
     handles = [plt.Rectangle((0, 0), 1, 1, color=f"C{k}") for k in range(len(levels))]
     axes.legend(handles, [f"concurrency {c}" for c in levels])
     return figure
+
+
+def spread(ratio: Ratio, by_repeat: Sequence[float]) -> Ratio:
+    """The interval over items, wide enough to hold every repeat."""
+    value, low, high = ratio
+    return value, min([low, *by_repeat]), max([high, *by_repeat])
 
 
 def time_plot(rows: Sequence[Figures]) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from sglang_parse.bench.arms import (
+    UNSPECULATIVE_KINDS,
     Arm,
     arm_draft,
     model_path,
@@ -59,13 +60,10 @@ def run_benchmark(config: BenchConfig) -> Path:
     chat = Chat(tokenizer, config.chat_template)
     total = sum(cell.num_items for cell in pending)
     with tqdm(total=total, unit="req", disable=not total) as bar:
-        names = dict.fromkeys(cell.arm for cell in pending)
-        arms = [arm for arm in config.arms if arm.name in names]
-        for start in range(0, len(arms), config.boot_together):
-            batch = arms[start : start + config.boot_together]
+        for batch, todo in batches(config, pending):
             bar.set_description(f"starting {', '.join(a.name for a in batch)}")
             with arm_servers(batch, config) as urls:
-                for arm, cell in itertools.product(batch, pending):
+                for arm, cell in itertools.product(batch, todo):
                     if cell.arm != arm.name:
                         continue
                     bar.set_description(cell.name)
@@ -147,6 +145,22 @@ def plan_cells(
     return cells
 
 
+def batches(
+    config: BenchConfig, pending: Sequence[Cell]
+) -> Iterator[tuple[list[Arm], list[Cell]]]:
+    """Arms whose servers are up together, with the cells to measure on them.
+
+    Repeats are apart in time, each with servers of its own: they show what another
+    hour on the machine gives.
+    """
+    for repeat in range(config.repeats):
+        todo = [cell for cell in pending if cell.repeat == repeat]
+        names = {cell.arm for cell in todo}
+        arms = [arm for arm in config.arms if arm.name in names]
+        for start in range(0, len(arms), config.boot_together):
+            yield arms[start : start + config.boot_together], todo
+
+
 def settings(config: BenchConfig) -> dict[str, Any]:
     """What all cells of a run share, as part of their spec."""
     names = (
@@ -185,10 +199,13 @@ def arm_servers(
 ) -> Iterator[dict[str, dict[str, str]]]:
     """Fresh servers of some arms, started side by side; yields urls by arm and role.
 
-    Their logs stay if one fails.
+    A model alone is served once for all of these arms: such a server keeps nothing
+    from one cell to the next but its radix cache, which is flushed. Logs stay if a
+    server fails.
     """
     logs = Path(tempfile.mkdtemp(prefix="sglang-parse-bench-"))
     servers: dict[tuple[str, str], ServerProcess] = {}
+    alone: dict[tuple[str, ...], ServerProcess] = {}
     for arm in arms:
         draft = arm_draft(arm, config.models)
         for role, kind in arm.servers.items():
@@ -201,9 +218,15 @@ def arm_servers(
                 judging=config.judging_flags,
             )
             name = f"{arm.name}-{role}"
-            servers[arm.name, role] = make_server(flags, name, logs / f"{name}.log")
-    with running(list(servers.values())):
-        pin_models(list(servers.values()), config.model_cpus)
+            server = alone.get(tuple(flags)) or make_server(
+                flags, name, logs / f"{name}.log"
+            )
+            servers[arm.name, role] = server
+            if kind in UNSPECULATIVE_KINDS:
+                alone[tuple(flags)] = server
+    started = list(dict.fromkeys(servers.values()))
+    with running(started):
+        pin_models(started, config.model_cpus)
         yield {
             arm.name: {role: servers[arm.name, role].url for role in arm.servers}
             for arm in arms

@@ -21,12 +21,14 @@ from fake_sglang import (
     slips,
 )
 
+from sglang_parse import cli
 from sglang_parse.bench import run
 from sglang_parse.bench.arms import ARMS, Models, make_hostile_draft, refusal
 from sglang_parse.bench.cells import CellStore
 from sglang_parse.bench.config import load_config
 from sglang_parse.bench.datasets import load_items
 from sglang_parse.bench.grade import grade_cell, prefix_is_valid
+from sglang_parse.bench.plots import spread
 from sglang_parse.bench.procedures import (
     Client,
     Round,
@@ -403,6 +405,53 @@ def test_arms_that_boot_together_are_measured_one_by_one(fakes, tmp_path):
     # Warm-up and problems, each server its own arm's.
     assert [len(server.bodies) for _, _, server in fakes] == [12 + 8] * 2
     assert "| parse |" in report.read_text()
+
+
+def test_models_alone_are_served_once_for_arms_that_boot_together(fakes, tmp_path):
+    """Red if each arm of a batch boots the stock target anew, or PARSE arms share."""
+    text = (
+        CONFIG[: CONFIG.index("sweep:")]
+        .replace("[1, 3]", "[3]")
+        .replace("[target, parse]", "[target, draft, sequential, parse, parse-no-tail]")
+    )
+    config = load_config(write_config(tmp_path, text + "boot_together: 5\n"))
+    with run.arm_servers(config.arms, config) as urls:
+        names = [name for name, _, _ in fakes]
+    assert names == ["target-main", "draft-main", "parse-main", "parse-no-tail-main"]
+    assert urls["sequential"] == {
+        "draft": urls["draft"]["main"],
+        "target": urls["target"]["main"],
+    }
+    assert urls["parse"] != urls["parse-no-tail"]
+
+
+def test_repeats_asked_for_later_are_added_on_fresh_servers(fakes, tmp_path):
+    """Red if finished repeats are measured anew, or the report hides their range."""
+    path = write_config(tmp_path)
+    run_benchmark(load_config(path))
+    out = tmp_path / "out"
+    first = {p: p.read_bytes() for p in out.rglob("*.gz")}
+    assert cli.main(["bench", str(path), "--repeats", "3"]) == 0
+    servers = ["target-main", "parse-main"]
+    assert [name for name, _, _ in fakes] == servers * 3
+    assert all(p.read_bytes() == data for p, data in first.items())
+    # The sweep is not repeated.
+    assert len(list(out.rglob("*.gz"))) == len(first) + 2 * 4
+    figures = json.loads((out / "summary.json").read_text())["figures"]
+    (one,) = (
+        f
+        for f in figures
+        if (f["arm"], f["concurrency"], f["is_sweep"]) == ("parse", 1, False)
+    )
+    ratios = one["ratio_by_repeat"]
+    assert len(ratios) == 3 and one["figures"]["problems"] == 36
+    assert f"; {min(ratios):.2f}-{max(ratios):.2f} |" in (out / "report.md").read_text()
+
+
+def test_whiskers_hold_the_interval_and_every_repeat():
+    assert spread((2.0, 1.9, 2.1), ()) == (2.0, 1.9, 2.1)
+    assert spread((2.0, 1.9, 2.1), (1.5, 2.05)) == (2.0, 1.5, 2.1)
+    assert spread((2.0, 1.9, 2.1), (1.95, 2.4)) == (2.0, 1.9, 2.4)
 
 
 def test_an_arm_may_have_its_own_concurrency(tmp_path):
