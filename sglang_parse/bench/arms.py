@@ -99,6 +99,7 @@ ARMS = {arm.name: arm for arm in _ALL}
 UNSPECULATIVE_KINDS = ("target", "draft")
 GPU_KINDS = ("standalone", "sglang-eagle3")
 HEAD_KINDS = ("sglang-eagle3", "eagle3", "parse-eagle3")
+JUDGING_KINDS = ("parse", "parse-eagle3")
 KINDS = (*UNSPECULATIVE_KINDS, "parse", "standalone", *HEAD_KINDS)
 
 

@@ -20,6 +20,8 @@ from typing import Any
 from tqdm import tqdm
 
 from sglang_parse.bench.arms import (
+    JUDGING_KINDS,
+    SHUFFLED,
     UNSPECULATIVE_KINDS,
     Arm,
     arm_draft,
@@ -89,6 +91,8 @@ def check_arms(config: BenchConfig) -> None:
         reason = refusal(arm, config.models, has_gpu=has_gpu)
         if reason:
             raise ValueError(reason)
+        if arm.draft == SHUFFLED:
+            arm_draft(arm, config.models)
 
 
 def data_sets(config: BenchConfig) -> list[DataSetSpec]:
@@ -338,7 +342,7 @@ def make_client(job: Job, session: Any) -> Client:
     """The client of a cell's arm, with the options of the arm and of the cell."""
     arm, config = job.arm, job.config
     options = {**arm.options, **job.cell.options}
-    if arm.servers.get("main") == "parse":
+    if arm.servers.get("main") in JUDGING_KINDS:
         options["parse_report"] = True
     judge = JudgePrompt((0,), ((0, 1),), False)  # asked by the server, not by us
     if arm.procedure == "sequential":

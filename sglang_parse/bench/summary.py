@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,12 @@ from sglang_parse.bench.stats import (
     paired_difference,
     speed_ratio,
 )
-from sglang_parse.summary import ArmSummary, RequestResult, summarise
+from sglang_parse.summary import (
+    ArmSummary,
+    RequestResult,
+    summarise,
+    wilson_interval,
+)
 
 BASELINE = "target"
 Ratio = tuple[float, float, float]
@@ -36,13 +42,18 @@ class Graded:
 
 @dataclass(frozen=True)
 class Figures:
-    """One arm, data set and concurrency, its repeats pooled; None: not measured.
+    """One arm, data set and concurrency; None: not measured.
 
-    figures: see summary.ArmSummary. answer_ratio, token_ratio: (ratio, low, high) of
-    answers and of output tokens per second to the baseline on the same items.
-    ratio_by_repeat: answer ratios one repeat at a time. accept_length: output tokens
-    per decode pass of the target. kept_share: drafted tokens that stayed. rating: of
-    open answers, 1 to 10. scores, valid: verdicts that have gold.
+    Repeats ask the same items again, so they make no sample larger: an item is right
+    if it is in every repeat, and its time and tokens are its means over them, also
+    under the intervals. Latency quantiles are of all requests.
+
+    figures: see summary.ArmSummary; its problems are items. answer_ratio, token_ratio:
+    (ratio, low, high) of answers and of output tokens per second to the baseline on the
+    same items. ratio_by_repeat: answer ratios one repeat at a time. accept_length:
+    output tokens per decode pass of the target. kept_share: drafted tokens (draft
+    model, head, client) that stayed. rating: of open answers, 1 to 10. scores, valid:
+    verdicts that have gold.
     """
 
     arm: str
@@ -94,15 +105,20 @@ def _figures(
 ) -> Figures:
     cell = group[0].cell
     turns = [a for g in group for answers in g.result.answers for a in answers]
-    results = [r for g in group for r in request_results(g)]
+    results = [r for g in group for r in request_results(g).values()]
     wall_s = sum(g.result.wall_s for g in group)
     correct = [c for g in group for c in g.grades["correct"]]
     judged = [row for g in group for row in g.grades["judged"]]
     ratings = [r for g in group for r in g.grades["ratings"] or () if r is not None]
-    limit = cell.options.get("parse_threshold", threshold)
-    pairs = _pairs(group, base)
+    arm_options = cell.spec["arm"]["options"]
+    limit = {**arm_options, **cell.options}.get("parse_threshold", threshold)
+    repeats = list(zip(group, base, strict=False))
+    pairs = _pairs([g for g, _ in repeats], [b for _, b in repeats])
     is_graded = all(c is not None for c in correct)
     is_base = group is base
+    items = list(over_repeats(group).values())
+    num_right = sum(r.correct for r in items)
+    low, high = wilson_interval(num_right, len(items))
     return Figures(
         arm=cell.arm,
         options=options_label(cell.options),
@@ -112,6 +128,10 @@ def _figures(
         is_graded=is_graded,
         figures=dataclasses.replace(
             summarise(cell.arm, cell.concurrency, results, wall_s),
+            problems=len(items),
+            accuracy=num_right / len(items),
+            accuracy_low=low,
+            accuracy_high=high,
             kept_per_pass=None,
         ),
         tokens_per_answer=sum(r.num_tokens for r in results) / len(results),
@@ -120,7 +140,7 @@ def _figures(
         token_ratio=_ratio(pairs, lambda r: r.num_tokens),
         ratio_by_repeat=tuple(
             ratio[0]
-            for one, other in zip(group, base, strict=False)
+            for one, other in repeats
             if (ratio := _ratio(_pairs([one], [other]), lambda r: 1.0))
         ),
         accept_length=_accept_length(turns),
@@ -139,36 +159,57 @@ def _judge(judged: Sequence[Sequence[Any]], threshold: float) -> JudgeQuality:
     return judge_quality(scores, valid, first_invalid, threshold)
 
 
-def request_results(one: Graded) -> list[RequestResult]:
-    """Per item: its turns' times and tokens added up, the first turn's first token."""
-    rows = []
-    for answers, correct in zip(one.result.answers, one.grades["correct"], strict=True):
+def request_results(one: Graded) -> dict[str, RequestResult]:
+    """By item: its turns' times and tokens added up, the first turn's first token."""
+    rows = {}
+    for item, answers, correct in zip(
+        one.result.ids, one.result.answers, one.grades["correct"], strict=True
+    ):
         passes = sum(a.target_passes for a in answers)
-        rows.append(
-            RequestResult(
-                text=answers[-1].text,
-                token_ids=answers[-1].token_ids,
-                num_tokens=sum(a.num_tokens for a in answers),
-                correct=bool(correct),
-                latency_s=sum(a.latency_s for a in answers),
-                ttft_s=answers[0].ttft_s,
-                report={"target_passes": passes, "kept_tokens": 0},
-            )
+        rows[item] = RequestResult(
+            text=answers[-1].text,
+            token_ids=answers[-1].token_ids,
+            num_tokens=sum(a.num_tokens for a in answers),
+            correct=bool(correct),
+            latency_s=sum(a.latency_s for a in answers),
+            ttft_s=answers[0].ttft_s,
+            report={"target_passes": passes, "kept_tokens": 0},
         )
     return rows
 
 
-Pair = tuple[RequestResult, RequestResult]
+@dataclass(frozen=True)
+class ItemResult:
+    """An item over all repeats: right in each, and means."""
+
+    correct: bool
+    num_tokens: float
+    latency_s: float
+
+
+def over_repeats(group: Sequence[Graded]) -> dict[str, ItemResult]:
+    """By item, of those that every repeat has."""
+    repeats = [request_results(g) for g in group]
+    found = {}
+    for item in repeats[0] if repeats else ():
+        rows = [r[item] for r in repeats if item in r]
+        if len(rows) == len(repeats):
+            found[item] = ItemResult(
+                correct=all(r.correct for r in rows),
+                num_tokens=statistics.fmean(r.num_tokens for r in rows),
+                latency_s=statistics.fmean(r.latency_s for r in rows),
+            )
+    return found
+
+
+Pair = tuple[ItemResult, ItemResult]
 
 
 def _pairs(group: Sequence[Graded], base: Sequence[Graded]) -> list[Pair]:
-    """Answers of the group and of the baseline to the same items, repeat by repeat."""
-    pairs = []
-    for one, other in zip(group, base, strict=False):
-        theirs = dict(zip(other.result.ids, request_results(other), strict=True))
-        ours = zip(one.result.ids, request_results(one), strict=True)
-        pairs += [(r, theirs[i]) for i, r in ours if i in theirs]
-    return pairs
+    """The group's and the baseline's results of the same items."""
+    theirs = over_repeats(base)
+    ours = over_repeats(group).items()
+    return [(mine, theirs[item]) for item, mine in ours if item in theirs]
 
 
 def _difference(pairs: Sequence[Pair]) -> PairedDifference | None:
@@ -201,6 +242,7 @@ def _accept_length(turns: Sequence[Answer]) -> float | None:
 
 
 def _kept_share(turns: Sequence[Answer]) -> float | None:
-    num_drafted = sum(a.counters.get("draft_tokens", 0) for a in turns)
+    names = ("draft_tokens", "eagle_draft_tokens", "client_tokens")
+    num_drafted = sum(a.counters.get(name, 0) for a in turns for name in names)
     num_kept = sum(a.counters.get("kept_tokens", 0) for a in turns)
     return num_kept / num_drafted if num_drafted else None

@@ -51,8 +51,9 @@ def report_text(
     parts = [
         "# Benchmark report\n",
         "Ratios and differences are to the arm `target` on the same items. Answers/s "
-        "ratio: with its 95% paired bootstrap interval over items (the range over "
-        "repeats where there are several). Difference: in points, with the 95% score "
+        "ratio: with its 95% paired bootstrap interval over items; behind it, where "
+        "there are repeats, their lowest and highest ratio. An item is right if it is "
+        "in every repeat. Difference: in points, with the 95% score "
         "interval of paired shares and McNemar's exact p.\n",
     ]
     for dataset, concurrency in dict.fromkeys((f.dataset, f.concurrency) for f in main):
@@ -164,7 +165,7 @@ TIME_COLUMNS: dict[str, Column] = {
 WORK_COLUMNS: dict[str, Column] = {
     "arm": _arm,
     "tokens/answer": lambda f: _number(f.tokens_per_answer, 1),
-    "target passes/answer": lambda f: _number(f.figures.passes_per_answer, 1),
+    "target passes/answer": lambda f: _number(f.figures.passes_per_answer),
     "accept length": lambda f: _number(f.accept_length),
     "draft tokens kept %": lambda f: _percent(f.kept_share),
 }
@@ -184,7 +185,7 @@ SWEEP_COLUMNS: dict[str, Column] = {
     "difference, points": _difference,
     "answers/s ratio": _answer_ratio,
     "kept %": lambda f: _percent(f.kept_share),
-    "passes/answer": lambda f: _number(f.figures.passes_per_answer, 1),
+    "passes/answer": lambda f: _number(f.figures.passes_per_answer),
     "false accept %": lambda f: _percent(f.judge.false_accept if f.judge else None),
     "false reject %": lambda f: _percent(f.judge.false_reject if f.judge else None),
 }

@@ -23,13 +23,14 @@ from fake_sglang import (
 
 from sglang_parse import cli
 from sglang_parse.bench import run
-from sglang_parse.bench.arms import ARMS, Models, make_hostile_draft, refusal
-from sglang_parse.bench.cells import CellStore
+from sglang_parse.bench.arms import ARMS, Models, arm_draft, make_hostile_draft, refusal
+from sglang_parse.bench.cells import Cell, CellResult, CellStore
 from sglang_parse.bench.config import load_config
 from sglang_parse.bench.datasets import load_items
 from sglang_parse.bench.grade import grade_cell, prefix_is_valid
 from sglang_parse.bench.plots import spread
 from sglang_parse.bench.procedures import (
+    Answer,
     Client,
     Round,
     cascade,
@@ -38,6 +39,12 @@ from sglang_parse.bench.procedures import (
     sequential,
 )
 from sglang_parse.bench.run import Chat, load_set, plan_cells, run_benchmark
+from sglang_parse.bench.summary import (
+    Graded,
+    ItemResult,
+    over_repeats,
+    summarise_cells,
+)
 from sglang_parse.embedded import DRAFT_PATH, task
 from sglang_parse.load import LoadError, open_session
 
@@ -57,6 +64,7 @@ sweep:
   grid: [{{parse_threshold: [0.5, 0.9]}}]
 """
 CHAT = Chat(CharTokenizer(), {})
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 PROBLEMS = task.make_problems(12, 64)
 
 
@@ -444,8 +452,104 @@ def test_repeats_asked_for_later_are_added_on_fresh_servers(fakes, tmp_path):
         if (f["arm"], f["concurrency"], f["is_sweep"]) == ("parse", 1, False)
     )
     ratios = one["ratio_by_repeat"]
-    assert len(ratios) == 3 and one["figures"]["problems"] == 36
+    assert len(ratios) == 3 and one["figures"]["problems"] == 12
     assert f"; {min(ratios):.2f}-{max(ratios):.2f} |" in (out / "report.md").read_text()
+
+
+def graded_cell(repeat, rows, arm="parse", options=None, **answer):
+    """A measured and graded cell; rows: (right, tokens, seconds) per item."""
+    made = [
+        Answer(**{**EMPTY, **answer, "num_tokens": n, "latency_s": s})
+        for _, n, s in rows
+    ]
+    spec = {"arm": {"options": options or {}}}
+    cell = Cell(arm, "embedded", 1, repeat, len(rows), spec)
+    ids = tuple(f"i{k}" for k in range(len(rows)))
+    result = CellResult(cell, {}, ids, tuple((a,) for a in made), 1.0)
+    judged = [[0.6, True, False], [0.8, False, True]]
+    correct = [right for right, _, _ in rows]
+    return Graded(result, {"correct": correct, "ratings": None, "judged": judged})
+
+
+EMPTY = {"text": "", "token_ids": (), "ttft_s": 0.1, "target_passes": 1}
+ROWS = [(k % 5 > 0, 10 + k, 1 + k / 7) for k in range(20)]
+BASE = [(True, 12 + k, 3.0 + k % 3) for k in range(20)]
+
+
+def test_repeats_of_the_same_items_narrow_no_interval():
+    """Red if a repeat counts as new problems: three copies would look like 60."""
+
+    def figures(num):
+        cells = [graded_cell(r, BASE, "target") for r in range(num)]
+        cells += [graded_cell(r, ROWS) for r in range(num)]
+        return summarise_cells(cells, 0.5)[1]
+
+    once, thrice = figures(1), figures(3)
+    names = ("difference", "answer_ratio", "token_ratio", "tokens_per_answer")
+    assert all(getattr(once, n) == pytest.approx(getattr(thrice, n)) for n in names[1:])
+    assert once.difference == thrice.difference
+    for name in ("problems", "accuracy", "accuracy_low", "accuracy_high"):
+        assert getattr(once.figures, name) == getattr(thrice.figures, name)
+    assert len(thrice.ratio_by_repeat) == 3
+
+
+def test_item_is_right_if_it_is_in_every_repeat_and_its_time_a_mean():
+    rows = [[(True, 10, 1.0), (True, 20, 4.0)], [(False, 14, 3.0), (True, 20, 2.0)]]
+    cells = [graded_cell(r, one) for r, one in enumerate(rows)]
+    assert over_repeats(cells) == {
+        "i0": ItemResult(False, 12, 2.0),
+        "i1": ItemResult(True, 20, 3.0),
+    }
+    (figures,) = summarise_cells(cells, 0.5)
+    assert figures.figures.accuracy == 0.5 and figures.answer_ratio is None
+
+
+def test_arms_own_threshold_decides_what_its_verdicts_were():
+    def quality(options):
+        (f,) = summarise_cells([graded_cell(0, ROWS, options=options)], 0.5)
+        return f.judge.false_accept, f.judge.false_reject
+
+    assert quality({}) == (1, 0)
+    assert quality({"parse_threshold": 0.7}) == (1, 1)
+    assert quality({"parse_threshold": 0.9}) == (0, 1)
+
+
+def test_share_of_drafts_kept_counts_every_drafter():
+    """Red if what the head drafted is in what was kept and not in what was drafted."""
+    counters = {"draft_tokens": 6, "eagle_draft_tokens": 4, "kept_tokens": 8}
+    (f,) = summarise_cells([graded_cell(0, ROWS, counters=counters)], 0.5)
+    assert f.kept_share == 0.8
+
+
+@pytest.mark.parametrize("arm", ["parse", "parse-eagle3", "target", "eagle3"])
+def test_verdicts_are_asked_of_the_arms_that_give_some(arm, tmp_path):
+    text = CONFIG[: CONFIG.index("sweep:")].replace("parse]", f"{arm}]")
+    text = text.replace("target, target", "target") + "eagle: embedded:head\n"
+    config = load_config(write_config(tmp_path, text))
+    items = {s: load_set(config, s) for s in run.data_sets(config)}
+    cell = next(c for c in plan_cells(config, items) if c.arm == arm)
+    job = run.Job(cell, ARMS[arm], config, items[config.datasets[0]], {}, CHAT)
+    options = run.make_client(job, None).options
+    assert options.get("parse_report", False) == (arm in ("parse", "parse-eagle3"))
+
+
+@pytest.mark.parametrize("name", ["embedded", "passes", "paper"])
+def test_shipped_configs_are_refused_up_front_or_not_at_all(name, monkeypatch):
+    """Red if an arm of ours fails only when its server is to start, hours later."""
+    monkeypatch.setattr(run, "gpu_names", lambda: ["a card"])
+    config = load_config(CONFIGS / f"{name}.yaml")
+    run.check_arms(config)
+    for arm in config.arms:
+        arm_draft(arm, config.models)
+
+
+def test_draft_that_cannot_be_shuffled_is_refused_before_anything_starts(tmp_path):
+    text = CONFIG.replace("draft: embedded:draft", "draft: some-hub/model")
+    config = load_config(
+        write_config(tmp_path, text.replace("parse]", "parse, hostile]"))
+    )
+    with pytest.raises(ValueError, match="'some-hub/model' cannot be shuffled"):
+        run_benchmark(config)
 
 
 def test_whiskers_hold_the_interval_and_every_repeat():
