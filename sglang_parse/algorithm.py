@@ -36,6 +36,13 @@ _REFUSED = (
     ("enable_hierarchical_cache", bool, "--enable-hierarchical-cache", "off"),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "off"),
     ("enable_mixed_chunk", bool, "--enable-mixed-chunk", "off"),
+    # Its grammars cannot go back over a rejected draft.
+    (
+        "grammar_backend",
+        lambda v: v == "outlines",
+        "--grammar-backend",
+        "xgrammar, llguidance or none",
+    ),
     ("speculative_adaptive", bool, "--speculative-adaptive", "off"),
     ("skip_tokenizer_init", bool, "--skip-tokenizer-init", "off"),
 )

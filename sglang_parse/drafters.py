@@ -64,15 +64,23 @@ class Drafter(Protocol):
 
 
 def pending_drafts(turn: Turn) -> list[RoundDraft]:
-    """What the requests have to be judged without anybody drafting."""
-    return [
-        RoundDraft(
-            s.pending[:w],
-            s.pending_ended and len(s.pending) <= w,
-            num_client=min(w, s.num_client),
+    """What the requests have to be judged without anybody drafting, as far as their
+    grammars allow it."""
+    drafts = []
+    for state, window, chain in zip(
+        turn.states, turn.windows, turn.chains, strict=True
+    ):
+        tokens = state.pending[:window]
+        if chain is not None:
+            tokens = tokens[: chain.walk(tokens)]
+        drafts.append(
+            RoundDraft(
+                tokens,
+                state.pending_ended and len(tokens) == len(state.pending),
+                num_client=min(len(tokens), state.num_client),
+            )
         )
-        for s, w in zip(turn.states, turn.windows, strict=True)
-    ]
+    return drafts
 
 
 class ModelDrafter:
@@ -87,16 +95,11 @@ class ModelDrafter:
         orders = self._orders(turn, drafts)
         if not orders:
             return drafts
-        try:
-            proposal = self.model.propose(
-                orders,
-                table=self.slots.table,
-                sampling_info=turn.batch.sampling_info,
-            )
-        finally:
-            for order in orders:
-                if order.grammar is not None:
-                    order.grammar.rewind()
+        proposal = self.model.propose(
+            orders,
+            table=self.slots.table,
+            sampling_info=turn.batch.sampling_info,
+        )
         drafts = list(drafts)
         for k, order in enumerate(orders):
             new, before = proposal.tokens[k], drafts[order.batch_index]

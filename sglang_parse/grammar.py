@@ -2,7 +2,8 @@
 
 The grammar walks ahead with the draft, its mask before each draft token is kept, and
 it is rewound before the scheduler advances it over the tokens that were accepted. The
-draft and the target are thus masked by the same rows. Source of the masking calls:
+draft and the target are thus masked by the same rows. A client's text, which nobody
+masked, is cut where the grammar does not allow it. Source of the masking calls:
 sglang/srt/sampling/sampling_batch_info.py, `update_regex_vocab_mask`.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from sglang.srt.constrained.base_grammar_backend import GrammarMask
 from torch import Tensor
 
@@ -37,10 +39,21 @@ class GrammarChain:
         GrammarMask(self.grammar, self._on_device(self.masks[-1])).apply(logits)
 
     def advance(self, token: int) -> None:
-        """Walk over a draft token that the last mask allowed."""
-        self.grammar.accept_token(token)
-        self._num_accepted += 1
+        """Walk over a draft token that the last mask allowed; behind the end of the
+        grammar every token is allowed, and there is no step to go back."""
+        if not self._has_ended():
+            self.grammar.accept_token(token)
+            self._num_accepted += 1
         self.masks.append(self._fill())
+
+    def walk(self, tokens: Sequence[int]) -> int:
+        """Advance over tokens that nobody masked; how many of them the grammar allows
+        before it ends."""
+        for num, token in enumerate(tokens):
+            if self._has_ended() or not self._allows(token):
+                return num
+            self.advance(token)
+        return len(tokens)
 
     def rewind(self) -> None:
         """Back to where the round began."""
@@ -50,9 +63,17 @@ class GrammarChain:
 
     def _fill(self) -> Tensor:
         mask = self.grammar.allocate_vocab_mask(self.vocab_size, 1, self.device)
-        if not self.grammar.finished and not self.grammar.is_terminated():
+        if not self._has_ended():
             self.grammar.fill_vocab_mask(mask, 0)
         return mask
+
+    def _has_ended(self) -> bool:
+        return bool(self.grammar.finished or self.grammar.is_terminated())
+
+    def _allows(self, token: int) -> bool:
+        logits = torch.zeros(1, self.vocab_size, device=self.device)
+        self.mask_next(logits)
+        return bool(logits[0, token] == 0)
 
     def _on_device(self, mask: Tensor) -> Tensor:
         return self.grammar.move_vocab_mask(mask, self.device)

@@ -384,9 +384,14 @@ class ParseWorker(BaseSpecWorker):
             turn.batch,
             [n + 1 + w for n, w in zip(turn.seq_lens, turn.windows, strict=True)],
         )
-        drafts = pending_drafts(turn)
-        for drafter in self.drafters:
-            drafts = drafter.draft(turn, drafts)
+        try:
+            drafts = pending_drafts(turn)
+            for drafter in self.drafters:
+                drafts = drafter.draft(turn, drafts)
+        finally:
+            for chain in turn.chains:
+                if chain is not None:
+                    chain.rewind()
         return drafts
 
     def _remember(

@@ -1,0 +1,112 @@
+"""Grammars along a draft, with SGLang's own backends and the embedded tokenizer."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from sglang_parse.drafters import Turn, pending_drafts
+from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.grammar import GrammarChain, mask_for_rows
+
+TOKENIZER = AutoTokenizer.from_pretrained(TARGET_PATH)
+VOCAB = len(TOKENIZER)
+CPU = torch.device("cpu")
+
+
+def make_backend(name):
+    if name == "xgrammar":
+        from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
+
+        eos = [TOKENIZER.eos_token_id]
+        return XGrammarGrammarBackend(TOKENIZER, VOCAB, model_eos_token_ids=eos)
+    from sglang.srt.constrained.llguidance_backend import GuidanceBackend
+
+    return GuidanceBackend(TOKENIZER, n_vocab=VOCAB)
+
+
+@pytest.fixture(scope="module", params=["xgrammar", "llguidance"])
+def backend(request):
+    return make_backend(request.param)
+
+
+def ids(text):
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def allowed(mask, grammar):
+    """Token ids that a mask row leaves."""
+    logits = torch.zeros(1, VOCAB)
+    grammar.apply_vocab_mask(logits=logits, vocab_mask=mask)
+    return {int(t) for t in (logits[0] == 0).nonzero()}
+
+
+def chain_of(backend, regex):
+    return GrammarChain(backend.dispatch_regex(regex), VOCAB, CPU)
+
+
+def test_text_is_walked_up_to_the_first_token_that_breaks_the_grammar(backend):
+    """Red if a text that nobody masked is drafted without masks behind its tokens."""
+    chain = chain_of(backend, "Step [0-9]: [a-z ]+")
+    tokens = ids("Step 1: so we go")
+    assert chain.walk(tokens) == len(tokens)
+    assert len(chain.masks) == len(tokens) + 1
+    other = chain_of(backend, "Step [0-9]: [a-z ]+")
+    broken = [*ids("Step 1: so"), *ids("\n"), *ids(" we")]
+    assert other.walk(broken) == len(ids("Step 1: so"))
+    assert len(other.masks) == len(ids("Step 1: so")) + 1
+
+
+def test_masks_behind_a_walk_are_those_of_the_grammar_there(backend):
+    chain = chain_of(backend, "Step [0-9]: [a-z ]+")
+    tokens = ids("Step 1: so we go")
+    chain.walk(tokens)
+    direct = chain_of(backend, "Step [0-9]: [a-z ]+")
+    for mask, token in zip(chain.masks, tokens, strict=False):
+        mine = allowed(mask, chain.grammar)
+        assert mine == allowed(direct._fill(), direct.grammar) and token in mine
+        direct.grammar.accept_token(token)
+    rows = mask_for_rows([None, chain], [0, 1, 1], [0, 0, len(tokens)])
+    assert allowed(rows.vocab_mask[:1], chain.grammar) == set(range(VOCAB))
+    for row, mask in ((1, chain.masks[0]), (2, chain.masks[-1])):
+        row_mask = rows.vocab_mask[row : row + 1]
+        assert allowed(row_mask, chain.grammar) == allowed(mask, chain.grammar)
+
+
+def test_draft_past_the_end_of_the_grammar_takes_no_committed_token_back(backend):
+    """Red if steps behind the end, which no grammar counts, are rolled back too
+    (`ignore_eos` drafts on behind the end token)."""
+    grammar = backend.dispatch_regex("Step [0-9]")
+    first, *rest = ids("Step 1")
+    grammar.accept_token(first)  # committed
+    chain = GrammarChain(grammar, VOCAB, CPU)
+    before = allowed(chain.masks[0], grammar)
+    for token in [*rest, TOKENIZER.eos_token_id, *ids("Step 1 and more")]:
+        chain.advance(token)
+    chain.rewind()
+    assert allowed(GrammarChain(grammar, VOCAB, CPU).masks[0], grammar) == before
+    for token in rest:
+        grammar.accept_token(token)
+
+
+def test_text_behind_the_end_of_the_grammar_is_not_drafted(backend):
+    chain = chain_of(backend, "Step [0-9]")
+    tokens = [*ids("Step 1"), TOKENIZER.eos_token_id]
+    assert chain.walk([*tokens, *ids(" and")]) == len(tokens)
+
+
+@pytest.mark.parametrize("window", [0, 2, 100])
+def test_pending_text_is_cut_where_the_grammar_ends_it(backend, window):
+    text = [*ids("Step 1: so"), *ids("\n"), *ids(" we")]
+    num_good = len(ids("Step 1: so"))
+    state = SimpleNamespace(
+        pending=tuple(text), pending_ended=True, num_client=len(text)
+    )
+    chains = [chain_of(backend, "Step [0-9]: [a-z ]+"), None]
+    turn = Turn(None, [state] * 2, [5] * 2, [window] * 2, [0] * 2, chains)
+    bound, free = pending_drafts(turn)
+    num = min(window, num_good)
+    assert bound.tokens == tuple(text[:num]) and bound.num_client == num
+    assert not bound.ended and len(chains[0].masks) == num + 1
+    assert free.tokens == tuple(text[:window]) and free.ended == (window == 100)
