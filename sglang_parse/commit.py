@@ -14,6 +14,7 @@ from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from torch import Tensor
 
 from sglang_parse.decide import Decision
+from sglang_parse.sampling import ROW_LISTS
 
 
 class ParseDraftInput(SpecInput):
@@ -41,12 +42,12 @@ class ParseDraftInput(SpecInput):
 class SampledRows:
     """Rows at which the target's own token was sampled.
 
-    first: per request, index of its first sampled row; first row is the one after
-    `num_kept` draft tokens. output: logprobs of the sampled tokens, row by row.
+    places: per request, indices of its sampled rows, the first of which is the one
+    after `num_kept` draft tokens. output: logprobs of the sampled tokens, row by row.
     hidden_states: [rows of the pass, hidden]. root_rows: per request.
     """
 
-    first: Sequence[int]
+    places: Sequence[Sequence[int]]
     output: LogitsProcessorOutput
     hidden_states: Tensor | None
     root_rows: Sequence[int]
@@ -109,20 +110,15 @@ def _fill_logprobs(
     """
     source = sampled.output
     place = []
-    for first, decision in zip(sampled.first, decisions, strict=True):
+    for rows, decision in zip(sampled.places, decisions, strict=True):
         num_rows = decision.num_matched + 1
-        place += [first + j if j < num_rows else first for j in range(stride)]
+        place += [rows[j if j < num_rows else 0] for j in range(stride)]
     index = torch.tensor(place)
     values = source.next_token_logprobs
     if values is not None:
         chosen = values[index.to(values.device)]
         output.next_token_logprobs = chosen.view(len(decisions), stride)
-    for name in (
-        "next_token_top_logprobs_val",
-        "next_token_top_logprobs_idx",
-        "next_token_token_ids_logprobs_val",
-        "next_token_token_ids_logprobs_idx",
-    ):
+    for name in ROW_LISTS:
         rows_of: Any = getattr(source, name)
         if rows_of is not None:
             setattr(output, name, [rows_of[i] for i in place])

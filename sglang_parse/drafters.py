@@ -235,6 +235,14 @@ class HeadDrafter:
         for up, hint in zip(followed, hints, strict=True):
             up.state.hint = hint
 
+    def has_gaps(self, batch: Any) -> bool:
+        """Whether a cached prefix of a prefill batch lacks the head's KV somewhere."""
+        rows = batch.req_pool_indices.tolist()
+        return any(
+            wants_head(req) and self.cache.gaps(self.slots.table[row, :start])
+            for req, row, start in zip(batch.reqs, rows, batch.prefix_lens, strict=True)
+        )
+
     def follow_prefill(
         self,
         batch: Any,

@@ -117,11 +117,15 @@ class EagleHead(DraftRunner):
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         super().alloc_memory_pool(**kwargs)
         self._share_embedding()
+
+    def check_room(self, most_rows: int) -> None:
+        """Raise ValueError where the hidden states of a prefill, or of a verify pass of
+        `most_rows`, would not fit beside weights and pools."""
         free_gb = get_available_gpu_memory(
             self.target.device, self.target.gpu_id, empty_cache=False
         )
         check_feature_room(
-            num_rows=self.longest_prefill,
+            num_rows=max(self.longest_prefill, most_rows),
             width=self.features_width,
             itemsize=self.target.dtype.itemsize,
             free_bytes=int(free_gb * (1 << 30)),

@@ -81,6 +81,12 @@ def _correct_decode_stats(*args: Any, **kwargs: Any) -> None:
     return correct_decode_stats(*args, **kwargs)
 
 
+def _note_waiting(*args: Any, **kwargs: Any) -> None:
+    from sglang_parse.turns import note_waiting
+
+    return note_waiting(*args, **kwargs)
+
+
 def _add_internal_state(result: Any, *args: Any, **kwargs: Any) -> Any:
     from sglang_parse.telemetry import add_internal_state
 
@@ -162,6 +168,12 @@ HOOKS = (
         _add_endpoints,
         HookType.BEFORE,
         "the OpenAI endpoints understand `prediction`",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.run_batch",
+        _note_waiting,
+        HookType.BEFORE,
+        "rounds are shorter while requests wait",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",

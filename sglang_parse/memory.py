@@ -120,20 +120,31 @@ def describe_pools(
 def check_feature_room(
     *, num_rows: int, width: int, itemsize: int, free_bytes: int
 ) -> None:
-    """Raise ValueError where the hidden states of one prefill would not fit.
+    """Raise ValueError where the hidden states of one pass would not fit.
 
-    num_rows: tokens of the largest prefill, whose [num_rows, width] hidden states an
-    EAGLE-3 head reads; they exist twice while they are put side by side. free_bytes:
-    left beside weights and pools.
+    num_rows: of the largest prefill or verify pass, whose [num_rows, width] hidden
+    states an EAGLE-3 head reads; they exist twice while they are put side by side.
+    free_bytes: left beside weights and pools.
     """
     wanted = 2 * num_rows * width * itemsize
     if wanted > free_bytes:
         raise ValueError(
             f"--speculative-parse-compose eagle3 needs {wanted / 1e9:.2f} GB for the "
-            f"hidden states of a prefill of {num_rows} tokens and "
-            f"{free_bytes / 1e9:.2f} GB are free; lower --chunked-prefill-size or "
+            f"hidden states of a pass over {num_rows} tokens and "
+            f"{free_bytes / 1e9:.2f} GB are free; lower --chunked-prefill-size, "
+            "--max-running-requests, --speculative-parse-window or "
             "--mem-fraction-static."
         )
+
+
+def most_pass_rows(
+    *, num_requests: int, window: int, max_judge_tokens: int, num_slots: int
+) -> int:
+    """Rows of the largest verify pass: a bonus token, a draft and suffixes for every
+    request (arguments as for `describe_pools`), each in a slot of the pool."""
+    if not window:
+        return num_slots
+    return min(num_requests * (1 + window + max_judge_tokens), num_slots)
 
 
 class RoundSlots:

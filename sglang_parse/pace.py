@@ -42,8 +42,9 @@ MAX_WAIT = 1024
 # what the present way, or plain decoding, gives.
 EARLY_LOSSES = ((2, 0.5), (4, 0.85))
 TRIAL_MARGIN = 1.1
-# The bound on a round's time is divided by 1 + (running requests - 1) / this: the more
-# run, the sooner somebody arrives, and long rounds no longer pay more than short ones.
+# The bound on a round's time is divided by 1 + (requests - 1) / this, running and
+# waiting ones: the more there are, the sooner somebody arrives, and long rounds no
+# longer pay more than short ones.
 LOAD_SCALE = 5
 
 
@@ -188,9 +189,12 @@ class RoundController:
         self._buckets: dict[int, _Bucket] = {}
         self._segment_len = _Average()
 
-    def limits(self, bs: int, *, ways: Collection[bool]) -> RoundLimits:
+    def limits(
+        self, bs: int, *, ways: Collection[bool], num_waiting: int = 0
+    ) -> RoundLimits:
         """Of this round; call it once a round. ways: how its drafts may be verified,
-        True for verdicts, False for token by token; at least one."""
+        True for verdicts, False for token by token; at least one. num_waiting: requests
+        that are not admitted yet."""
         bucket = self._bucket(bs)
         if bucket.pause:
             bucket.pause -= 1
@@ -210,7 +214,8 @@ class RoundController:
         step_ms = self._step_ms(bs, way)
         if not self.max_round_ms or not step_ms:
             return RoundLimits(1 << 30, judged)
-        bound_ms = self.max_round_ms / (1 + (bs - 1) / LOAD_SCALE)
+        load = bs + num_waiting
+        bound_ms = self.max_round_ms / (1 + (load - 1) / LOAD_SCALE)
         left_ms = bound_ms - (bucket.plain_ms.value or 0.0)
         return RoundLimits(max(MIN_WINDOW, int(left_ms / step_ms)), judged)
 

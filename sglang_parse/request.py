@@ -95,7 +95,8 @@ def check_custom_params(
             continue
         if key not in _CHECKS:
             raise ValueError(
-                f"custom_params.{key[:60]} is not a PARSE option; expected one of "
+                f"custom_params.{key[:60]} is {shown(value)} and no PARSE option; "
+                f"expected one of "
                 f"{', '.join(_CHECKS)}."
             )
         options[key] = _CHECKS[key](value, f"custom_params.{key}")
@@ -227,7 +228,6 @@ def strongest_mode(req: Any) -> tuple[str, str]:
     """
     params = req.sampling_params
     off = (
-        ("sampling_mask", bool(getattr(req, "return_sampling_mask", False))),
         ("custom_logit_processor", bool(req.custom_logit_processor)),
         ("frequency_penalty", params.frequency_penalty != 0),
         ("presence_penalty", params.presence_penalty != 0),

@@ -8,6 +8,7 @@ indices gives exactly that view (sglang/srt/sampling/sampling_batch_info.py).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,3 +92,25 @@ def sample_rows(
         positions,
     )
     return tokens.to(torch.int64), output
+
+
+# What the sampler leaves for each row where logprobs are asked for.
+ROW_LISTS = (
+    "next_token_top_logprobs_val",
+    "next_token_top_logprobs_idx",
+    "next_token_token_ids_logprobs_val",
+    "next_token_token_ids_logprobs_idx",
+)
+
+
+def join_outputs(outputs: Sequence[LogitsProcessorOutput]) -> LogitsProcessorOutput:
+    """The logprobs of several `sample_rows`, their rows one after the other."""
+    joined = LogitsProcessorOutput(next_token_logits=None)
+    values = [output.next_token_logprobs for output in outputs]
+    if values and values[0] is not None:
+        joined.next_token_logprobs = torch.cat(values)
+    for name in ROW_LISTS:
+        parts: list[Any] = [getattr(output, name) for output in outputs]
+        if parts and parts[0] is not None:
+            setattr(joined, name, [row for part in parts for row in part])
+    return joined

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.commit import SampledRows
 from sglang_parse.config import ParseConfig
@@ -25,13 +26,30 @@ from sglang_parse.judge import JudgePrompt, build_judge_prompt
 from sglang_parse.memory import RoundSlots
 from sglang_parse.pinned import pinned_agreement, pinned_verdicts
 from sglang_parse.plan import VerifyPlan
-from sglang_parse.sampling import LogprobNeeds, expand_rows, sample_rows
+from sglang_parse.sampling import (
+    LogprobNeeds,
+    expand_rows,
+    join_outputs,
+    sample_rows,
+)
 from sglang_parse.segment import Segmenter, build_token_texts, thin
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.verify import PassOutput, TargetVerifier
 
 # Committed text the segmenter sees before the draft.
 SEAM_TOKENS = 48
+
+
+# Rows of the target's logits asked for in one call, over all requests; and the least
+# and most of one request.
+WAVE_ROWS = 512
+WAVE_WIDTH = (8, 32)
+
+
+def wave_width(num_requests: int) -> int:
+    """Rows of each request whose logits are computed in one call."""
+    least, most = WAVE_WIDTH
+    return min(max(least, WAVE_ROWS // num_requests), most)
 
 
 class TargetStages:
@@ -182,36 +200,74 @@ class TargetStages:
         drafts: Sequence[RoundDraft],
         chains: Sequence[GrammarChain | None],
     ) -> tuple[list[Decision], SampledRows]:
-        """Sample the target at the rows the cuts ask for, and decide."""
-        rows: list[int] = []
-        owner: list[int] = []
-        offset: list[int] = []
-        first: list[int] = []
-        for i, cut in enumerate(cuts):
-            first.append(len(rows))
-            span = cut.rows
-            rows += [plan.root_rows[i] + j for j in span]
-            offset += span
-            owner += [i] * len(span)
+        """Sample the target at the rows the cuts ask for, and decide.
+
+        The LM head runs over a few rows of each request at a time, and on over those
+        where the target still agrees with the draft: no tensor of all rows of the
+        pass by the vocabulary, and none behind the first difference.
+        """
+        asked = [cut.rows for cut in cuts]
+        chosen: list[list[int]] = [[] for _ in cuts]
+        places: list[list[int]] = [[] for _ in cuts]
+        outputs: list[LogitsProcessorOutput] = []
+        # A benchmark that pins agreement decides only when it has all rows.
+        width = max(map(len, asked)) if self.pinned_agreement else wave_width(len(cuts))
+        going = list(range(len(cuts)))
+        num_sampled = 0
+        while going:
+            owner: list[int] = []
+            offset: list[int] = []
+            for i in going:
+                wave = asked[i][len(chosen[i]) : len(chosen[i]) + width]
+                owner += [i] * len(wave)
+                offset += wave
+            tokens, sampled = self._sample(batch, plan, output, owner, offset, chains)
+            outputs.append(sampled)
+            agreeing = dict.fromkeys(going, True)
+            for i, j, token in zip(owner, offset, tokens, strict=True):
+                chosen[i].append(token)
+                places[i].append(num_sampled)
+                num_sampled += 1
+                agreeing[i] &= drafts[i].tokens[j : j + 1] == (token,)
+            going = [
+                i
+                for i in going
+                if len(chosen[i]) < len(asked[i])
+                and (agreeing[i] or self.pinned_agreement)
+            ]
+        decisions = [
+            decide(cut, draft.tokens, self._agreed(cut, draft, own))
+            for cut, draft, own in zip(cuts, drafts, chosen, strict=True)
+        ]
+        return decisions, SampledRows(
+            places, join_outputs(outputs), output.hidden_states, plan.root_rows
+        )
+
+    def _sample(
+        self,
+        batch: Any,
+        plan: VerifyPlan,
+        output: PassOutput,
+        owner: Sequence[int],
+        offset: Sequence[int],
+        chains: Sequence[GrammarChain | None],
+    ) -> tuple[list[int], LogitsProcessorOutput]:
+        """The target's own tokens behind `offset` draft tokens of the requests
+        `owner`."""
         device = batch.seq_lens.device
-        positions = [plan.seq_lens[i] + j for i, j in zip(owner, offset, strict=True)]
+        pairs = list(zip(owner, offset, strict=True))
+        positions = [plan.seq_lens[i] + j for i, j in pairs]
+        rows = [plan.root_rows[i] + j for i, j in pairs]
         tokens, sampled = sample_rows(
             self.verifier.runner,
             self.verifier.logits_at(output, rows),
-            sampling_info=expand_rows(batch.sampling_info, owner, device),
+            sampling_info=expand_rows(batch.sampling_info, list(owner), device),
             positions=torch.tensor(positions, device=device),
             grammar_mask=mask_for_rows(chains, owner, offset),
             needs=logprob_needs(batch, owner),
         )
-        chosen = tokens.tolist()
-        ends = [*first[1:], len(rows)]
-        decisions = [
-            decide(cut, draft.tokens, self._agreed(cut, draft, chosen[a:b]))
-            for cut, draft, a, b in zip(cuts, drafts, first, ends, strict=True)
-        ]
-        return decisions, SampledRows(
-            first, sampled, output.hidden_states, plan.root_rows
-        )
+        chosen: list[int] = tokens.tolist()
+        return chosen, sampled
 
     def _agreed(self, cut: Cut, draft: RoundDraft, chosen: list[int]) -> list[int]:
         """The target's tokens at the cut's rows; a benchmark may pin those where the

@@ -16,6 +16,14 @@ from sglang_parse.ranks import Ranks
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.window import SHORT_WINDOW, draft_window, fit_windows, next_window
 
+# Set on the batches of a PARSE server.
+NUM_WAITING = "parse_num_waiting"
+
+
+def note_waiting(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook on Scheduler.run_batch: how many requests wait to be admitted."""
+    setattr(batch, NUM_WAITING, len(scheduler.waiting_queue))
+
 
 class TurnPlanner:
     """Plans the turns of the drafters from what each has been worth.
@@ -62,7 +70,7 @@ class TurnPlanner:
             else 0
             for req, state, seq_len in zip(batch.reqs, states, seq_lens, strict=True)
         ]
-        if any(s.options.mode == "off" for s in states):
+        if self.adaptive and any(s.options.mode == "off" for s in states):
             limits = [min(w, SHORT_WINDOW) for w in limits]
         limits = [
             min(w, MAX_GRAMMAR_WINDOW) if req.grammar else w
@@ -78,7 +86,7 @@ class TurnPlanner:
         if self.adaptive and any(
             w and drafted for w, drafted in zip(windows, by_model, strict=True)
         ):
-            limits_now = self._agreed_limits(states, judged=judged)
+            limits_now = self._agreed_limits(batch, states, judged=judged)
             judged, paused = limits_now.judged, limits_now.steps == 0
             windows = [
                 min(w, limits_now.steps + len(s.pending))
@@ -112,7 +120,7 @@ class TurnPlanner:
         return Turn(batch, states, seq_lens, windows, heads, chains, judged)
 
     def _agreed_limits(
-        self, states: Sequence[RequestState], *, judged: bool
+        self, batch: Any, states: Sequence[RequestState], *, judged: bool
     ) -> RoundLimits:
         """The first rank's limits. judged: whether there is anything to judge.
 
@@ -123,7 +131,9 @@ class TurnPlanner:
         ways = {judged}
         if all(s.options.exact_tail and s.client is None for s in semantic):
             ways.add(False)
-        limits = self.model_controller.limits(len(states), ways=ways)
+        limits = self.model_controller.limits(
+            len(states), ways=ways, num_waiting=getattr(batch, NUM_WAITING, 0)
+        )
         agreed = self.ranks.agree(2 * limits.steps + limits.judged)
         return RoundLimits(agreed // 2, bool(agreed % 2))
 

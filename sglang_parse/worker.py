@@ -34,7 +34,7 @@ from sglang_parse.eagle import EagleHead
 from sglang_parse.flags import config_from_server_args
 from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
-from sglang_parse.memory import RoundSlots, describe_pools
+from sglang_parse.memory import RoundSlots, describe_pools, most_pass_rows
 from sglang_parse.metrics import RoundRecord
 from sglang_parse.pace import RoundTiming
 from sglang_parse.plan import build_verify_plan
@@ -149,12 +149,22 @@ class ParseWorker(BaseSpecWorker):
         )
         self.client_judge = ClientJudge(self.stages, self.context_len)
         judge = self.stages.judge(self.config.judge_suffix)
+        max_judge_tokens = self.config.max_segments * len(judge.suffix)
+        if self.head:
+            self.head.check_room(
+                most_pass_rows(
+                    num_requests=req_to_token_pool.size,
+                    window=self.config.window,
+                    max_judge_tokens=max_judge_tokens,
+                    num_slots=num_slots,
+                )
+            )
         logger.info(
             describe_pools(
                 target_pool=self.verifier.runner.token_to_kv_pool,
                 draft_pools=[r.runner.token_to_kv_pool for r in self._runners],
                 window=self.config.window,
-                max_judge_tokens=self.config.max_segments * len(judge.suffix),
+                max_judge_tokens=max_judge_tokens,
             )
         )
 
@@ -213,6 +223,7 @@ class ParseWorker(BaseSpecWorker):
             or any(n > 1 for n in batch.extend_lens)
             or batch.return_logprob
             or batch.return_hidden_states
+            or (self.head_drafter is not None and self.head_drafter.has_gaps(batch))
         )
         result, features = self.verifier.prefill(batch, needed=needed)
         result.new_seq_lens = batch.seq_lens
@@ -364,7 +375,9 @@ class ParseWorker(BaseSpecWorker):
             [release_ready(s, d) for s, d in zip(states, decisions, strict=True)],
             seq_lens=batch.seq_lens,
             num_draft_tokens=[0] * bs,
-            sampled=SampledRows(index, sampled, output.hidden_states, index),
+            sampled=SampledRows(
+                [[i] for i in index], sampled, output.hidden_states, index
+            ),
             return_logprob=batch.return_logprob,
             return_hidden_states=batch.return_hidden_states,
         )

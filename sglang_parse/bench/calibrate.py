@@ -16,7 +16,7 @@ import math
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from sglang_parse.bench.arms import ARMS
 from sglang_parse.bench.checkers import final_answer, is_right
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
 from sglang_parse.bench.procedures import Answer, Client
+from sglang_parse.bench.provenance import provenance
 from sglang_parse.bench.run import Chat, ask_all
 from sglang_parse.bench.stats import loss_bound, tango_interval
 from sglang_parse.config import ParseConfig
@@ -186,6 +187,7 @@ class CalibrateOptions:
     segmenters: tuple[str, ...] = SEGMENTERS
     keep_rules: tuple[str, ...] = ("first-failure",)
     judge_suffixes: tuple[str | None, ...] = (None,)
+    chat_template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.budget < 100 or not 0.5 <= self.confidence < 1:
@@ -289,7 +291,8 @@ def run_calibration(options: CalibrateOptions) -> str:
             f"--problems {options.problems} plus --screen {options.screen}."
         )
     info = server_info(options.url)
-    chat = Chat(load_tokenizer(info["tokenizer_path"]), {})
+    served = served_settings(info, options.url)
+    chat = Chat(load_tokenizer(info["tokenizer_path"]), options.chat_template)
     total = 2 * len(items) + len(settings) * options.screen
     with tqdm(total=total, unit="req") as bar:
 
@@ -303,14 +306,14 @@ def run_calibration(options: CalibrateOptions) -> str:
         ask(OFF, items[:WARM_UP])
         bar.reset()
         found = calibrate(options, items, ask)
-    write_files(options, found)
+    write_files(options, found, served)
     return report_text(options, found)
 
 
 def server_info(url: str) -> dict[str, Any]:
-    """`/model_info` of a server. Raises ValueError if nothing answers there."""
+    """`/server_info` of a server. Raises ValueError if nothing answers there."""
     try:
-        with urllib.request.urlopen(url + "/model_info", timeout=30) as response:
+        with urllib.request.urlopen(url + "/server_info", timeout=30) as response:
             info: dict[str, Any] = json.load(response)
     except (urllib.error.URLError, OSError, ValueError) as e:
         raise ValueError(
@@ -318,6 +321,29 @@ def server_info(url: str) -> dict[str, Any]:
             "--speculative-algorithm PARSE."
         ) from e
     return info
+
+
+# Settings that belong to a server, whatever is asked of it.
+SERVERS_OWN = ("compose", "eagle_model_path", "eagle_steps")
+
+
+def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """The server's PARSE settings where they are not the defaults, as keys of the file
+    for --speculative-parse-config: what was measured is the swept fields on top of
+    them. Raises ValueError if the server does not serve with PARSE."""
+    states = info.get("internal_states") or [{}]
+    settings = (states[0].get("parse") or {}).get("settings")
+    if settings is None:
+        raise ValueError(
+            f"--url {url}: the server there does not serve with PARSE; start one with "
+            "--speculative-algorithm PARSE."
+        )
+    usual = json.loads(json.dumps(vars(ParseConfig())))
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in SERVERS_OWN and value != usual.get(name)
+    }
 
 
 async def _ask(
@@ -354,18 +380,29 @@ async def _ask(
     return [found[index] for index in range(len(items))]
 
 
-def write_files(options: CalibrateOptions, found: Calibration) -> None:
-    """The setting for --speculative-parse-config, and beside it how it was found."""
-    config = found.chosen.setting.fields()
+def write_files(
+    options: CalibrateOptions, found: Calibration, served: Mapping[str, Any]
+) -> None:
+    """The setting for --speculative-parse-config, and beside it how it was found.
+
+    served: what the server's own settings add to those that were swept.
+    """
+    config = {**served, **found.chosen.setting.fields()}
     options.out.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     report = {
         "chosen": _trial_row(found.chosen),
         "reference": found.reference,
+        **{
+            name: getattr(options, name)
+            for name in ("dataset", "path", "seed", "concurrency", "url")
+        },
+        "served": served,
         "budget": options.budget,
         "confidence": options.confidence,
         "exact": _trial_row(found.floor),
         "screened": [_trial_row(t) for t in found.screened],
         "tested": [_trial_row(t) for t in found.tested],
+        "provenance": provenance(),
     }
     path = options.out.with_suffix(".report.json")
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -388,7 +425,9 @@ def report_text(options: CalibrateOptions, found: Calibration) -> str:
     chosen = found.chosen
     parts.append(
         f"Chosen: {chosen.setting.label}, {chosen.ratio:.2f}x the target's answers/s; "
-        f"start the server with --speculative-parse-config {options.out}."
+        f"start the server with --speculative-parse-config {options.out}. Measured at "
+        f"concurrency {options.concurrency}; how much is judged depends on the load, "
+        "so calibrate at the one you expect."
     )
     if chosen.setting == EXACT:
         parts.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 from pathlib import Path
 from types import FrameType
@@ -55,6 +56,13 @@ def add_commands(commands: Any) -> None:
     tune.add_argument("--segmenters", nargs="+", metavar="NAME")
     tune.add_argument("--keep-rules", nargs="+", metavar="RULE")
     tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT")
+    tune.add_argument(
+        "--chat-template-json",
+        dest="chat_template",
+        type=_json_object,
+        metavar="JSON",
+        help='options of the chat template, as {"enable_thinking": false}',
+    )
     tune.set_defaults(command=calibrate_command)
 
 
@@ -84,6 +92,16 @@ def calibrate_command(args: argparse.Namespace) -> int:
         raise ValueError(f"--out {str(args.out)!r}: its folder does not exist.")
     print(run_calibration(CalibrateOptions(**values)))
     return 0
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

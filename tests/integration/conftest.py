@@ -30,13 +30,16 @@ EAGLE = (
 # its own test switch retracts a request every so many rounds.
 SMALL_POOL = ("--max-total-tokens", "600")
 SMALL_ENV = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+# What SGLang serves only where it is switched on.
+MORE = ("--enable-return-hidden-states", "--enable-custom-logit-processor")
 FLAGS = {
-    "target": COMMON,
+    "target": (*COMMON, *MORE),
     # Adaptive windows follow measured times, so semantic answers would differ between
-    # runs; the small pool serves with them.
-    "parse": (*COMMON, *PARSE, "--no-speculative-parse-adaptive"),
+    # runs; `default` and the small pool serve with them.
+    "parse": (*COMMON, *PARSE, *MORE, "--no-speculative-parse-adaptive"),
+    "default": (*COMMON, *PARSE),
     "small": (*COMMON, *PARSE, *EAGLE, *SMALL_POOL),
-    "eagle": (*COMMON, *PARSE, *EAGLE, "--no-speculative-parse-adaptive"),
+    "eagle": (*COMMON, *PARSE, *EAGLE, *MORE, "--no-speculative-parse-adaptive"),
     "head-only": (*COMMON, *PARSE[:2], *EAGLE),
     "no-draft": (*COMMON, *PARSE[:2], "--enable-metrics"),
     "ranks": (

@@ -8,6 +8,7 @@ import openai
 import pytest
 import requests
 from client import CHUNK, chat_ids, finish, outcome, report
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from sglang_parse.embedded.task import make_problems
 
@@ -48,6 +49,15 @@ SAMPLING = {
         ),
         "max_new_tokens": 60,
     },
+    "ebnf": {
+        "ebnf": 'root ::= "Step " [1-9] ": " [a-z ,]{5,30} "."',
+        "max_new_tokens": 60,
+    },
+    "grammar that ends before the draft": {
+        "regex": "Step [1-9]: [a-z ]{3,9}",
+        "ignore_eos": True,
+        "max_new_tokens": 60,
+    },
 }
 
 
@@ -58,6 +68,83 @@ def test_sampling_option_equals_target(target, parse, prompts, sampling, custom)
     expected = target.generate_all(prompts[:3], 3, **sampling)
     results = parse.generate_all(prompts[:3], 3, custom=custom, **sampling)
     assert [outcome(r) for r in results] == [outcome(r) for r in expected]
+
+
+@pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
+def test_stop_token_equals_target(target, parse, prompts, custom):
+    """Red if a draft runs over a stop token of the request."""
+    for place in (3, 12):
+        token = target.generate(prompts[0])["output_ids"][place]
+        expected = target.generate(prompts[0], stop_token_ids=[token])
+        assert finish(expected) == ("stop", token)
+        result = parse.generate(prompts[0], stop_token_ids=[token], custom=custom)
+        assert outcome(result) == outcome(expected)
+
+
+@pytest.mark.parametrize("server", ["parse", "no-draft"])
+@pytest.mark.parametrize("field", ["parse_draft", "parse_prediction"])
+def test_grammar_holds_along_a_text_that_breaks_it(
+    pool, target, prompts, server, field
+):
+    """Red if a client's text is drafted past where the grammar ends it, which stopped
+    the scheduler once."""
+    sampling = {"regex": r"Step [1-9]: [a-z ,]{5,40}\.", "max_new_tokens": 60}
+    expected = target.generate(prompts[0], **sampling)
+    whole = expected["text"]
+    parse = pool.get(server)
+    for text in (
+        whole,
+        whole[: len(whole) // 2] + "\nAnswer: 7",
+        whole + " And then some more.",
+        "Answer: 7",
+    ):
+        result = parse.generate(prompts[0], custom={field: text}, **sampling)
+        assert outcome(result) == outcome(expected)
+        assert report(result)["mode"] == "exact"
+    kept = parse.generate(prompts[0], custom={field: whole}, **sampling)
+    assert report(kept)["kept_client_tokens"] > 5
+
+
+def test_judged_text_under_a_grammar_does_not_stop_the_server(parse, prompts):
+    """Red if a text that is only judged is walked by a grammar."""
+    custom = {"parse_verify": "Step 1: so\nAnswer: 7"}
+    result = parse.generate(prompts[0], custom=custom, regex="[0-9]+", max_new_tokens=1)
+    assert len(report(result)["segments"]) == 2
+
+
+def test_custom_logit_processor_equals_target(target, parse, prompts):
+    """Red if a processor is left out in rounds of ours."""
+    plain = target.generate(prompts[0])["output_ids"]
+    top = {"custom_logit_processor": DisallowedTokensLogitsProcessor.to_str()}
+    custom = {"token_ids": [plain[4], plain[11]]}
+    expected = target.generate(prompts[0], top=top, custom=custom)
+    assert expected["output_ids"] != plain
+    result = parse.generate(prompts[0], top=top, custom=custom)
+    assert outcome(result) == outcome(expected)
+    assert report(result)["fallback"] == "custom_logit_processor"
+
+
+@pytest.mark.parametrize("server", ["parse", "eagle"])
+def test_hidden_states_equal_target(pool, target, prompts, server):
+    """Red if a state is another row's, or a judge suffix's, or the head's inputs."""
+    top = {"return_hidden_states": True}
+    sampling = {"max_new_tokens": 30}
+    expected = target.generate(prompts[7], top=top, **sampling)
+    result = pool.get(server).generate(prompts[7], top=top, **sampling)
+    assert outcome(result) == outcome(expected)
+    assert report(result)["fallback"] == "hidden_states"
+    ours, theirs = (states_of(r) for r in (result, expected))
+    assert len(ours) == len(theirs)
+    for mine, own in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(own, abs=1e-3)
+
+
+def states_of(result):
+    """Hidden states of a result, one flat list per position."""
+    rows = []
+    for entry in result["meta_info"]["hidden_states"]:
+        rows += entry if isinstance(entry[0], list) else [entry]
+    return rows
 
 
 @pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
@@ -226,6 +313,32 @@ def test_stream_equals_whole_answer(parse, prompts, custom):
     assert all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))
     assert finish(chunks[-1]) == finish(whole)
     assert report(chunks[-1]).items() >= {"mode": report(whole)["mode"]}.items()
+
+
+@pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
+def test_stream_equals_target(target, parse, prompts, custom):
+    """Red if the stream's last state is not what the target streams."""
+    *_, expected = target.stream(prompts[8])
+    *_, last = parse.stream(prompts[8], custom=custom)
+    assert outcome(last) == outcome(expected)
+
+
+@pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
+def test_continued_conversation_equals_target(
+    target, parse, prompts, tokenizer, custom
+):
+    """Red if the cached prefix of a first turn, drafts and suffixes gone over it, is
+    not the target's."""
+
+    def second_turn(server, **options):
+        first = server.generate(prompts[9], **options)
+        more = tokenizer.encode("\nStep 1:", add_special_tokens=False)
+        longer = [*prompts[9], *first["output_ids"], *more]
+        return server.generate(longer, max_new_tokens=60, **options)
+
+    expected, result = second_turn(target), second_turn(parse, custom=custom)
+    assert result["meta_info"]["cached_tokens"] > len(prompts[9])
+    assert outcome(result) == outcome(expected)
 
 
 def test_several_samples_of_one_prompt(target, parse, prompts):

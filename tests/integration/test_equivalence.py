@@ -7,7 +7,7 @@ import torch
 from client import ANSWER_TOKENS, finish, outcome, report
 from transformers import LlamaForCausalLM
 
-from sglang_parse.embedded import DRAFT_PATH
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 
 EOS = 2
 
@@ -59,8 +59,70 @@ def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurr
     )
     assert differing(results, expected[:num]) == []
     assert {report(r)["mode"] for r in results} == {mode}
-    if mode == "off":
-        assert all(report(r)["draft_tokens"] == 0 for r in results)
+    assert all(report(r)["judged_segments"] == 0 for r in results)
+    drafted = sum(report(r)["draft_tokens"] for r in results)
+    matched = sum(report(r)["matched_tokens"] for r in results)
+    assert (drafted > 0 and matched > 0) == (mode == "exact")
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_exact_mode_equals_target_under_default_flags(
+    pool, prompts, expected, concurrency
+):
+    """Red if windows that adapt, or rounds that nobody drafts in, lose a token."""
+    results = pool.get("default").generate_all(
+        prompts[:30], concurrency, custom={"parse_mode": "exact"}
+    )
+    assert differing(results, expected[:30]) == []
+    assert sum(report(r)["matched_tokens"] for r in results) > 100
+
+
+SAMPLED = {"temperature": 3.0, "top_k": 2, "max_new_tokens": 6, "ignore_eos": True}
+NUM_SAMPLED, WIDTH = 2400, 4
+# 99.99th percentile of chi-square with 2**WIDTH - 1 = 15 degrees of freedom.
+CHI_SQUARE_LIMIT = 44.3
+
+
+def chances(model, prompt: list[int]) -> dict[tuple[int, ...], float]:
+    """Of every first WIDTH tokens that SAMPLED can give, by plain forwards."""
+    found = {(): 1.0}
+    with torch.no_grad():
+        for _ in range(WIDTH):
+            longer = {}
+            for tokens, chance in found.items():
+                logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
+                top = logits.topk(SAMPLED["top_k"])
+                shares = (top.values / SAMPLED["temperature"]).softmax(0)
+                for token, share in zip(top.indices, shares, strict=True):
+                    longer[(*tokens, int(token))] = chance * float(share)
+            found = longer
+    return found
+
+
+@pytest.mark.parametrize(
+    "custom",
+    [{"parse_mode": "exact"}, {"parse_threshold": 2.0}],
+    ids=["exact", "rejecting"],
+)
+def test_sampled_tokens_follow_the_targets_distribution(parse, prompts, custom):
+    """Red if what is kept of a draft, or the token behind it, is not drawn from the
+    target: SGLang's sampler, our rows, their positions and temperatures included."""
+    model = LlamaForCausalLM.from_pretrained(TARGET_PATH, dtype=torch.float32).eval()
+    expected = chances(model, prompts[0])
+    assert len(expected) == 2**WIDTH
+    body = parse.body(prompts[0], custom=custom, **SAMPLED)
+    body["input_ids"] = [prompts[0]] * NUM_SAMPLED
+    results = parse.post("/generate", body).json()
+    counts = dict.fromkeys(expected, 0)
+    for result in results:
+        counts[tuple(result["output_ids"][:WIDTH])] += 1
+    chi_square = sum(
+        (counts[tokens] - NUM_SAMPLED * chance) ** 2 / (NUM_SAMPLED * chance)
+        for tokens, chance in expected.items()
+    )
+    assert chi_square < CHI_SQUARE_LIMIT, counts
+    # Drafts were tried, and some of them stood.
+    assert sum(report(r)["matched_tokens"] for r in results) > NUM_SAMPLED / 4
 
 
 KINDS = [
@@ -72,13 +134,23 @@ KINDS = [
     {"parse_segmenter": "sentence", "parse_judge_suffix": "Is it right? Yes or No."},
     {"parse_threshold": 0.0, "parse_window": 7},
 ]
+# Served in exact mode or one token a round.
+OTHERS = [
+    {"custom": {"parse_mode": "off"}},
+    {"frequency_penalty": 0.4},
+    {"regex": r"Step [1-9]: [a-z ,]{5,30}\."},
+    {"logit_bias": {"9": 3.0}},
+    {"min_new_tokens": 50},
+    {"stop": ["Step 3"]},
+]
 
 
 def test_requests_of_mixed_options_equal_each_alone(parse, prompts):
     """Red if a request is judged, cut or drafted by its neighbour's options."""
-    cases = [(prompts[i], {"custom": KINDS[i % len(KINDS)]}) for i in range(14)]
+    kinds = [*({"custom": custom} for custom in KINDS), *OTHERS]
+    cases = [(prompts[i], kinds[i % len(kinds)]) for i in range(16)]
     alone = parse.run_all(cases, 1)
-    together = parse.run_all(cases, 14)
+    together = parse.run_all(cases, 16)
     assert differing(together, [outcome(r) for r in alone]) == []
 
 

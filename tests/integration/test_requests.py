@@ -3,6 +3,8 @@
 import pytest
 from client import finish, report
 
+from sglang_parse.config import shown
+
 BAD = {
     "parse_mode": ["fast", 1, ["off"]],
     "parse_threshold": ["0.5", -1, 2.5, True, 1e308, {"value": 1}],
@@ -22,10 +24,14 @@ CHAT = {
 }
 
 
-def check_refused(reply, field: str) -> None:
+def check_refused(reply, field: str, value=None) -> None:
+    """value: what was asked, of which the message must show the beginning."""
     assert reply.status_code == 400, reply.text[:300]
     assert f"custom_params.{field}" in reply.text
     assert "expected" in reply.text
+    if value is not None:
+        beginning = shown(value)[:20].rstrip(".")
+        assert beginning in reply.text.replace('\\"', '"'), reply.text
     assert "Traceback" not in reply.text
     assert len(reply.text) < 2000
 
@@ -35,7 +41,7 @@ def test_bad_option_is_refused_on_generate(parse, prompts, stream):
     """Red if a check does not run in the tokenizer process, or gives 500."""
     for field, value in CASES:
         body = parse.body(prompts[0], custom={field: value}) | {"stream": stream}
-        check_refused(parse.post("/generate", body), field)
+        check_refused(parse.post("/generate", body), field, value)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -47,7 +53,7 @@ def test_bad_option_is_refused_on_openai_endpoints(parse, path, stream):
         if path == "/v1/completions":
             del body["messages"]
             body["prompt"] = "Tom has 3 coins."
-        check_refused(parse.post(path, body), field)
+        check_refused(parse.post(path, body), field, value)
 
 
 def test_bad_option_in_a_batch_refuses_the_batch(parse, prompts):

@@ -59,6 +59,8 @@ def test_requests_equal_target(small, prompts, expected, custom, name, options):
     """Red if a round overruns the pool, or a retraction loses or doubles a token."""
     results = small.generate_all(prompts[:8], 8, custom=custom, **options)
     assert num_retractions(results) > 0, "nothing was retracted"
+    if custom == {"parse_mode": "exact"}:
+        assert sum(report(r)["eagle_kept_tokens"] for r in results) > 0
     assert [outcome(r) for r in results] == expected[name]
 
 

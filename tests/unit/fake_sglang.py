@@ -69,6 +69,7 @@ class FakeServer:
     def __init__(self, role, delay_s=0.0, slow_s=0.0):
         """delay_s: of every request. slow_s: more where nothing is kept by verdict."""
         self.role, self.delay_s, self.slow_s, self.bodies = role, delay_s, slow_s, []
+        self.settings = {"mode": "semantic"}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -134,7 +135,9 @@ class FakeServer:
                 self.wfile.write(data)
 
             def do_GET(self):
-                self.reply(json.dumps({"tokenizer_path": "fake"}).encode())
+                state = {"parse": {"settings": fake.settings}}
+                info = {"tokenizer_path": "fake", "internal_states": [state]}
+                self.reply(json.dumps(info).encode())
 
             def do_POST(self):
                 length = int(self.headers.get("Content-Length", 0))

@@ -168,6 +168,68 @@ def test_calibration_against_references_avoids_the_threshold_that_keeps_slips(
     assert len(set(asked)) == len(asked) == 52
 
 
+def test_written_setting_is_the_whole_one_that_was_measured(server, tmp_path):
+    """Red if the file lacks what the server's own flags added: loaded alone it would
+    be another setting than the tested one."""
+    server.settings |= {
+        "judge_suffix": "Right?",
+        "window": 64,
+        "compose": "eagle3",
+        "threshold": 0.2,
+    }
+    out = tmp_path / "parse.json"
+    assert run(server, out) == 0
+    assert json.loads(out.read_text()) == {
+        "judge_suffix": "Right?",
+        "window": 64,
+        "threshold": 0.9,
+        "segmenter": "step",
+        "keep_rule": "first-failure",
+    }
+    report = json.loads(out.with_suffix(".report.json").read_text())
+    assert (report["seed"], report["concurrency"]) == (64, 4)
+    assert report["provenance"]["versions"]["sglang"]
+
+
+def test_server_without_parse_is_refused(server, tmp_path, capsys):
+    server.settings = None
+    assert run(server, tmp_path / "parse.json") == 1
+    assert "does not serve with PARSE" in capsys.readouterr().err
+
+
+def test_chat_template_options_reach_the_template(server, tmp_path, capsys):
+    asked = []
+    template = CharTokenizer.apply_chat_template
+
+    def record(self, messages, **options):
+        asked.append(options.pop("enable_thinking"))
+        return template(self, messages, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CharTokenizer, "apply_chat_template", record)
+        more = ["--chat-template-json", '{"enable_thinking": false}']
+        assert run(server, tmp_path / "parse.json", *more) == 0
+    assert asked and not any(asked)
+    with pytest.raises(SystemExit):
+        run(server, tmp_path / "x.json", "--chat-template-json", "[1]")
+    assert "'[1]' is no JSON object" in capsys.readouterr().err
+
+
+def test_every_axis_is_swept(tmp_path):
+    options = CalibrateOptions(
+        "http://x",
+        tmp_path / "x",
+        thresholds=(0.5,),
+        segmenters=("step", "line"),
+        keep_rules=("first-failure", "longest"),
+        judge_suffixes=(None, "Right?"),
+    )
+    settings = [s.fields() for s in options.settings()]
+    assert len(settings) == 8 and len({str(s) for s in settings}) == 8
+    assert {s.get("judge_suffix") for s in settings} == {None, "Right?"}
+    assert {s["keep_rule"] for s in settings} == {"first-failure", "longest"}
+
+
 def test_calibration_without_references_asks_for_agreement(server, tmp_path):
     from sglang_parse.embedded.task import make_problems
 

@@ -60,7 +60,7 @@ def test_embedded_config_has_every_arm_that_needs_no_gpu():
         ({"arms": [{"name": "x", "like": "parse", "flags": 1}]}, r"keys \['flags'\]"),
         (
             {"arms": [{"name": "x", "like": "parse", "options": {"parse_tail": 1}}]},
-            "custom_params.parse_tail is not a PARSE option",
+            "custom_params.parse_tail is 1 and no PARSE option",
         ),
         (
             {

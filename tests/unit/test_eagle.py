@@ -7,10 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.decide import Decision
 from sglang_parse.draft_cache import DraftCache
 from sglang_parse.drafters import FollowUp, HeadDrafter, Turn
 from sglang_parse.eagle import ChainRequest, EagleHead, HeadHint, HeadRows
+from sglang_parse.plan import build_verify_plan
 from sglang_parse.state import RoundDraft
+from sglang_parse.verify import PassOutput
+from sglang_parse.worker import follow_ups
 
 VOCAB = 64
 TABLE = 100 * torch.arange(4)[:, None] + torch.arange(40)
@@ -189,3 +193,42 @@ def test_cached_prefix_without_the_heads_kv_is_made_up_for():
     assert len(batches) == 5
     assert prefill(head, prefix=0, ids=ids, ask={"parse_compose": False}).hint is None
     assert head.cache.num_leading(TABLE[1, :12]) == 0
+
+
+@pytest.mark.parametrize(
+    ("ask", "valid", "lacks"),
+    [(None, 10, False), (None, 9, True), ({"parse_compose": False}, 9, False)],
+)
+def test_gaps_of_a_cached_prefix_are_seen_before_the_prefill(ask, valid, lacks):
+    """Red if a prompt that is cached without the head's KV gets no forward that could
+    make up for it."""
+    head = drafter()
+    head.cache.mark(TABLE[1, :10], num_valid=valid)
+    req = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=ask))
+    batch = SimpleNamespace(
+        reqs=[req], req_pool_indices=torch.tensor([1]), prefix_lens=[10]
+    )
+    assert head.has_gaps(batch) == lacks
+
+
+def test_head_follows_the_hidden_states_of_kept_rows_alone():
+    """Red if it is given a suffix row's, or another request's."""
+    plan = build_verify_plan(
+        seq_lens=[5, 9],
+        bonus_tokens=[1, 2],
+        draft_tokens=[[3, 4, 5], [6, 7]],
+        boundaries=[(2, 3), (1,)],
+        suffix_tokens=[[8] * 4, [9] * 4],
+    )
+    rows = torch.arange(40.0)[:, None]
+    output = PassOutput(rows, torch.zeros(0), rows)
+    turn = Turn(
+        SimpleNamespace(req_pool_indices=torch.tensor([1, 2])),
+        [state(), state()], [5, 9], [3, 2], [0, 0], [None] * 2,
+    )  # fmt: skip
+    decisions = [Decision((3, 4, 20), 2, 0, ()), Decision((30,), 0, 0, ())]
+    first, second = follow_ups(turn, decisions, output, plan.root_rows)
+    assert plan.root_rows[1] == 1 + 3 + 2 * 4  # behind the first one's suffixes
+    assert first.features.flatten().tolist() == [0, 1, 2]
+    assert second.features.flatten().tolist() == [12]
+    assert (first.row, first.start, second.row, second.start) == (1, 5, 2, 9)

@@ -121,7 +121,14 @@ def test_only_target_pools_of_parse_servers_are_charged(published, monkeypatch):
     assert charged() == 110
 
 
-def test_features_of_a_prefill_must_fit():
+def test_largest_pass_has_a_slot_for_every_row():
+    room = {"num_requests": 4, "max_judge_tokens": 48, "num_slots": 1000}
+    assert memory.most_pass_rows(window=101, **room) == 4 * 150
+    assert memory.most_pass_rows(window=400, **room) == 1000
+    assert memory.most_pass_rows(window=0, **room) == 1000
+
+
+def test_features_of_a_pass_must_fit():
     """Red if an EAGLE-3 head runs the device out of memory at the first prompt."""
     room = {"num_rows": 8192, "width": 3 * 4096, "itemsize": 2}
     wanted = 2 * 8192 * 3 * 4096 * 2

@@ -188,6 +188,15 @@ def test_a_way_never_taken_is_bounded_by_what_is_known():
     assert controller.limits(32, ways={True}).steps == MIN_WINDOW
 
 
+def test_waiting_requests_shorten_a_round_as_running_ones_do():
+    """Red if a request in the queue waits behind rounds as long as without it."""
+    controller = RoundController(100)
+    controller.observe(RoundTiming(1, 10, 10, 5.0, 5.0))
+    alone = controller.limits(1, ways={True}).steps
+    crowded = controller.limits(1, ways={True}, num_waiting=5).steps
+    assert (alone, crowded) == (100, 50)
+
+
 def test_trials_end_early_where_plain_decoding_gives_more():
     """Red if a hostile draft is tried at length: verdicts keep nothing either."""
     controller = RoundController(500)

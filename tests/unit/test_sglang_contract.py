@@ -178,7 +178,6 @@ def test_request_fields_we_read_exist():
         "grammar",
         "return_logprob",
         "return_hidden_states",
-        "return_sampling_mask",
         "custom_logit_processor",
         "eos_token_ids",
         "tokenizer",

@@ -7,10 +7,10 @@ import pytest
 from sglang_parse.config import ParseConfig
 from sglang_parse.decide import Cut, Decision
 from sglang_parse.drafters import Turn
-from sglang_parse.pace import RoundTiming
+from sglang_parse.pace import RoundLimits, RoundTiming
 from sglang_parse.request import REST
 from sglang_parse.state import RequestState, RoundDraft
-from sglang_parse.turns import TurnPlanner
+from sglang_parse.turns import TurnPlanner, note_waiting
 
 HINT = SimpleNamespace()
 
@@ -45,6 +45,26 @@ def plan_turn(
     ]
     batch = SimpleNamespace(reqs=reqs, tree_cache=None)
     return plan.plan(batch, states, [10] * len(states), [grammar] * len(states))
+
+
+def test_round_knows_how_many_wait():
+    """Red if the scheduler's queue does not reach the bound on the round."""
+    batch = SimpleNamespace()
+    note_waiting(SimpleNamespace(waiting_queue=[1, 2, 3]), batch, pp_proxy_tensors=None)
+    asked = {}
+    plan = planner()
+    plan.model_controller = SimpleNamespace(
+        limits=lambda bs, **kwargs: asked.update(kwargs) or RoundLimits(5, True)
+    )
+    limits = plan._agreed_limits(batch, [state()], judged=True)
+    assert asked["num_waiting"] == 3 and limits == RoundLimits(5, True)
+
+
+def test_neighbour_without_drafts_shortens_a_draft_only_where_windows_adapt():
+    """Red if, with fixed windows, a request's drafts depend on who runs beside it."""
+    fixed, adaptive = planner(adaptive=False), planner()
+    assert windows(fixed, state(), state("off"))[0] == (32, 0)
+    assert windows(adaptive, state(), state("off"))[0] == (16, 0)
 
 
 def windows(plan: TurnPlanner, *states: RequestState, **kwargs):
