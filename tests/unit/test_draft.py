@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_parse import draft as draft_module
 from sglang_parse.draft import DraftModel, DraftRequest, StepPacer, StopWatch
@@ -102,6 +103,48 @@ def test_host_looks_every_few_steps_alone(monkeypatch, interval, looks):
     propose(CountingDraft(interval), [request(0, [1], 12)])
     assert calls == [interval * (i + 1) for i in range(looks)]
     assert copies == [12]
+
+
+class HostReads(TorchDispatchMode):
+    """Counts operations that wait for a device: its values or their number go to the
+    host."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.num += op.overloadpacket.__name__ in self.WAITING
+        return op(*args, **(kwargs or {}))
+
+
+def host_reads(monkeypatch, num_new: int, interval: int) -> int:
+    """Reads of a draft of `num_new` tokens, `tolist` included."""
+    tolist, copies = torch.Tensor.tolist, []
+
+    def counted(self):
+        copies.append(self)
+        return tolist(self)
+
+    requests = [request(0, [1], num_new, stop_ids=frozenset({63})), request(1, [9], 3)]
+    with monkeypatch.context() as patch, HostReads() as reads:
+        patch.setattr(torch.Tensor, "tolist", counted)
+        propose(CountingDraft(interval), requests)
+    return reads.num + len(copies)
+
+
+@pytest.mark.parametrize(("interval", "num_new"), [(8, 33), (4, 18), (100, 33)])
+def test_no_drafted_token_is_read_by_the_host(monkeypatch, interval, num_new):
+    """Red if a step of the loop asks the device for anything but, every `interval`
+    steps, whether to go on; drafts are read once at their end."""
+    with HostReads() as reads:
+        bool(torch.ones(()) > 0)
+    assert reads.num == 1, "the test is blind"
+    short = host_reads(monkeypatch, 3, interval)
+    looks = (num_new - 1) // interval
+    assert host_reads(monkeypatch, num_new, interval) == short + looks
 
 
 def test_stop_watch_equals_a_loop_over_tokens():
