@@ -119,7 +119,9 @@ class ModelDrafter:
         for i, (req, state) in enumerate(
             zip(turn.batch.reqs, turn.states, strict=True)
         ):
-            num_new = turn.windows[i] - len(drafts[i].tokens)
+            # Where a grammar cut what was pending, nobody drafts the more for it.
+            held = min(len(state.pending), turn.windows[i])
+            num_new = turn.windows[i] - max(held, len(drafts[i].tokens))
             if num_new <= 0 or drafts[i].ended:
                 continue
             tokens = [

@@ -101,8 +101,8 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
     add(
         "max_round_ms",
         "Milliseconds a round may take, which bounds how long a new request waits for "
-        "its first token; with N requests running it is divided by 1 + (N - 1) / 5; "
-        "needs the adaptive windows; 0 for no bound.",
+        "its prefill; with N requests running or waiting it is divided by "
+        "1 + (N - 1) / 5; needs the adaptive windows; 0 for no bound.",
         type=int,
         metavar="MS",
     )

@@ -10,6 +10,7 @@ cache can never hold them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from sglang.srt.mem_cache.allocation import (
 )
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
@@ -118,32 +121,44 @@ def describe_pools(
 
 
 def check_feature_room(
-    *, num_rows: int, width: int, itemsize: int, free_bytes: int
+    *, num_prefill: int, num_verify: int, width: int, itemsize: int, free_bytes: int
 ) -> None:
-    """Raise ValueError where the hidden states of one pass would not fit.
+    """Raise ValueError where the hidden states of one prefill would not fit, and warn
+    where those of a verify pass might not.
 
-    num_rows: of the largest prefill or verify pass, whose [num_rows, width] hidden
-    states an EAGLE-3 head reads; they exist twice while they are put side by side.
-    free_bytes: left beside weights and pools.
+    num_prefill, num_verify: rows of the largest prefill and of a full verify pass,
+    whose [rows, width] hidden states an EAGLE-3 head reads; they exist twice while they
+    are put side by side. free_bytes: left beside weights and pools.
     """
-    wanted = 2 * num_rows * width * itemsize
-    if wanted > free_bytes:
-        raise ValueError(
+    for num_rows, what in ((num_prefill, "prefill"), (num_verify, "verify pass")):
+        wanted = 2 * num_rows * width * itemsize
+        if wanted <= free_bytes:
+            continue
+        needs = (
             f"--speculative-parse-compose eagle3 needs {wanted / 1e9:.2f} GB for the "
-            f"hidden states of a pass over {num_rows} tokens and "
-            f"{free_bytes / 1e9:.2f} GB are free; lower --chunked-prefill-size, "
-            "--max-running-requests, --speculative-parse-window or "
-            "--mem-fraction-static."
+            f"hidden states of a {what} of {num_rows} tokens and "
+            f"{free_bytes / 1e9:.2f} GB are free; lower"
+        )
+        if what == "prefill":
+            raise ValueError(
+                f"{needs} --chunked-prefill-size or --mem-fraction-static."
+            )
+        # Every request with a whole window at once: it may never come to that.
+        logger.warning(
+            "%s --max-running-requests, --speculative-parse-window or "
+            "--mem-fraction-static.",
+            needs,
         )
 
 
-def most_pass_rows(
+def full_pass_rows(
     *, num_requests: int, window: int, max_judge_tokens: int, num_slots: int
 ) -> int:
-    """Rows of the largest verify pass: a bonus token, a draft and suffixes for every
-    request (arguments as for `describe_pools`), each in a slot of the pool."""
+    """Rows of a verify pass in which every request has a bonus token, a whole draft and
+    all its suffixes (arguments as for `describe_pools`), as far as the pool has slots
+    for them; without a window, of one request that drafts alone."""
     if not window:
-        return num_slots
+        num_requests, window = 1, num_slots
     return min(num_requests * (1 + window + max_judge_tokens), num_slots)
 
 

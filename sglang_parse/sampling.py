@@ -91,6 +91,7 @@ def sample_rows(
         needs.token_ids_logprobs,
         positions,
     )
+    output.next_token_logits = None  # rows by vocabulary: not kept with the logprobs
     return tokens.to(torch.int64), output
 
 
@@ -104,13 +105,20 @@ ROW_LISTS = (
 
 
 def join_outputs(outputs: Sequence[LogitsProcessorOutput]) -> LogitsProcessorOutput:
-    """The logprobs of several `sample_rows`, their rows one after the other."""
+    """The logprobs of several `sample_rows`, their rows one after the other.
+
+    SGLang fills a list only where some row of the call asked for it
+    (layers/logprob_processor.py); the rows of the other calls are empty then.
+    """
     joined = LogitsProcessorOutput(next_token_logits=None)
     values = [output.next_token_logprobs for output in outputs]
     if values and values[0] is not None:
         joined.next_token_logprobs = torch.cat(values)
     for name in ROW_LISTS:
         parts: list[Any] = [getattr(output, name) for output in outputs]
-        if parts and parts[0] is not None:
-            setattr(joined, name, [row for part in parts for row in part])
+        if any(part is not None for part in parts):
+            rows: list[Any] = []
+            for part, chosen in zip(parts, values, strict=True):
+                rows += [[]] * len(chosen) if part is None else part
+            setattr(joined, name, rows)
     return joined

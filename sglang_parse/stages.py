@@ -202,19 +202,19 @@ class TargetStages:
     ) -> tuple[list[Decision], SampledRows]:
         """Sample the target at the rows the cuts ask for, and decide.
 
-        The LM head runs over a few rows of each request at a time, and on over those
-        where the target still agrees with the draft: no tensor of all rows of the
-        pass by the vocabulary, and none behind the first difference.
+        The LM head runs over a few rows of each request at a time, and on only where
+        the target has agreed with the draft so far: never over all rows of a pass.
         """
         asked = [cut.rows for cut in cuts]
         chosen: list[list[int]] = [[] for _ in cuts]
         places: list[list[int]] = [[] for _ in cuts]
         outputs: list[LogitsProcessorOutput] = []
-        # A benchmark that pins agreement decides only when it has all rows.
-        width = max(map(len, asked)) if self.pinned_agreement else wave_width(len(cuts))
+        most = max(map(len, asked))
         going = list(range(len(cuts)))
         num_sampled = 0
         while going:
+            # A benchmark that pins agreement decides only when it has all rows.
+            width = most if self.pinned_agreement else wave_width(len(going))
             owner: list[int] = []
             offset: list[int] = []
             for i in going:

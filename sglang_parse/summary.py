@@ -58,7 +58,7 @@ class ArmSummary:
         return asdict(self)
 
 
-def wilson_interval(num_right: int, total: int) -> tuple[float, float]:
+def wilson_interval(num_right: float, total: int) -> tuple[float, float]:
     """95% score interval of a share (Wilson 1927); (0, 1) of nothing."""
     if total == 0:
         return 0.0, 1.0

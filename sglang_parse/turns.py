@@ -21,8 +21,16 @@ NUM_WAITING = "parse_num_waiting"
 
 
 def note_waiting(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
-    """BEFORE hook on Scheduler.run_batch: how many requests wait to be admitted."""
-    setattr(batch, NUM_WAITING, len(scheduler.waiting_queue))
+    """BEFORE hook on Scheduler.run_batch: how many requests wait for the round to end.
+
+    Those that nothing but the end of others would let in are not helped by shorter
+    rounds, so only as many as there are free rows.
+    """
+    waiting = len(scheduler.waiting_queue)
+    if waiting:
+        free = scheduler.get_num_allocatable_reqs(len(batch.reqs))
+        waiting = min(waiting, max(0, free))
+    setattr(batch, NUM_WAITING, waiting)
 
 
 class TurnPlanner:

@@ -34,7 +34,7 @@ from sglang_parse.eagle import EagleHead
 from sglang_parse.flags import config_from_server_args
 from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
-from sglang_parse.memory import RoundSlots, describe_pools, most_pass_rows
+from sglang_parse.memory import RoundSlots, describe_pools, full_pass_rows
 from sglang_parse.metrics import RoundRecord
 from sglang_parse.pace import RoundTiming
 from sglang_parse.plan import build_verify_plan
@@ -151,11 +151,12 @@ class ParseWorker(BaseSpecWorker):
         judge = self.stages.judge(self.config.judge_suffix)
         max_judge_tokens = self.config.max_segments * len(judge.suffix)
         if self.head:
+            judges = self.draft is not None
             self.head.check_room(
-                most_pass_rows(
+                full_pass_rows(
                     num_requests=req_to_token_pool.size,
-                    window=self.config.window,
-                    max_judge_tokens=max_judge_tokens,
+                    window=self.config.window if judges else self.config.eagle_steps,
+                    max_judge_tokens=max_judge_tokens if judges else 0,
                     num_slots=num_slots,
                 )
             )

@@ -23,8 +23,9 @@ class PairedDifference:
     """Accuracy of an arm minus the baseline's on the same items, in points.
 
     low, high: 95% score interval (Tango 1998), which is not empty where the answers
-    never differ. boot_low, boot_high: 95% paired bootstrap. mcnemar_p: exact, two
-    sides. lost, gained: items right before and wrong now, and the other way round.
+    never differ; the bootstrap's where items are right in a share of their repeats.
+    boot_low, boot_high: 95% paired bootstrap. mcnemar_p: exact, two sides. lost,
+    gained: items right less often now than before, and more often.
     """
 
     points: float
@@ -41,13 +42,16 @@ class PairedDifference:
 def paired_difference(
     right: Sequence[float], base_right: Sequence[float]
 ) -> PairedDifference:
-    """right, base_right: 0/1 of the same items in the same order. Not empty."""
+    """right, base_right: 0/1, or shares over repeats, of the same items in the same
+    order. Not empty."""
     ours, theirs = np.asarray(right, float), np.asarray(base_right, float)
     lost = int((ours < theirs).sum())
     gained = int((ours > theirs).sum())
     n = len(ours)
     low, high = tango_interval(gained, lost, n)
     boot = resampled(lambda rows: float((ours - theirs)[rows].mean()), n)
+    if np.any((ours % 1) != 0) or np.any((theirs % 1) != 0):
+        low, high = boot
     p = binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
     return PairedDifference(
         points=100 * float((ours - theirs).mean()),

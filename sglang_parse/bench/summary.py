@@ -44,9 +44,9 @@ class Graded:
 class Figures:
     """One arm, data set and concurrency; None: not measured.
 
-    Repeats ask the same items again, so they make no sample larger: an item is right
-    if it is in every repeat, and its time and tokens are its means over them, also
-    under the intervals. Latency quantiles are of all requests.
+    Repeats ask the same items again, so they make no sample larger: whether an item is
+    right, its time and its tokens are means over them, also under the intervals.
+    Latency quantiles are of all requests.
 
     figures: see summary.ArmSummary; its problems are items. answer_ratio, token_ratio:
     (ratio, low, high) of answers and of output tokens per second to the baseline on the
@@ -117,7 +117,7 @@ def _figures(
     is_graded = all(c is not None for c in correct)
     is_base = group is base
     items = list(over_repeats(group).values())
-    num_right = sum(r.correct for r in items)
+    num_right = sum(r.right for r in items)
     low, high = wilson_interval(num_right, len(items))
     return Figures(
         arm=cell.arm,
@@ -180,9 +180,9 @@ def request_results(one: Graded) -> dict[str, RequestResult]:
 
 @dataclass(frozen=True)
 class ItemResult:
-    """An item over all repeats: right in each, and means."""
+    """Means of an item over all repeats; right: the share of them."""
 
-    correct: bool
+    right: float
     num_tokens: float
     latency_s: float
 
@@ -195,7 +195,7 @@ def over_repeats(group: Sequence[Graded]) -> dict[str, ItemResult]:
         rows = [r[item] for r in repeats if item in r]
         if len(rows) == len(repeats):
             found[item] = ItemResult(
-                correct=all(r.correct for r in rows),
+                right=statistics.fmean(r.correct for r in rows),
                 num_tokens=statistics.fmean(r.num_tokens for r in rows),
                 latency_s=statistics.fmean(r.latency_s for r in rows),
             )
@@ -215,9 +215,7 @@ def _pairs(group: Sequence[Graded], base: Sequence[Graded]) -> list[Pair]:
 def _difference(pairs: Sequence[Pair]) -> PairedDifference | None:
     if not pairs:
         return None
-    return paired_difference(
-        [a.correct for a, _ in pairs], [b.correct for _, b in pairs]
-    )
+    return paired_difference([a.right for a, _ in pairs], [b.right for _, b in pairs])
 
 
 def _ratio(pairs: Sequence[Pair], amount: Any) -> Ratio | None:

@@ -52,8 +52,8 @@ def report_text(
         "# Benchmark report\n",
         "Ratios and differences are to the arm `target` on the same items. Answers/s "
         "ratio: with its 95% paired bootstrap interval over items; behind it, where "
-        "there are repeats, their lowest and highest ratio. An item is right if it is "
-        "in every repeat. Difference: in points, with the 95% score "
+        "there are repeats, their lowest and highest ratio; all else is about means of "
+        "items over repeats. Difference: in points, with the 95% score "
         "interval of paired shares and McNemar's exact p.\n",
     ]
     for dataset, concurrency in dict.fromkeys((f.dataset, f.concurrency) for f in main):

@@ -1,6 +1,7 @@
 """Where PARSE must say exactly what the target, or exactly what the draft says."""
 
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurr
     assert all(report(r)["judged_segments"] == 0 for r in results)
     drafted = sum(report(r)["draft_tokens"] for r in results)
     matched = sum(report(r)["matched_tokens"] for r in results)
-    assert (drafted > 0 and matched > 0) == (mode == "exact")
+    assert (drafted > 0) == (matched > 0) == (mode == "exact")
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
@@ -74,13 +75,14 @@ def test_exact_mode_equals_target_under_default_flags(
         prompts[:30], concurrency, custom={"parse_mode": "exact"}
     )
     assert differing(results, expected[:30]) == []
-    assert sum(report(r)["matched_tokens"] for r in results) > 100
+    assert sum(report(r)["matched_tokens"] for r in results) > 0
 
 
 SAMPLED = {"temperature": 3.0, "top_k": 2, "max_new_tokens": 6, "ignore_eos": True}
 NUM_SAMPLED, WIDTH = 2400, 4
-# 99.99th percentile of chi-square with 2**WIDTH - 1 = 15 degrees of freedom.
-CHI_SQUARE_LIMIT = 44.3
+# 99.99th percentile of chi-square by degrees of freedom.
+CHI_SQUARE_LIMITS = {4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9, 8: 31.8, 9: 33.7, 10: 35.6}
+RARE = 5  # outcomes expected less often count as one
 
 
 def chances(model, prompt: list[int]) -> dict[tuple[int, ...], float]:
@@ -113,14 +115,16 @@ def test_sampled_tokens_follow_the_targets_distribution(parse, prompts, custom):
     body = parse.body(prompts[0], custom=custom, **SAMPLED)
     body["input_ids"] = [prompts[0]] * NUM_SAMPLED
     results = parse.post("/generate", body).json()
-    counts = dict.fromkeys(expected, 0)
-    for result in results:
-        counts[tuple(result["output_ids"][:WIDTH])] += 1
-    chi_square = sum(
-        (counts[tokens] - NUM_SAMPLED * chance) ** 2 / (NUM_SAMPLED * chance)
-        for tokens, chance in expected.items()
-    )
-    assert chi_square < CHI_SQUARE_LIMIT, counts
+    seen = Counter(tuple(r["output_ids"][:WIDTH]) for r in results)
+    assert set(seen) <= set(expected)
+    cells: dict[object, list[float]] = {}
+    for tokens, chance in expected.items():
+        wanted = NUM_SAMPLED * chance
+        cell = cells.setdefault("rare" if wanted < RARE else tokens, [0.0, 0.0])
+        cell[0] += seen[tokens]
+        cell[1] += wanted
+    chi_square = sum((got - wanted) ** 2 / wanted for got, wanted in cells.values())
+    assert chi_square < CHI_SQUARE_LIMITS[len(cells) - 1], cells
     # Drafts were tried, and some of them stood.
     assert sum(report(r)["matched_tokens"] for r in results) > NUM_SAMPLED / 4
 

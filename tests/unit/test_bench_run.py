@@ -493,15 +493,19 @@ def test_repeats_of_the_same_items_narrow_no_interval():
     assert len(thrice.ratio_by_repeat) == 3
 
 
-def test_item_is_right_if_it_is_in_every_repeat_and_its_time_a_mean():
+def test_item_over_repeats_is_its_mean():
     rows = [[(True, 10, 1.0), (True, 20, 4.0)], [(False, 14, 3.0), (True, 20, 2.0)]]
     cells = [graded_cell(r, one) for r, one in enumerate(rows)]
     assert over_repeats(cells) == {
-        "i0": ItemResult(False, 12, 2.0),
-        "i1": ItemResult(True, 20, 3.0),
+        "i0": ItemResult(0.5, 12, 2.0),
+        "i1": ItemResult(1.0, 20, 3.0),
     }
     (figures,) = summarise_cells(cells, 0.5)
-    assert figures.figures.accuracy == 0.5 and figures.answer_ratio is None
+    assert figures.figures.accuracy == 0.75 and figures.answer_ratio is None
+    base = [graded_cell(r, [(True, 9, 9.0)] * 2, "target") for r in range(2)]
+    difference = summarise_cells([*base, *cells], 0.5)[1].difference
+    assert (difference.points, difference.lost, difference.gained) == (-25, 1, 0)
+    assert (difference.low, difference.high) == (-50, 0)  # the bootstrap's
 
 
 def test_arms_own_threshold_decides_what_its_verdicts_were():

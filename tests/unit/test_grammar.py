@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from sglang_parse.drafters import Turn, pending_drafts
+from sglang_parse.drafters import ModelDrafter, Turn, pending_drafts
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.grammar import GrammarChain, mask_for_rows
 
@@ -110,3 +110,17 @@ def test_pending_text_is_cut_where_the_grammar_ends_it(backend, window):
     assert bound.tokens == tuple(text[:num]) and bound.num_client == num
     assert not bound.ended and len(chains[0].masks) == num + 1
     assert free.tokens == tuple(text[:window]) and free.ended == (window == 100)
+    # The draft model gets the steps that were planned, not those of the cut part too.
+    req = SimpleNamespace(origin_input_ids=[1], output_ids=[2])
+    state.ready, state.num_cached, state.stop_ids = (), 0, frozenset()
+    batch = SimpleNamespace(reqs=[req] * 2, req_pool_indices=torch.tensor([0, 1]))
+    turn = Turn(batch, [state] * 2, [5] * 2, [len(text) + 3] * 2, [0] * 2, chains)
+    state.pending_ended = False
+    for chain in chains[:1]:
+        chain.rewind()
+        chain.masks = chain.masks[:1]
+    drafts = pending_drafts(turn)
+    drafter = ModelDrafter(None, SimpleNamespace(table=torch.zeros(2, 9)), None)
+    orders = drafter._orders(turn, drafts)
+    assert [order.num_new for order in orders] == [3, 3]
+    assert len(orders[0].tokens) == 2 + num_good

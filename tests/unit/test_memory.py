@@ -123,18 +123,29 @@ def test_only_target_pools_of_parse_servers_are_charged(published, monkeypatch):
 
 def test_largest_pass_has_a_slot_for_every_row():
     room = {"num_requests": 4, "max_judge_tokens": 48, "num_slots": 1000}
-    assert memory.most_pass_rows(window=101, **room) == 4 * 150
-    assert memory.most_pass_rows(window=400, **room) == 1000
-    assert memory.most_pass_rows(window=0, **room) == 1000
+    assert memory.full_pass_rows(window=101, **room) == 4 * 150
+    assert memory.full_pass_rows(window=400, **room) == 1000
+    assert memory.full_pass_rows(window=0, **room) == 1000
 
 
-def test_features_of_a_pass_must_fit():
+def test_features_of_a_prefill_must_fit():
     """Red if an EAGLE-3 head runs the device out of memory at the first prompt."""
-    room = {"num_rows": 8192, "width": 3 * 4096, "itemsize": 2}
+    room = {"num_prefill": 8192, "num_verify": 9, "width": 3 * 4096, "itemsize": 2}
     wanted = 2 * 8192 * 3 * 4096 * 2
     memory.check_feature_room(**room, free_bytes=wanted)
     with pytest.raises(ValueError, match=r"0\.40 GB .* 8192 .*chunked-prefill-size"):
         memory.check_feature_room(**room, free_bytes=wanted - 1)
+
+
+def test_features_of_a_full_pass_that_may_not_fit_are_told(caplog):
+    """Red if the log says nothing before a crowded round runs out of memory."""
+    room = {"num_prefill": 9, "num_verify": 8192, "width": 3 * 4096, "itemsize": 2}
+    wanted = 2 * 8192 * 3 * 4096 * 2
+    memory.check_feature_room(**room, free_bytes=wanted)
+    assert not caplog.text
+    memory.check_feature_room(**room, free_bytes=wanted - 1)
+    assert "verify pass of 8192 tokens" in caplog.text
+    assert "--max-running-requests" in caplog.text
 
 
 @pytest.mark.parametrize("context_len", [64, 512])

@@ -187,6 +187,15 @@ def test_request_fields_we_read_exist():
     assert callable(Req.finished)
 
 
+def test_scheduler_says_who_waits_and_for_how_many_there_is_room():
+    """Red if rounds can no longer be shortened for those that wait."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    assert parameters(Scheduler.run_batch)[:2] == ["self", "batch"]
+    assert parameters(Scheduler.get_num_allocatable_reqs)[:2] == ["self", "running_bs"]
+    assert "self.waiting_queue" in inspect.getsource(Scheduler)
+
+
 def test_request_is_hashable_by_identity():
     """Red if Req defines equality: states are keyed by the request object."""
     from sglang.srt.managers.schedule_batch import Req

@@ -10,7 +10,7 @@ from sglang_parse.drafters import Turn
 from sglang_parse.pace import RoundLimits, RoundTiming
 from sglang_parse.request import REST
 from sglang_parse.state import RequestState, RoundDraft
-from sglang_parse.turns import TurnPlanner, note_waiting
+from sglang_parse.turns import NUM_WAITING, TurnPlanner, note_waiting
 
 HINT = SimpleNamespace()
 
@@ -49,8 +49,11 @@ def plan_turn(
 
 def test_round_knows_how_many_wait():
     """Red if the scheduler's queue does not reach the bound on the round."""
-    batch = SimpleNamespace()
-    note_waiting(SimpleNamespace(waiting_queue=[1, 2, 3]), batch, pp_proxy_tensors=None)
+    batch = SimpleNamespace(reqs=[1] * 4)
+    scheduler = SimpleNamespace(
+        waiting_queue=[1] * 9, get_num_allocatable_reqs=lambda bs: 7 - bs
+    )
+    note_waiting(scheduler, batch, pp_proxy_tensors=None)
     asked = {}
     plan = planner()
     plan.model_controller = SimpleNamespace(
@@ -58,6 +61,9 @@ def test_round_knows_how_many_wait():
     )
     limits = plan._agreed_limits(batch, [state()], judged=True)
     assert asked["num_waiting"] == 3 and limits == RoundLimits(5, True)
+    # Shorter rounds let nobody in where there is no row for them.
+    note_waiting(scheduler, full := SimpleNamespace(reqs=[1] * 8))
+    assert getattr(full, NUM_WAITING) == 0
 
 
 def test_neighbour_without_drafts_shortens_a_draft_only_where_windows_adapt():
