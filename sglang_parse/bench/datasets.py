@@ -7,8 +7,10 @@ are zero-shot and end with the answer format that checkers.py reads.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +187,7 @@ DATA_SETS = {d.name: d for d in _TABLE}
 
 
 def load_items(name: str, *, problems: int, seed: int, path: str = "") -> list[Item]:
-    """`problems` items (0: all), the same for the same arguments.
+    """`problems` items (0: all), the same for the same arguments, each id once.
 
     They are drawn by seed where there are more. Raises DataError.
     """
@@ -194,7 +196,8 @@ def load_items(name: str, *, problems: int, seed: int, path: str = "") -> list[I
         found = make_problems(problems or 200, seed)
         return [Item(f"embedded-{i}", (p.prompt,), p) for i, p in enumerate(found)]
     rows = read_rows(Path(path), name) if path else fetch_rows(data_set)
-    items = []
+    items: list[Item] = []
+    seen: Counter[str] = Counter()
     for number, row in enumerate(rows):
         try:
             item = data_set.read(row, number)
@@ -203,8 +206,12 @@ def load_items(name: str, *, problems: int, seed: int, path: str = "") -> list[I
                 f"{name}: row {number} is not in the schema of "
                 f"{data_set.hub or 'a prompt file'} ({type(e).__name__}: {e})."
             ) from e
-        if item is not None:
-            items.append(item)
+        if item is None:
+            continue
+        seen[item.id] += 1
+        if seen[item.id] > 1:
+            item = dataclasses.replace(item, id=f"{item.id} ({seen[item.id]})")
+        items.append(item)
     if not items:
         raise DataError(f"{name}: no usable row in {path or data_set.hub}.")
     if problems and problems < len(items):

@@ -198,6 +198,15 @@ def test_the_hub_form_of_mt_bench_is_read_as_well(tmp_path):
     assert (item.id, item.turns) == ("mt-bench-7", ("a", "b"))
 
 
+def test_items_with_one_id_stay_apart(tmp_path):
+    """Red if a result takes another's place in paired figures."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": "a", "prompt": f"{k}+1?"} for k in range(3)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = load_items("prompts", problems=0, seed=0, path=str(path))
+    assert len({item.id for item in found}) == len(found) == 3
+
+
 def test_placeholders_of_speed_bench_are_refused(tmp_path):
     turn = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
     with pytest.raises(DataError, match="preparation script"):
