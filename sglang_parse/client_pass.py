@@ -87,7 +87,7 @@ class ClientJudge:
             if k == 0:
                 first_plan, first_output = plan, output
         plan = dataclasses.replace(first_plan, boundaries=tuple(map(tuple, boundaries)))
-        cuts = choose_cuts(plan, scores, states, [0] * len(states))
+        cuts = choose_cuts(plan, scores, states, drafts, [0] * len(states))
         cuts = [
             dataclasses.replace(c, tail_end=c.num_kept) if s.options.verify_only else c
             for c, s in zip(cuts, states, strict=True)

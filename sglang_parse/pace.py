@@ -217,7 +217,8 @@ class RoundController:
         load = bs + num_waiting
         bound_ms = self.max_round_ms / (1 + (load - 1) / LOAD_SCALE)
         left_ms = bound_ms - (bucket.plain_ms.value or 0.0)
-        return RoundLimits(max(MIN_WINDOW, int(left_ms / step_ms)), judged)
+        least = self.least_window(judged=judged)
+        return RoundLimits(max(least, int(left_ms / step_ms)), judged)
 
     def _step_ms(self, bs: int, way: _Way) -> float | None:
         """Of this way, else of the other, else of the nearest batch size that knows:

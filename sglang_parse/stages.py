@@ -285,16 +285,34 @@ class TargetStages:
         return "".join(texts[t] for t in tokens)
 
 
+def shown_tokens(
+    drafts: Sequence[RoundDraft], boundaries: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """The draft tokens that the target is to see.
+
+    Behind the last boundary nothing can be kept in this round, whatever the verdicts:
+    those tokens wait for a boundary of their own and would be forwarded again then.
+    """
+    return [
+        draft.tokens[: ends[-1]] if ends else draft.tokens
+        for draft, ends in zip(drafts, boundaries, strict=True)
+    ]
+
+
 def choose_cuts(
     plan: VerifyPlan,
     scores: Sequence[Sequence[float]],
     states: Sequence[RequestState],
+    drafts: Sequence[RoundDraft],
     head_ends: Sequence[int],
 ) -> list[Cut]:
-    """One cut per request, by its own mode, threshold and keep rule."""
+    """One cut per request, by its own mode, threshold and keep rule.
+
+    drafts: whole ones, with what the pass does not hold (`shown_tokens`).
+    """
     cuts = []
     for i, state in enumerate(states):
-        options, num_draft = state.options, plan.num_draft_tokens[i]
+        options, num_draft = state.options, len(drafts[i].tokens)
         if options.mode != "semantic":
             cuts.append(exact_cut(num_draft))
             continue

@@ -41,7 +41,12 @@ from sglang_parse.plan import build_verify_plan
 from sglang_parse.ranks import Ranks
 from sglang_parse.request_states import RequestStates
 from sglang_parse.sampling import expand_rows, sample_rows
-from sglang_parse.stages import TargetStages, choose_cuts, logprob_needs
+from sglang_parse.stages import (
+    TargetStages,
+    choose_cuts,
+    logprob_needs,
+    shown_tokens,
+)
 from sglang_parse.startup import check_architecture
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.turns import TurnPlanner
@@ -268,14 +273,14 @@ class ParseWorker(BaseSpecWorker):
         plan = build_verify_plan(
             seq_lens=seq_lens,
             bonus_tokens=bonus_tokens(batch, states),
-            draft_tokens=[d.tokens for d in drafts],
+            draft_tokens=shown_tokens(drafts, boundaries),
             boundaries=boundaries,
             suffix_tokens=[s.suffix for s in states],
         )
         output = self.stages.verify(batch, plan)
         verified = time.perf_counter()
         scores = self.stages.scores(plan, output, states)
-        cuts = choose_cuts(plan, scores, states, head_ends)
+        cuts = choose_cuts(plan, scores, states, drafts, head_ends)
         decisions, sampled = self.stages.follow_target(
             batch, plan, output, cuts, drafts, chains
         )

@@ -1,8 +1,10 @@
 """Whether, how long and how: the controller of rounds on simulated costs."""
 
+import dataclasses
+
 import pytest
 
-from sglang_parse.pace import RoundController, RoundTiming
+from sglang_parse.pace import RoundController, RoundLimits, RoundTiming
 from sglang_parse.window import MIN_WINDOW, SHORT_WINDOW, next_window
 
 
@@ -186,6 +188,17 @@ def test_a_way_never_taken_is_bounded_by_what_is_known():
     controller.observe(RoundTiming(1, 10, 10, 50.0, 50.0, judged=False))
     assert controller.limits(1, ways={True}).steps == 10
     assert controller.limits(32, ways={True}).steps == MIN_WINDOW
+
+
+def test_bound_leaves_a_judged_round_long_enough_to_reach_a_boundary():
+    """Red if under load most drafts end inside their first segment: they cost a round
+    and cannot be judged."""
+    controller = RoundController(100)
+    timing = RoundTiming(8, 10, 80, 200.0, 200.0, segment_len=12.0)
+    controller.observe(timing)
+    controller.observe(dataclasses.replace(timing, segment_len=0.0, judged=False))
+    assert controller.limits(8, ways={True}) == RoundLimits(18, True)
+    assert controller.limits(8, ways={False}) == RoundLimits(MIN_WINDOW, False)
 
 
 def test_waiting_requests_shorten_a_round_as_running_ones_do():

@@ -1,13 +1,14 @@
 """The worker's pure helpers: one cut and one logprob need per request."""
 
+import random
 from types import SimpleNamespace
 
 from sglang_parse.config import ParseConfig
-from sglang_parse.decide import Cut
+from sglang_parse.decide import Cut, decide
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.request import RequestOptions
-from sglang_parse.stages import choose_cuts, logprob_needs
-from sglang_parse.state import RequestState
+from sglang_parse.stages import choose_cuts, logprob_needs, shown_tokens
+from sglang_parse.state import RequestState, RoundDraft
 
 
 def options(mode: str = "semantic", **settings) -> RequestOptions:
@@ -45,13 +46,48 @@ def test_choose_cuts_by_each_requests_own_options():
         state("off"),
     ]
     scores = [(0.4, 0.9)] * 3 + [(), ()]
-    assert choose_cuts(plan, scores, states, [0] * 5) == [
+    drafts = [RoundDraft((1,) * 6)] * 5
+    assert choose_cuts(plan, scores, states, drafts, [0] * 5) == [
         Cut(0, 2, False, rejected_end=2),
         Cut(4, 4, True),
         Cut(4, 4, True),
         Cut(0, 6, False),
         Cut(0, 6, False),
     ]
+
+
+def test_no_decision_needs_what_the_target_is_not_shown():
+    """Red if a row behind the last boundary is asked for: it is not in the pass; or if
+    such tokens are lost, or shown, where every verdict passes."""
+    rng = random.Random(5)
+    for _ in range(500):
+        num = rng.randint(1, 30)
+        draft = RoundDraft(tuple(range(num)))
+        cuts = rng.sample(range(1, num + 1), rng.randint(0, min(4, num)))
+        head_end = rng.choice([0, 0, rng.randint(0, num)])
+        ends = tuple(sorted(c for c in cuts if c > head_end))
+        one = state(
+            "semantic",
+            keep_rule=rng.choice(["first-failure", "longest"]),
+            exact_tail=rng.random() < 0.7,
+        )
+        scores = [tuple(rng.choice([0.1, 0.9]) for _ in ends)]
+        (shown,) = shown_tokens([draft], [ends])
+        assert len(shown) == (ends[-1] if ends else num)
+        plan = build_verify_plan(
+            seq_lens=[5],
+            bonus_tokens=[0],
+            draft_tokens=[shown],
+            boundaries=[ends],
+            suffix_tokens=[[9]],
+        )
+        (cut,) = choose_cuts(plan, scores, [one], [draft], [head_end])
+        assert max(cut.rows) <= len(shown)
+        if ends and all(s > 0.5 for s in scores[0]):
+            own = [draft.tokens[j] if j < num else 99 for j in cut.rows]
+            decision = decide(cut, draft.tokens, own)
+            kept = len(decision.accept_tokens) + len(decision.pending)
+            assert kept == num + (ends[-1] == num)
 
 
 def test_logprob_needs_follow_the_rows():
