@@ -14,6 +14,7 @@ from sglang_parse.memory import RoundSlots
 from sglang_parse.pace import RoundController, RoundLimits, RoundTiming
 from sglang_parse.ranks import Ranks
 from sglang_parse.state import RequestState, RoundDraft
+from sglang_parse.telemetry import TELEMETRY
 from sglang_parse.window import SHORT_WINDOW, draft_window, fit_windows, next_window
 
 # Set on the batches of a PARSE server.
@@ -24,8 +25,10 @@ def note_waiting(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     """BEFORE hook on Scheduler.run_batch: how many requests wait for the round to end.
 
     Those that nothing but the end of others would let in are not helped by shorter
-    rounds, so only as many as there are free rows.
+    rounds, so only as many as there are free rows. Only where PARSE serves.
     """
+    if TELEMETRY.settings is None:
+        return
     waiting = len(scheduler.waiting_queue)
     if waiting:
         free = scheduler.get_num_allocatable_reqs(len(batch.reqs))

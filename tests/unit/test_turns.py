@@ -10,6 +10,7 @@ from sglang_parse.drafters import Turn
 from sglang_parse.pace import RoundLimits, RoundTiming
 from sglang_parse.request import REST
 from sglang_parse.state import RequestState, RoundDraft
+from sglang_parse.telemetry import TELEMETRY
 from sglang_parse.turns import NUM_WAITING, TurnPlanner, note_waiting
 
 HINT = SimpleNamespace()
@@ -47,9 +48,12 @@ def plan_turn(
     return plan.plan(batch, states, [10] * len(states), [grammar] * len(states))
 
 
-def test_round_knows_how_many_wait():
+def test_round_knows_how_many_wait(monkeypatch):
     """Red if the scheduler's queue does not reach the bound on the round."""
     batch = SimpleNamespace(reqs=[1] * 4)
+    note_waiting(SimpleNamespace(), batch)  # a server without PARSE
+    assert not hasattr(batch, NUM_WAITING)
+    monkeypatch.setattr(TELEMETRY, "settings", {})
     scheduler = SimpleNamespace(
         waiting_queue=[1] * 9, get_num_allocatable_reqs=lambda bs: 7 - bs
     )
