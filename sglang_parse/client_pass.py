@@ -169,6 +169,14 @@ class ClientJudge:
                     f"and there is room for {window} behind this prompt; shorten it.",
                 )
             cuts = state.client.cuts
+            empty = first_empty(cuts or ())
+            if empty is not None:
+                refuse(
+                    req,
+                    f"custom_params.parse_verify[{empty}] has no tokens under this "
+                    "model's tokenizer; leave it out.",
+                )
+                cuts = ()
             if cuts is None:
                 cuts = self.stages.segmenter(state.options.segmenter).boundaries(
                     tokens,
@@ -183,6 +191,13 @@ class ClientJudge:
             view, [n + 1 + w for n, w in zip(seq_lens, windows, strict=True)]
         )
         return drafts, boundaries
+
+
+def first_empty(cuts: Sequence[int]) -> int | None:
+    """The first of the segments ending at `cuts` that has no tokens."""
+    starts = (0, *cuts)
+    pairs = enumerate(zip(starts, cuts, strict=False))
+    return next((k for k, (start, end) in pairs if start == end), None)
 
 
 def batch_view(batch: Any, index: Sequence[int]) -> Any:

@@ -76,8 +76,10 @@ def build_result(
     if return_logprob:
         _fill_logprobs(output, decisions, sampled, stride)
     if return_hidden_states and sampled.hidden_states is not None:
+        # Tokens decided before this pass have no row in it; who asked has none of them.
+        last = len(sampled.hidden_states) - 1
         rows = [
-            root + min(j, n - 1)
+            min(root + min(j, n - 1), last)
             for root, n in zip(sampled.root_rows, lens, strict=True)
             for j in range(stride)
         ]

@@ -20,6 +20,7 @@ from sglang.srt.speculative.spec_info import SpecInput, SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
+from sglang_parse.forwards import build_batch, extend_fields, mark_extend
 from sglang_parse.startup import check_architecture
 
 
@@ -91,32 +92,10 @@ class DraftRunner:
 
         ids: request by request; logits [bs, vocab] at each request's last.
         """
-        device = table.device
-        positions = [
-            p for s, n in zip(starts, lens, strict=True) for p in range(s, s + n)
-        ]
-        owner = torch.repeat_interleave(rows, torch.tensor(lens, device=device))
-        position = torch.tensor(positions, dtype=torch.int64, device=device)
-        ends = torch.tensor([s + n for s, n in zip(starts, lens, strict=True)])
         batch = self._forward_batch(
-            ForwardMode.EXTEND,
-            input_ids=torch.tensor(ids, dtype=torch.int64, device=device),
-            rows=rows,
-            positions=position,
-            out_cache_loc=table[owner, position].to(torch.int64),
-            seq_lens=ends.to(device),
-            seq_lens_cpu=ends,
+            ForwardMode.EXTEND, **extend_fields(ids, rows, starts, lens, table)
         )
-        lens_t = torch.tensor(lens, dtype=torch.int32, device=device)
-        batch.extend_num_tokens = len(ids)
-        batch.extend_seq_lens = lens_t
-        batch.extend_prefix_lens = torch.tensor(
-            starts, dtype=torch.int32, device=device
-        )
-        batch.extend_start_loc = torch.cumsum(lens_t, 0, dtype=torch.int32) - lens_t
-        batch.extend_seq_lens_cpu = lens
-        batch.extend_prefix_lens_cpu = starts
-        batch.extend_logprob_start_lens_cpu = lens
+        mark_extend(batch, starts, lens)
         batch.spec_info = spec_info
         return self._forward(batch)
 
@@ -146,34 +125,14 @@ class DraftRunner:
         batch.spec_info = spec_info
         return self._forward(batch)
 
-    def _forward_batch(
-        self,
-        mode: ForwardMode,
-        *,
-        input_ids: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        out_cache_loc: Tensor,
-        seq_lens: Tensor,
-        seq_lens_cpu: Tensor,
-    ) -> ForwardBatch:
-        batch = ForwardBatch(
-            forward_mode=mode,
-            batch_size=len(rows),
-            input_ids=input_ids,
-            req_pool_indices=rows,
-            seq_lens=seq_lens,
-            out_cache_loc=out_cache_loc,
-            seq_lens_sum=int(seq_lens_cpu.sum()),
-            seq_lens_cpu=seq_lens_cpu,
-            positions=positions,
+    def _forward_batch(self, mode: ForwardMode, **fields: Tensor) -> ForwardBatch:
+        return build_batch(
+            self.runner,
+            mode,
+            **fields,
+            capture=self.capture,
             spec_algorithm=SpeculativeAlgorithm.NONE,
-            capture_hidden_mode=self.capture,
-            return_hidden_states_before_norm=False,
-            global_num_token_non_padded_cpu=len(input_ids),
         )
-        self.runner.kv_index_translator.bind_own_plan(batch)
-        return batch
 
     def _forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
         return self.runner.forward(batch).logits_output

@@ -6,7 +6,8 @@ target's EAGLE-3 head, then the draft model, each from where the one before it s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from sglang_parse.grammar import GrammarChain
 from sglang_parse.memory import RoundSlots
 from sglang_parse.request import wants_head
 from sglang_parse.state import RequestState, RoundDraft
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -188,12 +191,22 @@ class ModelDrafter:
 
 class HeadDrafter:
     """The target's EAGLE-3 head. Follows every pass of the target, so that behind each
-    request's last token a hint is at hand; keeps which slots hold its KV."""
+    request's last token a hint is at hand; keeps which slots hold its KV.
 
-    def __init__(self, head: EagleHead, slots: RoundSlots, cache: DraftCache) -> None:
+    read_features: `TargetVerifier.features_of`.
+    """
+
+    def __init__(
+        self,
+        head: EagleHead,
+        slots: RoundSlots,
+        cache: DraftCache,
+        read_features: Callable[..., Tensor],
+    ) -> None:
         self.head = head
         self.slots = slots
         self.cache = cache
+        self.read_features = read_features
 
     def draft(self, turn: Turn, drafts: list[RoundDraft]) -> list[RoundDraft]:
         rows = turn.batch.req_pool_indices.tolist()
@@ -237,13 +250,44 @@ class HeadDrafter:
         for up, hint in zip(followed, hints, strict=True):
             up.state.hint = hint
 
-    def has_gaps(self, batch: Any) -> bool:
-        """Whether a cached prefix of a prefill batch lacks the head's KV somewhere."""
-        rows = batch.req_pool_indices.tolist()
-        return any(
-            wants_head(req) and self.cache.gaps(self.slots.table[row, :start])
-            for req, row, start in zip(batch.reqs, rows, batch.prefix_lens, strict=True)
-        )
+    def fill_gaps(self, batch: Any) -> list[bool]:
+        """Before a prefill: give the head KV where a cached prefix has none of it.
+
+        The target computes its hidden states there again, as if that part had not been
+        cached; done once, the head's KV stays with the slots like the target's. Returns
+        for which requests the head has all of the prefix: not where they want no head,
+        nor where it would take longer than one prefill or more slots than there are.
+        """
+        rows, starts = batch.req_pool_indices.tolist(), batch.prefix_lens
+        self.cache.forget(batch.out_cache_loc)
+        left = min(self.head.longest_prefill, self.slots.num_free(batch.tree_cache))
+        whole = []
+        for req, row, prefix in zip(batch.reqs, rows, starts, strict=True):
+            slots = self.slots.table[row, :prefix]
+            gaps = self.cache.gaps(slots) if wants_head(req) else []
+            num_missing = sum(end - start for start, end in gaps)
+            whole.append(wants_head(req) and num_missing <= left)
+            if not gaps or not whole[-1]:
+                continue
+            left -= num_missing
+            ids = [*req.origin_input_ids, *req.output_ids]
+            for start, end in gaps:
+                logger.debug("PARSE: head reads cached tokens %d to %d", start, end)
+                self._read(batch, row, start, ids[start : end + 1])
+                self.cache.mark(slots[start:end], num_valid=end - start)
+        return whole
+
+    def _read(self, batch: Any, row: int, start: int, ids: Sequence[int]) -> None:
+        """ids: of cached positions from `start` on, and the token behind them."""
+        table = self.slots.table
+        scratch = self.slots.take_scratch(batch.tree_cache, len(ids) - 1)
+        try:
+            features = self.read_features(
+                ids[:-1], row=row, start=start, scratch=scratch, table=table
+            )
+            self.head.follow([HeadRows(row, start, ids[1:], features)], table)
+        finally:
+            self.slots.release_scratch(scratch)
 
     def follow_prefill(
         self,
@@ -251,11 +295,12 @@ class HeadDrafter:
         states: Sequence[RequestState | None],
         features: Tensor,
         next_token_ids: Tensor,
+        whole: Sequence[bool],
     ) -> None:
         """The target prefilled a batch.
 
         states: None for a request whose prefill goes on. features: [tokens of the
-        batch, width].
+        batch, width]. whole: of `fill_gaps`; the others are not followed.
         """
         rows = batch.req_pool_indices.tolist()
         chosen = next_token_ids.tolist()
@@ -263,13 +308,11 @@ class HeadDrafter:
         for i, req in enumerate(batch.reqs):
             start, num = batch.prefix_lens[i], batch.extend_lens[i]
             new, at = features[at : at + num], at + num
-            slots = self.slots.table[rows[i], : start + num]
-            if not wants_head(req):
-                self.cache.forget(slots[start:])
+            if not whole[i]:
                 continue
+            slots = self.slots.table[rows[i], start : start + num]
             ids = [*req.origin_input_ids, *req.output_ids, chosen[i]]
-            self._fill_gaps(rows[i], slots[:start], ids, new)
-            self.cache.mark(slots[start:], num_valid=num)
+            self.cache.mark(slots, num_valid=num)
             after = ids[start + 1 : start + num + 1]
             followed.append(HeadRows(rows[i], start, after, new))
             index.append(i)
@@ -280,20 +323,3 @@ class HeadDrafter:
             state = states[i]
             if state is not None:
                 state.hint = hint
-
-    def _fill_gaps(
-        self, row: int, slots: Tensor, ids: Sequence[int], like: Tensor
-    ) -> None:
-        """Give the head KV where a cached prefix has none of it.
-
-        It reads the prefix's tokens with hidden states of zero there: it agrees less
-        until the answer has grown, and stays in step. slots: of the prefix. ids: the
-        request's tokens. like: features, for their width.
-        """
-        for start, end in self.cache.gaps(slots):
-            for first in range(start, end, self.head.longest_prefill):
-                last = min(end, first + self.head.longest_prefill)
-                blank = like.new_zeros(last - first, like.shape[1])
-                after = ids[first + 1 : last + 1]
-                self.head.follow([HeadRows(row, first, after, blank)], self.slots.table)
-            self.cache.mark(slots[start:end], num_valid=end - start)

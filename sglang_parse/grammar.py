@@ -71,8 +71,10 @@ class GrammarChain:
         return bool(self.grammar.finished or self.grammar.is_terminated())
 
     def _allows(self, token: int) -> bool:
-        logits = torch.zeros(1, self.vocab_size, device=self.device)
-        self.mask_next(logits)
+        """On the host: a client's text is walked token by token."""
+        mask = self.masks[-1].cpu()
+        logits = torch.zeros(1, self.vocab_size)
+        GrammarMask(self.grammar, mask).apply(logits)
         return bool(logits[0, token] == 0)
 
     def _on_device(self, mask: Tensor) -> Tensor:

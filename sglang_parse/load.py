@@ -159,10 +159,12 @@ async def _send(
     )
 
 
-def open_session(concurrency: int) -> aiohttp.ClientSession:
+def open_session(
+    concurrency: int, timeout_s: float = REQUEST_TIMEOUT_S
+) -> aiohttp.ClientSession:
     """A client that keeps up to `concurrency` connections; used inside a loop."""
     return aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
         connector=aiohttp.TCPConnector(limit=concurrency),
         read_bufsize=READ_BYTES,
     )

@@ -107,7 +107,7 @@ ROW_LISTS = (
 def join_outputs(outputs: Sequence[LogitsProcessorOutput]) -> LogitsProcessorOutput:
     """The logprobs of several `sample_rows`, their rows one after the other.
 
-    SGLang fills a list only where some row of the call asked for it
+    SGLang fills a list only where some row of the call asked for it, with tensors
     (layers/logprob_processor.py); the rows of the other calls are empty then.
     """
     joined = LogitsProcessorOutput(next_token_logits=None)
@@ -117,8 +117,9 @@ def join_outputs(outputs: Sequence[LogitsProcessorOutput]) -> LogitsProcessorOut
     for name in ROW_LISTS:
         parts: list[Any] = [getattr(output, name) for output in outputs]
         if any(part is not None for part in parts):
+            like = next(part[0] for part in parts if part is not None)
             rows: list[Any] = []
             for part, chosen in zip(parts, values, strict=True):
-                rows += [[]] * len(chosen) if part is None else part
+                rows += [like[:0]] * len(chosen) if part is None else part
             setattr(joined, name, rows)
     return joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_parse.client import ClientText
@@ -63,6 +63,10 @@ class RequestState:
     def window(self, *, judged: bool) -> int:
         """The adapted window of a round with verdicts or without."""
         return self.judged_window if judged else self.followed_window
+
+    def leave_head_out(self) -> None:
+        """The EAGLE-3 head lacks part of the prompt: it neither drafts nor follows."""
+        self.options = replace(self.options, compose=False)
 
     def awaits_judgement(self, req: Any) -> bool:
         """Whether a client's text is to be judged before the first token is sent."""

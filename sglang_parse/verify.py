@@ -7,7 +7,8 @@ rows inside the pass and, in a second small call, at the rows the decision needs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,11 @@ from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
     ForwardMode,
+    get_server_return_hidden_states_mode,
 )
 from torch import Tensor
 
+from sglang_parse.forwards import build_batch, extend_fields, mark_extend
 from sglang_parse.plan import VerifyPlan
 from sglang_parse.routes import (
     ParseVerifyInput,
@@ -37,6 +40,22 @@ def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMe
     if isinstance(spec_info, ParseVerifyInput):
         result.draft_extend_select_index = spec_info.logits_rows
     return result
+
+
+@contextmanager
+def without_graphs(runner: Any) -> Iterator[None]:
+    """Forward as ordinary launches what captured graphs of a ModelRunner have no room
+    for: a verify pass's virtual sequences, or hidden states that were not captured
+    (runner/decode_cuda_graph_runner.py, `_validate_capture_hidden_mode`)."""
+    names = ("decode_cuda_graph_runner", "prefill_cuda_graph_runner")
+    graphs = {name: getattr(runner, name) for name in names}
+    try:
+        for name in names:
+            setattr(runner, name, None)
+        yield
+    finally:
+        for name, graph in graphs.items():
+            setattr(runner, name, graph)
 
 
 @dataclass(frozen=True)
@@ -108,10 +127,13 @@ class TargetVerifier:
             **spec_info.batch_fields(req_pool_indices),
         )
         self.runner.kv_index_translator.bind_own_plan(forward_batch)
-        with room_for(
-            self.runner.attn_backend,
-            num_sequences=forward_batch.batch_size,
-            num_requests=len(plan.seq_lens),
+        with (
+            without_graphs(self.runner),
+            room_for(
+                self.runner.attn_backend,
+                num_sequences=forward_batch.batch_size,
+                num_requests=len(plan.seq_lens),
+            ),
         ):
             result = self.target_worker.forward_batch_generation(
                 batch=None, forward_batch=forward_batch, is_verify=True
@@ -134,27 +156,29 @@ class TargetVerifier:
         which nobody drafted is the target's own decode step, at its price.
         """
         wanted = CaptureHiddenMode.NULL
-        if return_hidden_states or self.shows_features:
+        if return_hidden_states:
+            wanted = CaptureHiddenMode.LAST  # the only one of each request
+        if self.shows_features:
             wanted = CaptureHiddenMode.FULL
-        forward_batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE,
-            batch_size=len(input_ids),
+        graphs = self.runner.decode_cuda_graph_runner
+        captured = getattr(graphs, "capture_hidden_mode", CaptureHiddenMode.FULL)
+        fits = nullcontext() if wanted <= captured else without_graphs(self.runner)
+        forward_batch = build_batch(
+            self.runner,
+            ForwardMode.DECODE,
             input_ids=input_ids,
-            req_pool_indices=req_pool_indices,
+            rows=req_pool_indices,
+            positions=seq_lens,
+            out_cache_loc=table[req_pool_indices, seq_lens].to(torch.int64),
             seq_lens=seq_lens + 1,
             seq_lens_cpu=seq_lens_cpu + 1,
-            seq_lens_sum=int(seq_lens_cpu.sum()) + len(input_ids),
-            out_cache_loc=table[req_pool_indices, seq_lens].to(torch.int64),
-            positions=seq_lens,
+            capture=wanted,
             spec_algorithm=self.spec_algorithm,
-            capture_hidden_mode=wanted,
-            return_hidden_states_before_norm=False,
-            global_num_token_non_padded_cpu=len(input_ids),
         )
-        self.runner.kv_index_translator.bind_own_plan(forward_batch)
-        result = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=forward_batch, is_verify=True
-        )
+        with fits:
+            result = self.target_worker.forward_batch_generation(
+                batch=None, forward_batch=forward_batch, is_verify=True
+            )
         return self._output(result.logits_output, num_logits=len(input_ids))
 
     def prefill(
@@ -182,7 +206,48 @@ class TargetVerifier:
             output = result.logits_output
             features = output.hidden_states
             output.hidden_states = output.last_hidden_states
+            if self._shows_last(batch):
+                ends = torch.tensor(batch.extend_lens, device=batch.device).cumsum(0)
+                output.hidden_states = output.hidden_states[ends - 1]
         return result, features
+
+    def _shows_last(self, batch: Any) -> bool:
+        """Whether SGLang expects one hidden state of each request of a prefill
+        (batch_result_processor.py, `_append_prefill_hidden_states`)."""
+        mode = max(
+            batch.return_hidden_states_mode, get_server_return_hidden_states_mode()
+        )
+        return mode.is_last()
+
+    def features_of(
+        self,
+        ids: Sequence[int],
+        *,
+        row: int,
+        start: int,
+        scratch: Tensor,
+        table: Tensor,
+    ) -> Tensor:
+        """[len(ids), width] what an EAGLE-3 head reads at cached positions, computed
+        again: the tokens `ids` of one request from position `start` on.
+
+        row: of req_to_token. scratch: [len(ids)] slots for the KV that this computes;
+        the cached KV, which others may be reading, stays as it is.
+        """
+        rows, lens = torch.tensor([row], device=table.device), [len(ids)]
+        fields = extend_fields(ids, rows, [start], lens, table)
+        batch = build_batch(
+            self.runner,
+            ForwardMode.EXTEND,
+            **{**fields, "out_cache_loc": scratch},
+            capture=CaptureHiddenMode.FULL,
+            spec_algorithm=self.spec_algorithm,
+        )
+        mark_extend(batch, [start], lens)
+        result = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=batch, is_verify=True
+        )
+        return result.logits_output.hidden_states
 
     def _output(self, output: LogitsProcessorOutput, num_logits: int) -> PassOutput:
         """With features shown, SGLang puts the final hidden states elsewhere."""

@@ -140,7 +140,9 @@ class ParseWorker(BaseSpecWorker):
             self.model_drafter = ModelDrafter(self.draft, self.slots, cache)
         if self.head:
             cache = DraftCache(num_slots, device)
-            self.head_drafter = HeadDrafter(self.head, self.slots, cache)
+            self.head_drafter = HeadDrafter(
+                self.head, self.slots, cache, self.verifier.features_of
+            )
         self.drafters: list[Drafter] = [
             d for d in (self.head_drafter, self.model_drafter) if d is not None
         ]
@@ -223,13 +225,16 @@ class ParseWorker(BaseSpecWorker):
         ]
         if self.model_drafter:
             self.model_drafter.cache.forget(batch.out_cache_loc)
+        whole = self.head_drafter.fill_gaps(batch) if self.head_drafter else []
+        for state, is_whole in zip(states, whole, strict=False):
+            if state is not None and not is_whole:
+                state.leave_head_out()
         # A judged text's pass begins with the prompt's last token.
         needed = (
             len(judged) < len(states)
             or any(n > 1 for n in batch.extend_lens)
             or batch.return_logprob
             or batch.return_hidden_states
-            or (self.head_drafter is not None and self.head_drafter.has_gaps(batch))
         )
         result, features = self.verifier.prefill(batch, needed=needed)
         result.new_seq_lens = batch.seq_lens
@@ -244,7 +249,7 @@ class ParseWorker(BaseSpecWorker):
         if self.head_drafter:
             if features is not None:
                 self.head_drafter.follow_prefill(
-                    batch, states, features, result.next_token_ids
+                    batch, states, features, result.next_token_ids, whole
                 )
             self.head_drafter.follow(judged_ups)
         return result

@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from sglang_parse.bench.procedures import Answer, Round
+
+# File names hold at most 255 bytes.
+LONGEST_LABEL = 150
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,10 @@ class Cell:
         place = f"{self.dataset}-c{self.concurrency}-r{self.repeat}"
         if not self.is_sweep:
             return f"{self.arm}/{place}"
-        label = re.sub(r"[^\w.=,-]", "-", options_label(self.options))
+        whole = options_label(self.options)
+        label = re.sub(r"[^\w.=,-]", "-", whole)[:LONGEST_LABEL]
+        if label != whole:
+            label += f"-{zlib.crc32(whole.encode()):08x}"
         return f"{self.arm}.sweep/{place}-{label or 'default'}"
 
 
@@ -102,6 +109,7 @@ class CellStore:
             yield writer
         packed = self.path(cell, ".jsonl.gz.new")
         packed.write_bytes(gzip.compress(partial.read_bytes(), mtime=0))
+        self.path(cell, ".grades.json").unlink(missing_ok=True)
         os.replace(packed, self.path(cell))
         partial.unlink()
 
@@ -114,17 +122,26 @@ class CellStore:
         ids = tuple(row["id"] for row in rows)
         return CellResult(cell, header["provenance"], ids, answers, wall_s)
 
-    def read_grades(self, cell: Cell) -> dict[str, Any] | None:
+    def read_grades(self, cell: Cell, rater: str = "") -> dict[str, Any] | None:
+        """The grades of this very result, None if there are none or others' (another
+        `rater` of open answers)."""
         path = self.path(cell, ".grades.json")
         if not path.is_file():
             return None
         grades: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return grades
+        of = grades.pop("of", None)
+        return grades if of == self._mark(cell, rater) else None
 
-    def write_grades(self, cell: Cell, grades: Mapping[str, Any]) -> None:
+    def write_grades(
+        self, cell: Cell, grades: Mapping[str, Any], rater: str = ""
+    ) -> None:
+        row = {"of": self._mark(cell, rater), **grades}
         new = self.path(cell, ".grades.json.new")
-        new.write_text(json.dumps(grades) + "\n", encoding="utf-8")
+        new.write_text(json.dumps(row) + "\n", encoding="utf-8")
         os.replace(new, self.path(cell, ".grades.json"))
+
+    def _mark(self, cell: Cell, rater: str) -> list[str]:
+        return [f"{zlib.crc32(self.path(cell).read_bytes()):08x}", rater]
 
 
 class CellWriter:

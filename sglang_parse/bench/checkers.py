@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -19,11 +20,17 @@ from sglang_parse.embedded import task
 
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _BOXED = re.compile(r"\\boxed\s*\{")
+# Only the word in any case: "the answer is a bit subtle" names no option.
 _CHOICE = re.compile(
-    r"answer\s*(?:is|:)?[\s*:]*\(?\\?(?:boxed\{|text\{)*\(?([A-J])\b", re.IGNORECASE
+    r"(?i:answer)\s*(?:(?i:is)|:)?[\s*:]*(?:[$(\[]|\\[(\[])*\s*"
+    r"(?:\\boxed\{|\\text\{|\\mathrm\{|\\textbf\{)*\(?([A-J])\b"
 )
 _LAST_LETTER = re.compile(r"(?:^|[\s(*])([A-J])[).*]*\s*$")
-_CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"^\s*(?:```|~~~)\s*([\w+-]*)\s*$")
+# Thin spaces and grouping braces that mathematics is set with: 70{,}000, 70,\!000.
+_THIN = re.compile(r"\\[,;:! ]|[{}]|~")
+# Of one parse or comparison: a tower of powers is evaluated for ever.
+MATH_TIMEOUT_S = 5
 _RATING = re.compile(r"\[\[(\d+(?:\.\d+)?)\]\]")
 
 
@@ -42,7 +49,7 @@ def boxed(text: str) -> str | None:
 
 def last_number(text: str) -> Decimal | None:
     """The last number of the boxed answer, or of the text; None without one."""
-    for part in (boxed(text) or "", text):
+    for part in (_THIN.sub("", boxed(text) or ""), text):
         found = _NUMBER.findall(part)
         if found:
             try:
@@ -63,9 +70,11 @@ def check_math(text: str, gold: str) -> bool:
     from math_verify import parse, verify
 
     # Its time limits use signals, which only the main thread may set.
-    answer = parse(text, parsing_timeout=None)
-    expected = parse(f"${gold}$", parsing_timeout=None)
-    return bool(verify(expected, answer, timeout_seconds=None))
+    is_main = threading.current_thread() is threading.main_thread()
+    limit = MATH_TIMEOUT_S if is_main else None
+    answer = parse(text, parsing_timeout=limit)
+    expected = parse(f"${gold}$", parsing_timeout=limit)
+    return bool(verify(expected, answer, timeout_seconds=limit))
 
 
 def choice_letter(text: str) -> str | None:
@@ -84,10 +93,30 @@ def check_choice(text: str, gold: str) -> bool:
     return choice_letter(text) == gold
 
 
-def code_of(text: str) -> str:
-    """The last fenced block, or the whole text."""
-    found = _CODE.findall(text)
-    return str(found[-1]) if found else text
+def code_of(text: str, entry_point: str = "") -> str:
+    """The last fenced block that defines `entry_point`, else the last block of Python
+    or of no language, or the whole text."""
+    blocks: list[tuple[str, str]] = []
+    language: str | None = None
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.match(line)
+        if fence is None:
+            lines.append(line)
+        elif language is None:
+            language, lines = fence.group(1).lower(), []
+        else:
+            blocks.append((language, "".join(lines)))
+            language = None
+    if language is not None:
+        blocks.append((language, "".join(lines)))
+    defines = re.compile(rf"^\s*def {re.escape(entry_point)}\b", re.MULTILINE)
+    if entry_point:
+        for _, body in reversed(blocks):
+            if defines.search(body):
+                return body
+    python = [b for name, b in blocks if name in ("", "py", "python", "python3")]
+    return python[-1] if python else text
 
 
 def check_code(text: str, reference: Mapping[str, str]) -> bool:
@@ -96,7 +125,7 @@ def check_code(text: str, reference: Mapping[str, str]) -> bool:
     The head (the prompt's imports, helpers and signature, whose docstring makes it a
     program of its own) stands before a whole function as before a bare body.
     """
-    body = code_of(text)
+    body = code_of(text, reference.get("entry_point", ""))
     gap = "" if body[:1].isspace() else "\n"
     program = reference["head"] + gap + body + "\n" + reference["tests"]
     return run_program(program).passed

@@ -15,6 +15,8 @@ import yaml
 from sglang_parse.bench.arms import ARMS, Arm, Models, model_path
 from sglang_parse.bench.datasets import DATA_SETS
 from sglang_parse.config import DEFAULT_JUDGE_SUFFIX, check_count, check_number, shown
+from sglang_parse.launch import DEFAULT_TIMEOUT_S
+from sglang_parse.load import REQUEST_TIMEOUT_S
 from sglang_parse.request import check_custom_params
 
 logger = logging.getLogger(__name__)
@@ -73,7 +75,8 @@ class BenchConfig:
     boot_together: arms whose servers start side by side; they are measured one after
     the other, and models alone are served once for all of them. step_stop: ends a step
     of the sequential arm. judge: OpenAI-compatible endpoint {url, model} that rates
-    open answers.
+    open answers. boot_timeout_s: for a server to be ready, downloads included.
+    request_timeout_s: for one answer.
     """
 
     out: Path
@@ -94,6 +97,8 @@ class BenchConfig:
     chat_template: Mapping[str, Any] = field(default_factory=dict)
     sweep: SweepSpec | None = None
     judge: Mapping[str, str] = field(default_factory=dict)
+    boot_timeout_s: float = DEFAULT_TIMEOUT_S
+    request_timeout_s: float = REQUEST_TIMEOUT_S
 
     def __post_init__(self) -> None:
         for name in ("repeats", "warm_up", "boot_together"):
@@ -107,6 +112,15 @@ class BenchConfig:
                 "server_args lacks --max-running-requests; SGLang chooses it by the "
                 "algorithm, so arms would differ: set it for all."
             )
+        for name in ("boot_timeout_s", "request_timeout_s"):
+            check_number(getattr(self, name), name, 1.0, 1e6)
+        sets = [spec.name for spec in self.datasets]
+        for what, values in (("datasets", sets), ("concurrency", self.concurrency)):
+            if len(set(values)) < len(values):
+                raise ValueError(
+                    f"{what}: {list(values)} names one twice; its results would lie in "
+                    "one file. Measure them with another --out."
+                )
         for arm in self.arms:
             check_custom_params(arm.options)
             for concurrency in arm.concurrency:
@@ -121,6 +135,12 @@ class BenchConfig:
                 f"sweep.arm is {shown(self.sweep.arm)}; expected one of `arms`: "
                 f"{', '.join(names)}."
             )
+
+    @property
+    def rater(self) -> str:
+        """The model that rates open answers, "" without one."""
+        names = (self.judge.get("url"), self.judge.get("model"))
+        return " ".join(filter(None, names))
 
     @property
     def judging_flags(self) -> tuple[str, ...]:

@@ -117,7 +117,12 @@ def _humaneval(row: Row, number: int) -> Item:
     """reference: a program's head (imports and helpers of the prompt) and its tests."""
     prompt = f"Complete this function. {CODE}\n```python\n{row['prompt']}```"
     tests = f"{row['test']}\n\ncheck({row['entry_point']})\n"
-    return Item(row["task_id"], (prompt,), {"head": row["prompt"], "tests": tests})
+    reference = {
+        "head": row["prompt"],
+        "tests": tests,
+        "entry_point": row["entry_point"],
+    }
+    return Item(row["task_id"], (prompt,), reference)
 
 
 def _mbpp(row: Row, number: int) -> Item:

@@ -6,17 +6,24 @@ grades lie beside it and are made again when that file is deleted.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sglang_parse.bench.cells import CellResult
+from sglang_parse.bench.cells import Cell, CellResult
 from sglang_parse.bench.checkers import is_right, rate
 from sglang_parse.bench.datasets import DATA_SETS, Item
 from sglang_parse.bench.procedures import Answer
 from sglang_parse.embedded import task
 
+logger = logging.getLogger(__name__)
+
+# Requests in flight to the model that rates, and tries of each.
+NUM_RATERS = 8
+TRIES = 3
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -30,6 +37,11 @@ def grade_cell(
     """correct: per item true, false or null. ratings: per item, or null. judged: one
     [score, valid, is first invalid prefix of its draft] per verdict with gold."""
     checker = DATA_SETS[result.cell.dataset].checker
+    if tuple(item.id for item in items) != result.ids:
+        raise ValueError(
+            f"{result.cell.name} was measured on other items than "
+            f"{result.cell.dataset} holds now; give another --out or delete its file."
+        )
     pairs = list(zip(items, result.answers, strict=True))
     judged: list[list[Any]] = []
     if result.cell.dataset == "embedded":
@@ -37,9 +49,13 @@ def grade_cell(
             judged += judged_prefixes(item.reference, answers[-1], decode)
     ratings = None
     if checker == "rating" and judge.get("url"):
-        ratings = [
-            rate(item, [a.text for a in answers], judge) for item, answers in pairs
-        ]
+        with ThreadPoolExecutor(NUM_RATERS) as threads:
+            ratings = list(
+                threads.map(
+                    lambda p: rate_patiently(p[0], [a.text for a in p[1]], judge),
+                    pairs,
+                )
+            )
 
     def check(pair: tuple[Item, Sequence[Answer]]) -> bool | None:
         item, answers = pair
@@ -52,6 +68,25 @@ def grade_cell(
     else:
         correct = [check(pair) for pair in pairs]
     return {"correct": correct, "ratings": ratings, "judged": judged}
+
+
+def rate_patiently(
+    item: Item, texts: Sequence[str], judge: Mapping[str, str]
+) -> float | None:
+    """A rating, None where the rater fails `TRIES` times: the report is not lost for
+    one answer that nobody rates."""
+    for number in range(TRIES):
+        try:
+            return rate(item, texts, judge)
+        except (OSError, KeyError, ValueError) as e:
+            logger.warning("Rating of %s failed: %s", item.id, e)
+            time.sleep(2.0**number)
+    return None
+
+
+def rated(cell: Cell) -> bool:
+    """Whether a cell's answers are open ones, which a model rates."""
+    return DATA_SETS[cell.dataset].checker == "rating"
 
 
 def judged_prefixes(

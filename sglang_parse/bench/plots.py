@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+from sglang_parse.bench.cells import options_label  # noqa: E402
 from sglang_parse.bench.stats import reliability, roc_points  # noqa: E402
 from sglang_parse.bench.summary import BASELINE, Figures, Ratio  # noqa: E402
 
@@ -110,9 +112,9 @@ def sweep_plot(rows: Sequence[Figures]) -> Any:
     figure, axes = plt.subplots(figsize=(8, 5))
     lines: dict[str, list[tuple[float, Figures]]] = {}
     for f in rows:
-        options = dict(part.split("=", 1) for part in f.options.split(",") if part)
-        threshold = float(options.pop("threshold", "nan"))
-        label = ", ".join(f"{k}={v}" for k, v in options.items()) or "server's own"
+        others = {k: v for k, v in f.asked.items() if k != "parse_threshold"}
+        threshold = float(f.asked.get("parse_threshold", math.nan))
+        label = options_label(others) or "server's own"
         lines.setdefault(label, []).append((threshold, f))
     for label, points in lines.items():
         points.sort(key=lambda p: p[0])

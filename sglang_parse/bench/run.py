@@ -32,13 +32,13 @@ from sglang_parse.bench.arms import (
 from sglang_parse.bench.cells import Cell, CellStore
 from sglang_parse.bench.config import BenchConfig, DataSetSpec
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
-from sglang_parse.bench.grade import grade_cell
+from sglang_parse.bench.grade import grade_cell, rated
 from sglang_parse.bench.procedures import PROCEDURES, Answer, Client
 from sglang_parse.bench.provenance import gpu_names, provenance
 from sglang_parse.config import ParseConfig
 from sglang_parse.demo import load_tokenizer
 from sglang_parse.judge import JudgePrompt, build_judge_prompt
-from sglang_parse.launch import ServerProcess, running
+from sglang_parse.launch import DEFAULT_TIMEOUT_S, ServerProcess, running
 from sglang_parse.load import LoadError, flush_cache, open_session
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,13 @@ def run_benchmark(config: BenchConfig) -> Path:
                     job = Job(cell, arm, config, found, urls[arm.name], chat)
                     measure_cell(job, store, bar.update)
     for cell in cells:
-        if store.read_grades(cell) is None:
+        rater = config.rater if rated(cell) else ""
+        if store.read_grades(cell, rater) is None:
             found = items[cell_spec(cell)]
             grades = grade_cell(
                 store.read(cell), found, decode=chat.decode, judge=config.judge
             )
-            store.write_grades(cell, grades)
+            store.write_grades(cell, grades, rater)
     from sglang_parse.bench.table import write_report
 
     return write_report(config, cells, store)
@@ -223,7 +224,7 @@ def arm_servers(
             )
             name = f"{arm.name}-{role}"
             server = alone.get(tuple(flags)) or make_server(
-                flags, name, logs / f"{name}.log"
+                flags, name, logs / f"{name}.log", config.boot_timeout_s
             )
             servers[arm.name, role] = server
             if kind in UNSPECULATIVE_KINDS:
@@ -240,8 +241,10 @@ def arm_servers(
     logs.rmdir()
 
 
-def make_server(flags: list[str], name: str, log: Path) -> ServerProcess:
-    return ServerProcess(flags, name, log)
+def make_server(
+    flags: list[str], name: str, log: Path, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> ServerProcess:
+    return ServerProcess(flags, name, log, timeout_s=timeout_s)
 
 
 def pin_models(servers: Sequence[ServerProcess], cpus: Sequence[int]) -> None:
@@ -312,7 +315,8 @@ async def _measure_cell(
     job: Job, store: CellStore, on_answer: Callable[[], object]
 ) -> None:
     concurrency = job.cell.concurrency
-    async with open_session(2 * concurrency) as session:
+    timeout_s = job.config.request_timeout_s
+    async with open_session(2 * concurrency, timeout_s) as session:
         client = make_client(job, session)
         await ask_all(client, job.arm, warm_up_items(job), concurrency, job.chat)
         for url in job.urls.values():

@@ -29,33 +29,48 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: the program ended with status 0. reason: "" or why not."""
+    """passed: the program ran to its last line. reason: "" or why not."""
 
     passed: bool
     reason: str = ""
 
 
 def run_program(source: str, *, cpu_s: int = CPU_S, wall_s: float = WALL_S) -> Verdict:
-    """Run a Python program; its output is thrown away but for the last error line."""
-    with tempfile.TemporaryDirectory(prefix="sglang-parse-sandbox-") as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _LOADER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env={"PATH": "/usr/bin:/bin", "HOME": folder, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-            preexec_fn=lambda: _limit(cpu_s),
-        )
+    """Run a Python program; its output is thrown away but for the last error line.
+
+    A program that leaves by itself, before its last line, has not passed.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)  # a child that got away may hold the other end
+    with (
+        os.fdopen(read_end, "rb", buffering=0) as reports,
+        tempfile.TemporaryDirectory(prefix="sglang-parse-sandbox-") as folder,
+    ):
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LOADER, str(write_end)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                cwd=folder,
+                env={"PATH": "/usr/bin:/bin", "HOME": folder, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+                pass_fds=(write_end,),
+                preexec_fn=lambda: _limit(cpu_s),
+            )
+        finally:
+            os.close(write_end)
         try:
             _, errors = process.communicate(_with_packages(source), timeout=wall_s)
         except subprocess.TimeoutExpired:
             return Verdict(False, f"ran longer than {wall_s:g} s")
         finally:
             _kill_group(process)
-    if process.returncode == 0:
+        reached_end = reports.read(1) == b"."
+    if process.returncode == 0 and reached_end:
         return Verdict(True)
+    if process.returncode == 0:
+        return Verdict(False, "left before its last line")
     if process.returncode < 0:
         return Verdict(False, signal.Signals(-process.returncode).name)
     lines = errors.decode(errors="replace").strip().splitlines()
@@ -63,13 +78,15 @@ def run_program(source: str, *, cpu_s: int = CPU_S, wall_s: float = WALL_S) -> V
 
 
 # The program arrives on standard input, which it then finds empty. Site packages are
-# put back: the tests of MBPP+ use numpy.
+# put back: the tests of MBPP+ use numpy. It is no main module, so that what an answer
+# does when it is run as one does not come before the tests.
 _LOADER = """
-import io, json, sys
+import io, json, os, sys
 data = json.loads(sys.stdin.buffer.read())
 sys.stdin = io.StringIO()
 sys.path += data["path"]
-exec(compile(data["source"], "<program>", "exec"), {"__name__": "__main__"})
+exec(compile(data["source"], "<program>", "exec"), {"__name__": "solution"})
+os.write(int(sys.argv[1]), b".")
 """
 
 

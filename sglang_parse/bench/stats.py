@@ -23,7 +23,8 @@ class PairedDifference:
     """Accuracy of an arm minus the baseline's on the same items, in points.
 
     low, high: 95% score interval (Tango 1998), which is not empty where the answers
-    never differ; the bootstrap's where items are right in a share of their repeats.
+    never differ; where items are right in a share of their repeats, no narrower than
+    the bootstrap's.
     boot_low, boot_high: 95% paired bootstrap. mcnemar_p: exact, two sides. lost,
     gained: items right less often now than before, and more often.
     """
@@ -51,7 +52,7 @@ def paired_difference(
     low, high = tango_interval(gained, lost, n)
     boot = resampled(lambda rows: float((ours - theirs)[rows].mean()), n)
     if np.any((ours % 1) != 0) or np.any((theirs % 1) != 0):
-        low, high = boot
+        low, high = min(low, boot[0]), max(high, boot[1])
     p = binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
     return PairedDifference(
         points=100 * float((ours - theirs).mean()),
@@ -154,8 +155,7 @@ def loss_bound(lost: int, gained: int, total: int, confidence: float) -> float:
     low, _ = tango_interval(gained, lost, total, z)
     bound = -low
     if gained == 0:
-        exact = 1.0 if lost == total else beta.ppf(confidence, lost + 1, total - lost)
-        bound = max(bound, float(exact))
+        bound = max(bound, upper_bound(lost, total, confidence) or 0.0)
     return 100 * bound
 
 
@@ -165,7 +165,8 @@ class JudgeQuality:
 
     false_accept: invalid prefixes that passed. first_false_accept: the same among
     prefixes that are the first invalid one of their draft. false_reject: valid ones
-    that failed. ece: expected calibration error over ten equal bins. auc: chance that
+    that failed. *_high: exact upper bounds at 95% confidence (Clopper and Pearson
+    1934). ece: expected calibration error over ten equal bins. auc: chance that
     a valid prefix scores above an invalid one.
     """
 
@@ -174,6 +175,8 @@ class JudgeQuality:
     false_accept: float | None
     first_false_accept: float | None
     false_reject: float | None
+    false_accept_high: float | None
+    false_reject_high: float | None
     ece: float | None
     auc: float | None
 
@@ -198,9 +201,18 @@ def judge_quality(
         false_accept=share(passes, ~v),
         first_false_accept=share(passes, f),
         false_reject=share(~passes, v),
+        false_accept_high=upper_bound(int((passes & ~v).sum()), int((~v).sum())),
+        false_reject_high=upper_bound(int((~passes & v).sum()), int(v.sum())),
         ece=calibration_error(scores, valid),
         auc=roc_auc(scores, valid),
     )
+
+
+def upper_bound(num: int, total: int, confidence: float = 0.95) -> float | None:
+    """One-sided exact bound of a share; None of nothing."""
+    if not total:
+        return None
+    return 1.0 if num == total else float(beta.ppf(confidence, num + 1, total - num))
 
 
 def reliability(

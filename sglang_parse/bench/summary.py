@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class Figures:
 
     figures: see summary.ArmSummary; its problems are items. answer_ratio, token_ratio:
     (ratio, low, high) of answers and of output tokens per second to the baseline on the
-    same items. ratio_by_repeat: answer ratios one repeat at a time. accept_length:
+    same items. asked: the options that `options` names. ratio_by_repeat: answer ratios
+    one repeat at a time. accept_length:
     output tokens per decode pass of the target. kept_share: drafted tokens (draft
     model, head, client) that stayed. rating: of open answers, 1 to 10. scores, valid:
     verdicts that have gold.
@@ -67,6 +69,7 @@ class Figures:
     difference: PairedDifference | None = None
     answer_ratio: Ratio | None = None
     token_ratio: Ratio | None = None
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ratio_by_repeat: tuple[float, ...] = ()
     accept_length: float | None = None
     kept_share: float | None = None
@@ -82,6 +85,9 @@ class Figures:
         values = dataclasses.asdict(self)
         for name in ("scores", "valid", "latencies", "ttfts"):
             values.pop(name)
+        if not self.is_graded:
+            unknown = dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high"))
+            values["figures"] |= unknown
         return values
 
 
@@ -108,7 +114,7 @@ def _figures(
     results = [r for g in group for r in request_results(g).values()]
     wall_s = sum(g.result.wall_s for g in group)
     correct = [c for g in group for c in g.grades["correct"]]
-    judged = [row for g in group for row in g.grades["judged"]]
+    judged = group[0].grades["judged"]  # repeats ask the same again
     ratings = [r for g in group for r in g.grades["ratings"] or () if r is not None]
     arm_options = cell.spec["arm"]["options"]
     limit = {**arm_options, **cell.options}.get("parse_threshold", threshold)
@@ -122,6 +128,7 @@ def _figures(
     return Figures(
         arm=cell.arm,
         options=options_label(cell.options),
+        asked=cell.options,
         dataset=cell.dataset,
         concurrency=cell.concurrency,
         is_sweep=cell.is_sweep,
@@ -129,9 +136,9 @@ def _figures(
         figures=dataclasses.replace(
             summarise(cell.arm, cell.concurrency, results, wall_s),
             problems=len(items),
-            accuracy=num_right / len(items),
-            accuracy_low=low,
-            accuracy_high=high,
+            accuracy=num_right / len(items) if is_graded else math.nan,
+            accuracy_low=low if is_graded else math.nan,
+            accuracy_high=high if is_graded else math.nan,
             kept_per_pass=None,
         ),
         tokens_per_answer=sum(r.num_tokens for r in results) / len(results),

@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_parse.bench.cells import Cell, CellStore
 from sglang_parse.bench.config import BenchConfig
+from sglang_parse.bench.grade import rated
 from sglang_parse.bench.summary import Figures, Graded, Ratio, summarise_cells
 
 DASH = "-"
@@ -16,7 +17,12 @@ DASH = "-"
 
 def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -> Path:
     """Write everything from the stored cells alone; returns the path of report.md."""
-    graded = [Graded(store.read(c), store.read_grades(c) or {}) for c in cells]
+    graded = [
+        Graded(
+            store.read(c), store.read_grades(c, config.rater if rated(c) else "") or {}
+        )
+        for c in cells
+    ]
     figures = summarise_cells(graded, config.threshold)
     about = {arm.name: arm.about for arm in config.arms}
     plots: list[str] = []
@@ -33,7 +39,9 @@ def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -
     text += "".join(f"\n![{Path(p).stem}]({p})\n" for p in plots)
     path = config.out / "report.md"
     path.write_text(text, encoding="utf-8")
-    summary = {"figures": [f.as_dict() for f in figures], "provenance": origins[:1]}
+    stable = [{k: v for k, v in o.items() if k != "load_average"} for o in origins]
+    distinct = [o for k, o in enumerate(stable) if o not in stable[:k]]
+    summary = {"figures": [f.as_dict() for f in figures], "provenance": distinct}
     (config.out / "summary.json").write_text(
         json.dumps(summary, indent=1) + "\n", encoding="utf-8"
     )
@@ -51,10 +59,14 @@ def report_text(
     parts = [
         "# Benchmark report\n",
         "Ratios and differences are to the arm `target` on the same items. Answers/s "
-        "ratio: with its 95% paired bootstrap interval over items; behind it, where "
+        "ratio: of mean latencies, which at a fixed number of requests in flight is "
+        "that of throughput while all places are taken (a set of fewer than five times "
+        "as many items empties them too long: read its answers/s instead); with its "
+        "95% paired bootstrap interval over items; behind it, where "
         "there are repeats, their lowest and highest ratio; all else is about means of "
         "items over repeats. Difference: in points, with the 95% score "
-        "interval of paired shares and McNemar's exact p.\n",
+        "interval of paired shares and McNemar's exact p; over repeats the wider of "
+        "the bootstrap's and that of items that were lost and gained.\n",
     ]
     for dataset, concurrency in dict.fromkeys((f.dataset, f.concurrency) for f in main):
         rows = [f for f in main if (f.dataset, f.concurrency) == (dataset, concurrency)]
@@ -69,7 +81,8 @@ def report_text(
             "Verdicts on prefixes of drafts. False accept: invalid prefixes that "
             "passed, of all and of those that are the first invalid one of their "
             "draft (behind it, first-failure has cut already). False reject: valid "
-            "ones that failed.\n"
+            "ones that failed. Behind a share, the exact upper bound at 95% "
+            "confidence. Of the first repeat alone: others ask the same again.\n"
         )
         parts.append(table(judged, JUDGE_COLUMNS))
     if sweep:
@@ -140,6 +153,13 @@ def _quality(name: str, percent: bool = True) -> Column:
     return show
 
 
+def _bounded(f: Figures, name: str, bound: str) -> str:
+    share = getattr(f.judge, name)
+    if share is None:
+        return DASH
+    return f"{_percent(share)} (< {_percent(getattr(f.judge, bound))})"
+
+
 def _arm(f: Figures) -> str:
     return f.arm
 
@@ -173,9 +193,9 @@ JUDGE_COLUMNS: dict[str, Column] = {
     "arm": _arm,
     "concurrency": lambda f: str(f.concurrency),
     "valid / invalid": lambda f: f"{f.judge.valid} / {f.judge.invalid}",  # type: ignore[union-attr]
-    "false accept %": _quality("false_accept"),
+    "false accept %": lambda f: _bounded(f, "false_accept", "false_accept_high"),
     "of first invalid %": _quality("first_false_accept"),
-    "false reject %": _quality("false_reject"),
+    "false reject %": lambda f: _bounded(f, "false_reject", "false_reject_high"),
     "ECE": _quality("ece", percent=False),
     "AUC": _quality("auc", percent=False),
 }

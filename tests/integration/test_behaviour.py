@@ -201,6 +201,24 @@ def test_logprobs_equal_target(target, parse, prompts, custom):
     assert {report(r)["mode"] for r in results} == {"exact"}
 
 
+def test_who_asks_for_more_beside_long_client_texts(target, parse, prompts):
+    """Red if rows of others, of which many stand at once or were decided ahead, are
+    looked for in what one request asked for: that stops the scheduler."""
+    texts = [r["text"] for r in target.generate_all(prompts[:6], 6)]
+    logprobs = {"return_logprob": True, "top_logprobs_num": 2}
+    cases = []
+    for i in range(6):
+        name = ("parse_prediction", "parse_draft")[i % 2]
+        top = (logprobs, {"return_hidden_states": True})[i // 2 % 2]
+        cases.append((prompts[i], {"custom": {name: texts[i]}}))
+        cases.append((prompts[10 + i], {"top": top, "max_new_tokens": 40}))
+    parse.flush()
+    alone = [outcome(r) for r in parse.run_all(cases, 1)]
+    for _ in range(2):
+        parse.flush()
+        assert [outcome(r) for r in parse.run_all(cases, 12)] == alone
+
+
 # -- Ends inside a kept draft -----------------------------------------------------
 
 

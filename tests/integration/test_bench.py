@@ -44,7 +44,7 @@ class RunningServer:
 
 
 def test_arms_of_a_benchmark_on_real_servers(target, parse, tmp_path, monkeypatch):
-    def make_server(flags, name, log):
+    def make_server(flags, name, log, timeout_s):
         return RunningServer((parse if "PARSE" in flags else target).url)
 
     monkeypatch.setattr(run, "make_server", make_server)

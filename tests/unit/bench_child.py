@@ -14,7 +14,7 @@ from sglang_parse.bench.config import load_config
 if __name__ == "__main__":
     delay_s = float(sys.argv[2])
     run.load_tokenizer = lambda path: CharTokenizer()
-    run.make_server = lambda flags, name, log: FakeServer(
+    run.make_server = lambda flags, name, log, timeout_s: FakeServer(
         "parse" if "PARSE" in flags else "target", delay_s
     )
     run.run_benchmark(load_config(Path(sys.argv[1])))

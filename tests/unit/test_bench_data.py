@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pyarrow.parquet
 import pytest
 
-from sglang_parse.bench import datasets
+from sglang_parse.bench import checkers, datasets
 from sglang_parse.bench.checkers import (
     boxed,
     check_choice,
@@ -288,6 +288,9 @@ def test_boxed_takes_the_last_and_matches_braces():
         ("First 5, then 7.", "7", True),
         ("\\boxed{12} because 3 * 4", "12", True),
         ("-3", "3", False),
+        ("\\boxed{70{,}000}", "70000", True),
+        ("\\boxed{70,\\!000}", "70000", True),
+        ("\\boxed{1\\,080}", "1080", True),
         ("no number", "3", False),
     ],
 )
@@ -318,6 +321,11 @@ def test_math_checker_compares_values_not_texts(text, gold, right):
         ("answer: $\\boxed{\\text{E}}$", "E"),
         ("So it must be (C).", "C"),
         ("A fine question without an end", None),
+        ("The answer is a sum of two, so $\\boxed{C}$", "C"),
+        ("**Answer:** C\n\nThis answer is a direct consequence.", "C"),
+        ("The answer is a bit subtle.\n\n**Answer: $\\boxed{\\text{C}}$**", "C"),
+        ("Answer: [D]", "D"),
+        ("answer is \\(B\\)", "B"),
     ],
 )
 def test_choice_letter(text, letter):
@@ -335,6 +343,39 @@ def test_code_is_the_last_block_and_may_be_a_body_or_a_whole():
     assert check_code("```python\n    return math.isqrt(x)\n```", reference)
     assert check_code("```python\ndef f(x):\n    return math.isqrt(x)\n```", reference)
     assert not check_code("```python\ndef f(x):\n    return x\n```", reference)
+
+
+GOOD_CODE = "def f(x):\n    return x + 1\n"
+BAD_CODE = "def f(x):\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        (f"```Python\n{GOOD_CODE}```", True),
+        (f"```python3\n{GOOD_CODE}```\nThen:\n```python\nprint(f(1))\n```", True),
+        (f"```python\n{GOOD_CODE}```\nIt prints\n```text\n2\n```\n", True),
+        (f"```python\n{GOOD_CODE}\nif __name__ == '__main__':\n    input()\n```", True),
+        (f"```python\n{BAD_CODE}\nimport sys\nsys.exit(0)\n```", False),
+        (
+            f"```python\n{BAD_CODE}\nif __name__ == '__main__':\n"
+            "    import unittest\n    unittest.main()\n```",
+            False,
+        ),
+        (f"```python\n{BAD_CODE}\nimport os\nos._exit(0)\n```", False),
+    ],
+)
+def test_code_passes_by_its_tests_alone(text, right):
+    """Red if a program that leaves before the tests passes, or a right one fails for
+    what stands around it."""
+    reference = {"head": "", "tests": "assert f(1) == 2\n", "entry_point": "f"}
+    assert check_code(text, reference) is right
+
+
+def test_math_that_never_ends_is_wrong_in_time(monkeypatch):
+    """Red if one answer keeps a run from its report for ever."""
+    monkeypatch.setattr(checkers, "MATH_TIMEOUT_S", 1)
+    assert not check_math("$\\boxed{10^{10^{10}}}$", "3")
 
 
 @pytest.mark.parametrize(

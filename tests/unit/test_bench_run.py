@@ -39,6 +39,7 @@ from sglang_parse.bench.procedures import (
     sequential,
 )
 from sglang_parse.bench.run import Chat, load_set, plan_cells, run_benchmark
+from sglang_parse.bench.stats import tango_interval
 from sglang_parse.bench.summary import (
     Graded,
     ItemResult,
@@ -80,7 +81,7 @@ def fakes(monkeypatch):
     """Fake servers instead of real ones; collects those that were started."""
     started = []
 
-    def make(flags, name, log):
+    def make(flags, name, log, timeout_s):
         server = FakeServer("parse" if "PARSE" in flags else "target")
         started.append((name, flags, server))
         return server
@@ -395,13 +396,46 @@ def test_rated_answers_are_averaged_and_graded_once(monkeypatch):
 
     class Result:
         class cell:  # noqa: N801
-            dataset = "mt-bench"
+            dataset = name = "mt-bench"
 
+        ids = (item.id,)
         answers = ((type("A", (), {"text": "hello"}),),)
 
     grades = grade_cell(Result, [item], decode=CHAT.decode, judge={"url": "http://j"})
     assert grades["ratings"] == [7.0] and grades["correct"] == [None]
     assert asked == [(item.id, ["hello"], {"url": "http://j"})]
+    monkeypatch.setattr(grade.time, "sleep", lambda s: None)
+    answers = iter([TimeoutError("busy"), KeyError("choices"), 4.0])
+    monkeypatch.setattr(grade, "rate", lambda *_: raise_or_give(next(answers)))
+    assert grade.rate_patiently(item, ["hello"], {}) == 4.0
+    monkeypatch.setattr(grade, "rate", lambda *_: raise_or_give(TimeoutError("gone")))
+    assert grade.rate_patiently(item, ["hello"], {}) is None
+    Result.ids = ("another",)
+    with pytest.raises(ValueError, match="measured on other items"):
+        grade_cell(Result, [item], decode=CHAT.decode, judge={})
+
+
+def raise_or_give(value):
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def test_grades_are_of_one_result_and_one_rater(tmp_path):
+    """Red if a cell that is measured again keeps the grades of the one before, or
+    answers rated by one model count as another's."""
+    store = CellStore(tmp_path)
+    cell = graded_cell(0, [(True, 1, 1.0)]).cell
+    for text in ("one", "two"):
+        with store.writing(cell, {}) as writer:
+            writer.line({"wall_s": 1.0, "text": text})
+        assert store.read_grades(cell, "a model") is None
+        store.write_grades(cell, {"correct": [text]}, "a model")
+        assert store.read_grades(cell, "a model") == {"correct": [text]}
+        assert store.read_grades(cell) is None
+    rewritten = store.path(cell).read_bytes() + b"\0"
+    store.path(cell).write_bytes(rewritten)
+    assert store.read_grades(cell, "a model") is None
 
 
 def test_arms_that_boot_together_are_measured_one_by_one(fakes, tmp_path):
@@ -505,7 +539,10 @@ def test_item_over_repeats_is_its_mean():
     base = [graded_cell(r, [(True, 9, 9.0)] * 2, "target") for r in range(2)]
     difference = summarise_cells([*base, *cells], 0.5)[1].difference
     assert (difference.points, difference.lost, difference.gained) == (-25, 1, 0)
-    assert (difference.low, difference.high) == (-50, 0)  # the bootstrap's
+    # No narrower than the bootstrap's, -50 to 0, nor than one item lost of two.
+    low, high = tango_interval(0, 1, 2)
+    assert (difference.low, difference.high) == (100 * low, 100 * high)
+    assert difference.low < -50 and difference.high > 0
 
 
 def test_arms_own_threshold_decides_what_its_verdicts_were():

@@ -67,7 +67,7 @@ class Stages:
         return decisions, None
 
 
-def judge(monkeypatch, *, free: int, verify_only: bool):
+def judge(monkeypatch, *, free: int, verify_only: bool, ends=(2, 4, 6)):
     """One request: a prompt of 5, a text of 6 in three segments, a suffix of 10."""
     options = SimpleNamespace(
         verify_only=verify_only, mode="semantic", threshold=0.5,
@@ -76,7 +76,7 @@ def judge(monkeypatch, *, free: int, verify_only: bool):
     records = []
     state = SimpleNamespace(
         options=options, suffix=(7,) * 10, ready=(), pending=(), num_client=0,
-        client=ClientText([1, 2, 3, 4, 5, 6], (2, 4, 6)),
+        client=ClientText([1, 2, 3, 4, 5, 6], ends),
         report=SimpleNamespace(record=records.append),
     )  # fmt: skip
     req = SimpleNamespace(
@@ -113,6 +113,16 @@ def test_a_short_pool_takes_more_passes(monkeypatch, free):
     assert record.num_passes == len(stages.plans) == (2 if free == 25 else 3)
     assert record.boundaries == (2, 4, 6) and len(record.scores) == 3
     assert tokens.tolist() == [50]
+
+
+@pytest.mark.parametrize("ends", [(0, 2, 6), (2, 2, 6), (2, 6, 6)])
+def test_a_segment_without_tokens_is_refused(monkeypatch, ends):
+    """Red if a segment that the tokenizer drops stops the scheduler."""
+    req, _, stages, _, _ = judge(monkeypatch, free=40, verify_only=True, ends=ends)
+    place = [0, *ends].index(next(e for e in (0, *ends) if (0, *ends).count(e) > 1))
+    assert req.to_finish.status_code == 400
+    assert f"parse_verify[{place}] has no tokens" in req.to_finish.message
+    assert stages.plans[0].boundaries == ((),)
 
 
 @pytest.mark.parametrize("verify_only", [False, True])

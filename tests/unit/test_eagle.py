@@ -27,7 +27,7 @@ class CountingHead(EagleHead):
     def __init__(self) -> None:
         self.hot_token_id = None
         self.layout = None
-        self.longest_prefill = 3
+        self.longest_prefill = 8
         self.runner = SimpleNamespace(dtype=torch.float32)
         self.batches: list[SimpleNamespace] = []
 
@@ -110,10 +110,35 @@ def test_follow_is_one_ragged_pass_over_the_kept_rows():
     assert [h.hidden.item() for h in hints] == [12.0, 9.0]
 
 
-def drafter() -> HeadDrafter:
-    return HeadDrafter(
-        CountingHead(), SimpleNamespace(table=TABLE), DraftCache(400, "cpu")
-    )
+def read_features(ids, *, row, start, scratch, table):
+    """Of a target whose hidden state at a position is its token and a half."""
+    assert table is TABLE and row == 1 and len(scratch) == len(ids)
+    return torch.tensor(ids)[:, None] + 0.5
+
+
+class Slots:
+    """`room` scratch slots; notes those that are out."""
+
+    table = TABLE
+
+    def __init__(self, room: int = 100) -> None:
+        self.room = room
+        self.out = 0
+
+    def num_free(self, tree_cache) -> int:
+        return self.room
+
+    def take_scratch(self, tree_cache, num: int):
+        self.out += num
+        return torch.arange(num)
+
+    def release_scratch(self, slots) -> None:
+        self.out -= len(slots)
+
+
+def drafter(slots: Slots | None = None) -> HeadDrafter:
+    cache = DraftCache(400, "cpu")
+    return HeadDrafter(CountingHead(), slots or Slots(), cache, read_features)
 
 
 def state(*, compose: bool = True, known: HeadHint | None = None, stop: int = -1):
@@ -156,11 +181,14 @@ def prefill(head: HeadDrafter, *, prefix: int, ids: list[int], ask=None, last=Tr
     extend = (len(ids) if last else len(ids) - 1) - prefix
     batch = SimpleNamespace(
         reqs=[req], req_pool_indices=torch.tensor([1]),
-        prefix_lens=[prefix], extend_lens=[extend],
+        prefix_lens=[prefix], extend_lens=[extend], tree_cache=None,
+        out_cache_loc=TABLE[1, prefix : prefix + extend],
     )  # fmt: skip
     one = state() if last else None
     features = torch.arange(1.0, extend + 1)[:, None]
-    head.follow_prefill(batch, [one], features, torch.tensor([50]))
+    whole = head.fill_gaps(batch)
+    head.follow_prefill(batch, [one], features, torch.tensor([50]), whole)
+    assert head.slots.out == 0
     return one
 
 
@@ -174,9 +202,9 @@ def test_prefill_pairs_each_position_with_the_token_after_it():
     assert head.head.batches[1].input_ids.tolist() == [13, 14]
 
 
-def test_cached_prefix_without_the_heads_kv_is_made_up_for():
-    """Red if the head attends to KV that was never written, writes over what is good,
-    or works twice where it worked before."""
+def test_cached_prefix_without_the_heads_kv_is_computed_again():
+    """Red if the head attends to KV that was never written, is given another position's
+    hidden states, writes over what is good, or works twice where it worked before."""
     head = drafter()
     ids = list(range(10, 22))
     head.cache.mark(TABLE[1, :2], num_valid=2)
@@ -184,31 +212,30 @@ def test_cached_prefix_without_the_heads_kv_is_made_up_for():
     prefill(head, prefix=10, ids=ids)
     batches = head.head.batches
     positions = [b.positions.tolist() for b in batches]
-    assert positions == [[2, 3, 4], [5], [8, 9], [10, 11]]
-    assert [b.input_ids.tolist() for b in batches][2:] == [[19, 20], [21, 50]]
+    assert positions == [[2, 3, 4, 5], [8, 9], [10, 11]]
+    assert [b.input_ids.tolist() for b in batches][1:] == [[19, 20], [21, 50]]
     states = [b.spec_info.hidden_states.flatten().tolist() for b in batches]
-    assert states == [[0, 0, 0], [0], [0, 0], [1, 2]]
+    assert states == [[12.5, 13.5, 14.5, 15.5], [18.5, 19.5], [1, 2]]
     assert head.cache.num_leading(TABLE[1, :12]) == 12
     prefill(head, prefix=10, ids=ids)
-    assert len(batches) == 5
+    assert len(batches) == 4
     assert prefill(head, prefix=0, ids=ids, ask={"parse_compose": False}).hint is None
     assert head.cache.num_leading(TABLE[1, :12]) == 0
+    prefill(head, prefix=10, ids=ids, ask={"parse_compose": False})
+    assert len(batches) == 4
 
 
-@pytest.mark.parametrize(
-    ("ask", "valid", "lacks"),
-    [(None, 10, False), (None, 9, True), ({"parse_compose": False}, 9, False)],
-)
-def test_gaps_of_a_cached_prefix_are_seen_before_the_prefill(ask, valid, lacks):
-    """Red if a prompt that is cached without the head's KV gets no forward that could
-    make up for it."""
-    head = drafter()
-    head.cache.mark(TABLE[1, :10], num_valid=valid)
-    req = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=ask))
-    batch = SimpleNamespace(
-        reqs=[req], req_pool_indices=torch.tensor([1]), prefix_lens=[10]
-    )
-    assert head.has_gaps(batch) == lacks
+@pytest.mark.parametrize(("prefix", "room"), [(9, 100), (8, 7)])
+def test_head_is_left_out_where_a_gap_is_too_long(prefix, room):
+    """Red if one step reads more than a prefill's worth again or more than there are
+    slots for, or if the head's KV of later tokens is taken to be good."""
+    head = drafter(Slots(room))
+    head.cache.mark(TABLE[1, 8:12], num_valid=4)
+    head.cache.forget(TABLE[1, :prefix])
+    one = prefill(head, prefix=prefix, ids=list(range(10, 22)))
+    assert head.head.batches == [] and one.hint is None
+    assert head.cache.num_leading(TABLE[1, :12]) == 0
+    assert not head.cache.num_leading(TABLE[1, prefix:12])
 
 
 def test_head_follows_the_hidden_states_of_kept_rows_alone():

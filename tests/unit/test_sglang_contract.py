@@ -497,3 +497,17 @@ def test_kv_pool_seam_of_the_cpu_platform():
 def test_imported_name_exists(module, name):
     """Red if a name that is imported inside a function moves."""
     assert pkgutil.resolve_name(f"{module}:{name}") is not None
+
+
+def test_forwards_look_for_graphs_where_they_are_taken_away():
+    """Red if SGLang keeps its captured graphs, or the hidden states they show, under
+    other names than `verify.without_graphs` and `TargetVerifier.decode` know."""
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.model_executor.runner import decode_cuda_graph_runner
+
+    forward = inspect.getsource(ModelRunner._forward_raw)
+    for name in ("decode_cuda_graph_runner", "prefill_cuda_graph_runner"):
+        assert f"self.{name}" in forward
+    check = decode_cuda_graph_runner.DecodeCudaGraphRunner._validate_capture_hidden_mode
+    source = inspect.getsource(check)
+    assert "self.capture_hidden_mode < forward_batch.capture_hidden_mode" in source

@@ -3,12 +3,14 @@
 import random
 from types import SimpleNamespace
 
+import pytest
 import torch
 from reference import verify_mask
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
 from sglang_parse.plan import VerifyPlan, build_verify_plan
 from sglang_parse.routes import MaskedVerifyInput, place_slots, running_offsets
-from sglang_parse.verify import select_logits_rows
+from sglang_parse.verify import TargetVerifier, select_logits_rows, without_graphs
 
 Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len
 
@@ -95,3 +97,73 @@ def test_logits_rows_are_selected_for_parse_passes_only():
     select_logits_rows(result, SimpleNamespace(spec_info=None))
     select_logits_rows(result, SimpleNamespace(spec_info=object()))
     assert result.draft_extend_select_index is None
+
+
+class Graphs:
+    """Captured decode graphs that show as many hidden states as they were captured
+    with; SGLang raises where more are asked for."""
+
+    def __init__(self, mode: CaptureHiddenMode) -> None:
+        self.capture_hidden_mode = mode
+
+
+class Target:
+    """A worker whose runner notes by what each forward was run."""
+
+    def __init__(self, graphs: Graphs | None) -> None:
+        self.ran: list[tuple[object, CaptureHiddenMode]] = []
+        self.model_runner = SimpleNamespace(
+            model=SimpleNamespace(lm_head=None, logits_processor=None),
+            decode_cuda_graph_runner=graphs,
+            prefill_cuda_graph_runner=graphs,
+            kv_index_translator=SimpleNamespace(bind_own_plan=lambda batch: None),
+        )
+
+    def forward_batch_generation(self, *, batch, forward_batch, is_verify):
+        wanted = forward_batch.capture_hidden_mode
+        self.ran.append((self.model_runner.decode_cuda_graph_runner, wanted))
+        rows = torch.zeros(forward_batch.batch_size, 1)
+        output = SimpleNamespace(
+            next_token_logits=rows, hidden_states=rows, last_hidden_states=rows
+        )
+        return SimpleNamespace(logits_output=output)
+
+
+@pytest.mark.parametrize("shows_features", [False, True])
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("mode", [*CaptureHiddenMode, None])
+def test_graphs_serve_the_hidden_states_they_were_captured_with(
+    mode, wants, shows_features
+):
+    """Red if a plain round asks a captured graph for more than it holds, which stops
+    the scheduler, or runs without one where it could be replayed."""
+    graphs = None if mode is None else Graphs(mode)
+    target = Target(graphs)
+    verifier = TargetVerifier(target, None)
+    verifier.shows_features = shows_features
+    lens = torch.tensor([3])
+    verifier.decode(
+        input_ids=torch.tensor([1]), req_pool_indices=torch.tensor([0]),
+        seq_lens=lens, seq_lens_cpu=lens, table=torch.arange(8)[None],
+        return_hidden_states=wants,
+    )  # fmt: skip
+    ((used, wanted),) = target.ran
+    least = CaptureHiddenMode.NULL
+    if wants:
+        least = CaptureHiddenMode.LAST
+    if shows_features:
+        least = CaptureHiddenMode.FULL
+    assert wanted == least
+    fits = mode is not None and least.value <= mode.value
+    assert used is (graphs if fits else None)
+    assert target.model_runner.decode_cuda_graph_runner is graphs
+
+
+def test_graphs_come_back_after_a_failure():
+    """Red if one failed pass leaves the server without its graphs."""
+    runner = Target(Graphs(CaptureHiddenMode.NULL)).model_runner
+    before = dict(vars(runner))
+    with pytest.raises(RuntimeError), without_graphs(runner):
+        assert runner.prefill_cuda_graph_runner is None
+        raise RuntimeError
+    assert vars(runner) == before

@@ -3,8 +3,12 @@
 import random
 from types import SimpleNamespace
 
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+from sglang_parse.commit import SampledRows, build_result
 from sglang_parse.config import ParseConfig
-from sglang_parse.decide import Cut, decide
+from sglang_parse.decide import Cut, Decision, decide
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.request import RequestOptions
 from sglang_parse.stages import choose_cuts, logprob_needs, shown_tokens
@@ -102,3 +106,21 @@ def test_logprob_needs_follow_the_rows():
     assert needs.token_ids_logprobs == [[3, 4], [3, 4], None]
     batch.return_logprob = False
     assert not logprob_needs(batch, [0]).return_logprob
+
+
+def test_hidden_states_beside_tokens_decided_ahead():
+    """Red if a request whose tokens were decided before this pass makes another's
+    hidden states be looked for behind the pass, which stops the scheduler."""
+    ahead = Decision(tuple(range(20)), 0, 0, ())
+    decisions = [Decision((7,), 0, 0, ()), ahead]
+    states = torch.tensor([[1.0], [2.0]])  # a plain round of two requests
+    result = build_result(
+        decisions,
+        seq_lens=torch.tensor([5, 5]),
+        num_draft_tokens=[0, 0],
+        sampled=SampledRows([[0], [1]], LogitsProcessorOutput(None), states, [0, 1]),
+        return_logprob=False,
+        return_hidden_states=True,
+    )
+    assert result.logits_output.hidden_states[0].tolist() == [1.0]
+    assert len(result.logits_output.hidden_states) == 2 * 20

@@ -1,0 +1,87 @@
+"""Forward batches of our own making, outside SGLang's scheduler: ragged extends and
+decode steps over slots that the rows of `req_to_token` name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from torch import Tensor
+
+
+def build_batch(
+    runner: Any,
+    mode: ForwardMode,
+    *,
+    input_ids: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    out_cache_loc: Tensor,
+    seq_lens: Tensor,
+    seq_lens_cpu: Tensor,
+    capture: CaptureHiddenMode,
+    spec_algorithm: Any,
+) -> ForwardBatch:
+    """A batch for `runner`, a ModelRunner. rows: [bs] of req_to_token; seq_lens: [bs]
+    lengths behind the forward, on the device and on the host."""
+    batch = ForwardBatch(
+        forward_mode=mode,
+        batch_size=len(rows),
+        input_ids=input_ids,
+        req_pool_indices=rows,
+        seq_lens=seq_lens,
+        out_cache_loc=out_cache_loc,
+        seq_lens_sum=int(seq_lens_cpu.sum()),
+        seq_lens_cpu=seq_lens_cpu,
+        positions=positions,
+        spec_algorithm=spec_algorithm,
+        capture_hidden_mode=capture,
+        return_hidden_states_before_norm=False,
+        global_num_token_non_padded_cpu=len(input_ids),
+    )
+    runner.kv_index_translator.bind_own_plan(batch)
+    return batch
+
+
+def extend_fields(
+    ids: Sequence[int],
+    rows: Tensor,
+    starts: Sequence[int],
+    lens: Sequence[int],
+    table: Tensor,
+) -> dict[str, Tensor]:
+    """Fields of `build_batch` to forward lens[i] tokens of request i from position
+    starts[i] on. ids: request by request. table: req_to_token."""
+    device = table.device
+    spans = zip(starts, lens, strict=True)
+    positions = [p for s, n in spans for p in range(s, s + n)]
+    owner = torch.repeat_interleave(rows, torch.tensor(lens, device=device))
+    position = torch.tensor(positions, dtype=torch.int64, device=device)
+    ends = torch.tensor([s + n for s, n in zip(starts, lens, strict=True)])
+    return {
+        "input_ids": torch.tensor(ids, dtype=torch.int64, device=device),
+        "rows": rows,
+        "positions": position,
+        "out_cache_loc": table[owner, position].to(torch.int64),
+        "seq_lens": ends.to(device),
+        "seq_lens_cpu": ends,
+    }
+
+
+def mark_extend(batch: Any, starts: Sequence[int], lens: Sequence[int]) -> None:
+    """What an EXTEND batch needs beside the fields of every batch."""
+    device = batch.input_ids.device
+    lens_t = torch.tensor(lens, dtype=torch.int32, device=device)
+    batch.extend_num_tokens = len(batch.input_ids)
+    batch.extend_seq_lens = lens_t
+    batch.extend_prefix_lens = torch.tensor(starts, dtype=torch.int32, device=device)
+    batch.extend_start_loc = torch.cumsum(lens_t, 0, dtype=torch.int32) - lens_t
+    batch.extend_seq_lens_cpu = list(lens)
+    batch.extend_prefix_lens_cpu = list(starts)
+    batch.extend_logprob_start_lens_cpu = list(lens)
