@@ -44,6 +44,11 @@ from sglang_parse.load import LoadError, flush_cache, open_session
 logger = logging.getLogger(__name__)
 
 QUICK_BYTES = 1 << 28
+# What a server decides for itself where no flag says so, from its /server_info.
+SERVER_FACTS = (
+    *("version", "dtype", "kv_cache_dtype", "attention_backend"),
+    *("max_total_num_tokens", "chunked_prefill_size"),
+)
 WARM_UP_OFFSET = 1  # added to the seed: warm-up problems are others
 
 
@@ -156,12 +161,15 @@ def batches(
     """Arms whose servers are up together, with the cells to measure on them.
 
     Repeats are apart in time, each with servers of its own: they show what another
-    hour on the machine gives.
+    hour on the machine gives. Every other one takes the arms from last to first, so
+    that a machine that gets slower does not favour the same arms again.
     """
     for repeat in range(config.repeats):
         todo = [cell for cell in pending if cell.repeat == repeat]
         names = {cell.arm for cell in todo}
         arms = [arm for arm in config.arms if arm.name in names]
+        if repeat % 2:
+            arms.reverse()
         for start in range(0, len(arms), config.boot_together):
             yield arms[start : start + config.boot_together], todo
 
@@ -321,7 +329,11 @@ async def _measure_cell(
         await ask_all(client, job.arm, warm_up_items(job), concurrency, job.chat)
         for url in job.urls.values():
             await flush_cache(url)
-        with store.writing(job.cell, provenance()) as writer:
+        servers = {
+            role: await server_facts(session, url) for role, url in job.urls.items()
+        }
+        origin = provenance() | {"servers": servers}
+        with store.writing(job.cell, origin) as writer:
 
             def answered(index: int, answers: tuple[Answer, ...]) -> None:
                 writer.answers(index, job.items[index].id, answers)
@@ -330,6 +342,15 @@ async def _measure_cell(
             start = time.perf_counter()
             await ask_all(client, job.arm, job.items, concurrency, job.chat, answered)
             writer.line({"wall_s": time.perf_counter() - start})
+
+
+async def server_facts(session: Any, url: str) -> dict[str, Any]:
+    """SERVER_FACTS of a server, as it resolved them. Raises LoadError."""
+    async with session.get(url + "/server_info") as response:
+        if response.status != 200:
+            raise LoadError(f"{url}/server_info answered {response.status}.")
+        info = await response.json(content_type=None)
+    return {name: info.get(name) for name in SERVER_FACTS}
 
 
 def warm_up_items(job: Job) -> list[Item]:

@@ -39,7 +39,8 @@ def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -
     text += "".join(f"\n![{Path(p).stem}]({p})\n" for p in plots)
     path = config.out / "report.md"
     path.write_text(text, encoding="utf-8")
-    stable = [{k: v for k, v in o.items() if k != "load_average"} for o in origins]
+    differing = ("load_average", "servers")  # from cell to cell
+    stable = [{k: v for k, v in o.items() if k not in differing} for o in origins]
     distinct = [o for k, o in enumerate(stable) if o not in stable[:k]]
     summary = {"figures": [f.as_dict() for f in figures], "provenance": distinct}
     (config.out / "summary.json").write_text(
@@ -212,11 +213,12 @@ SWEEP_COLUMNS: dict[str, Column] = {
 
 
 def origin_text(origins: Sequence[Mapping[str, Any]]) -> str:
-    """The distinct commits, versions and machines of the cells."""
+    """The distinct commits, versions, machines and servers of the cells."""
 
-    def distinct(name: str) -> str:
-        values = dict.fromkeys(json.dumps(o.get(name)) for o in origins)
-        return "; ".join(values)
+    def line(name: str, values: Iterable[Any]) -> str:
+        return f"- {name}: {'; '.join(dict.fromkeys(map(json.dumps, values)))}\n"
 
     names = ("argv", "commit", "versions", "python", "cpu", "cpus", "gpus")
-    return "".join(f"- {name}: {distinct(name)}\n" for name in names)
+    lines = [line(name, (o.get(name) for o in origins)) for name in names]
+    servers = [s for o in origins for s in o.get("servers", {}).values()]
+    return "".join(lines) + (line("servers", servers) if servers else "")

@@ -137,6 +137,7 @@ class FakeServer:
             def do_GET(self):
                 state = {"parse": {"settings": fake.settings}}
                 info = {"tokenizer_path": "fake", "internal_states": [state]}
+                info["attention_backend"] = "fake"
                 self.reply(json.dumps(info).encode())
 
             def do_POST(self):

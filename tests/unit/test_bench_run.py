@@ -250,6 +250,7 @@ def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, c
     first = store.read(cells[0])
     assert [i for i in first.ids] == [f"embedded-{k}" for k in range(12)]
     assert first.provenance["versions"]["sglang"] and first.wall_s > 0
+    assert first.provenance["servers"]["main"]["attention_backend"] == "fake"
     # Warm-up answers are not among them.
     assert len(fakes[0][2].bodies) == (12 + 8) * 2
     text = report.read_text()
@@ -257,6 +258,7 @@ def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, c
     assert re.search(rf"\| parse \| {100 * right / 12:.1f} ", text)
     lost = 100 * (right - 12) / 12
     assert f"{lost:+.1f} (" in text
+    assert '"attention_backend": "fake"' in text
     assert "| threshold=0.9 | 100.0 " in text
     summary = json.loads((config.out / "summary.json").read_text())["figures"]
     judge = next(f for f in summary if f["arm"] == "parse")["judge"]
@@ -475,7 +477,8 @@ def test_repeats_asked_for_later_are_added_on_fresh_servers(fakes, tmp_path):
     first = {p: p.read_bytes() for p in out.rglob("*.gz")}
     assert cli.main(["bench", str(path), "--repeats", "3"]) == 0
     servers = ["target-main", "parse-main"]
-    assert [name for name, _, _ in fakes] == servers * 3
+    started = [name for name, _, _ in fakes]
+    assert started == [*servers, *reversed(servers), *servers]
     assert all(p.read_bytes() == data for p, data in first.items())
     # The sweep is not repeated.
     assert len(list(out.rglob("*.gz"))) == len(first) + 2 * 4
