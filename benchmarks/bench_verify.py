@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import Any
 import sglang as sgl
 
 from sglang_parse import parse_verify
+from sglang_parse.bench.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems, render_answer
 from sglang_parse.frontend.portable import load_target
@@ -146,9 +145,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     if args.out:
         raw = {
-            "argv": sys.argv,
-            "machine": platform.processor() or platform.machine(),
-            "sglang": sgl.__version__,
+            "provenance": provenance(),
             "trials": TRIALS,
             "rows": rows,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import sglang as sgl
@@ -28,6 +29,14 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         "--problem", type=int, default=0, metavar="K", help="which one; default: 0"
     )
     return parser
+
+
+def text_file(name: str) -> str:
+    """The text of a file, for argparse."""
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise argparse.ArgumentTypeError(f"{name!r} is not readable ({e}).") from e
 
 
 def connect(args: argparse.Namespace) -> sgl.RuntimeEndpoint:

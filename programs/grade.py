@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import sglang as sgl
 
-from programs.common import arguments, connect, embedded_problem, report
+from programs.common import arguments, connect, embedded_problem, report, text_file
 from sglang_parse import parse_verify
 from sglang_parse.embedded.task import Problem, render_step, split_segments
 
@@ -53,13 +52,13 @@ def wrong_solution(problem: Problem) -> str:
 
 def main(argv: Sequence[str] | None = None) -> Grade:
     parser = arguments(__doc__)
-    parser.add_argument("--solution", type=Path, metavar="FILE")
+    parser.add_argument("--solution", type=text_file, metavar="FILE")
     parser.add_argument("--threshold", type=float, default=0.5, metavar="X")
     args = parser.parse_args(argv)
     if bool(args.question) != bool(args.solution):
         parser.error("--question and --solution go together.")
     if args.question:
-        question, solution = args.question, args.solution.read_text(encoding="utf-8")
+        question, solution = args.question, args.solution
     else:
         problem = embedded_problem(args)
         question, solution = problem.prompt, wrong_solution(problem)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import sglang as sgl
 
-from programs.common import arguments, connect, embedded_problem, text
+from programs.common import arguments, connect, embedded_problem, text, text_file
 from programs.grade import wrong_solution
 from sglang_parse import parse_gen, parse_verify
 
@@ -55,11 +54,13 @@ def repair(s, question, answer, rounds, threshold):
 
 def main(argv: Sequence[str] | None = None) -> Repair:
     parser = arguments(__doc__)
-    parser.add_argument("--answer", type=Path, metavar="FILE", help="the failed one")
+    parser.add_argument(
+        "--answer", type=text_file, metavar="FILE", help="the failed one"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--threshold", type=float, default=0.5, metavar="X")
     args = parser.parse_args(argv)
-    answer = args.answer.read_text(encoding="utf-8") if args.answer else ""
+    answer = args.answer or ""
     question = args.question
     if not question:
         problem = embedded_problem(args)

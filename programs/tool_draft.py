@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import sglang as sgl
 
-from programs.common import arguments, connect, embedded_problem, report
+from programs.common import arguments, connect, embedded_problem, report, text_file
 from sglang_parse import parse_gen
 
 
@@ -66,13 +65,15 @@ def answer(s, question, draft, threshold):
 def main(argv: Sequence[str] | None = None) -> Answer:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--draft", type=Path, metavar="FILE", help="instead of the tool"
+        "--draft", type=text_file, metavar="FILE", help="instead of the tool"
     )
     parser.add_argument("--threshold", type=float, default=0.5, metavar="X")
     args = parser.parse_args(argv)
     question = args.question or embedded_problem(args).prompt
-    draft = args.draft.read_text(encoding="utf-8") if args.draft else ""
-    draft = draft or adding_tool(question)
+    try:
+        draft = args.draft or adding_tool(question)
+    except ValueError as e:
+        parser.error(str(e))
     print(f"The tool says:\n{draft}\n")
     state = answer.run(
         question, draft, args.threshold, temperature=0.0, backend=connect(args)

@@ -10,6 +10,7 @@ from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_parse.flags import config_from_server_args
+from sglang_parse.platform_entry import ATTENTION_BACKEND
 from sglang_parse.startup import (
     ROUTES_OF_BACKEND,
     check_head,
@@ -24,6 +25,11 @@ SUPPORTED_ATTENTION_BACKENDS = tuple(ROUTES_OF_BACKEND)
 # a round inside the round (memory.py), so the smallest legal width is right: 2 is the
 # least that keeps TokenizerManager's `num_draft_tokens - 1` positive.
 NUM_DRAFT_TOKENS = 2
+_WIDTHS = {
+    "speculative_num_steps": 1,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": NUM_DRAFT_TOKENS,
+}
 DEFAULT_MAX_RUNNING_REQUESTS = 48
 
 _REFUSED = (
@@ -72,6 +78,12 @@ def validate_server_args(server_args: Any) -> None:
         )
     for field in _BACKEND_FIELDS:
         backend = getattr(server_args, field, None)
+        on_cpu = server_args.device == "cpu" or not torch.cuda.is_available()
+        if backend == ATTENTION_BACKEND and not on_cpu:
+            raise ValueError(
+                f"--{field.replace('_', '-')} {backend} runs on CPU alone; leave it "
+                "out, or give --device cpu."
+            )
         if backend is not None and backend not in SUPPORTED_ATTENTION_BACKENDS:
             raise ValueError(
                 "--speculative-algorithm PARSE does not support "
@@ -118,9 +130,15 @@ class ParseAlgorithm(CustomSpecAlgo):
     def handle_server_args(self, server_args: Any) -> None:
         """Defaults SGLang sets for built-in algorithms only."""
         server_args.disable_overlap_schedule = True
-        server_args.speculative_num_steps = 1
-        server_args.speculative_eagle_topk = 1
-        server_args.speculative_num_draft_tokens = NUM_DRAFT_TOKENS
+        for field, ours in _WIDTHS.items():
+            value = getattr(server_args, field)
+            if value not in (None, ours):
+                raise ValueError(
+                    f"--speculative-algorithm PARSE takes no "
+                    f"--{field.replace('_', '-')}, got {value}; expected "
+                    "--speculative-parse-window or --speculative-parse-eagle-steps."
+                )
+            setattr(server_args, field, ours)
         server_args.page_size = 1
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from sglang_parse import draw
+from sglang_parse.bench.provenance import provenance
 from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.launch import ServerProcess, running
@@ -242,6 +243,6 @@ def write_json(options: DemoOptions, summaries: Sequence[ArmSummary]) -> None:
         "target": options.target,
         "draft": options.draft,
         "head": options.head if options.compose == "eagle3" else None,
-        "argv": sys.argv,
+        "provenance": provenance(),
     }
     options.json_path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PLUGIN_GROUP, PLATFORM_GROUP = "sglang.srt.plugins", "sglang.srt.platforms"
-REINSTALL = "reinstall with: pip install sglang-parse"
+REINSTALL = "reinstall with: pip install -e ."
 MIN_FREE_GIB = 2.0  # one server of the embedded pair takes about 1.5 GiB
 
 

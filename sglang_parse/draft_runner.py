@@ -64,7 +64,7 @@ class DraftRunner:
                 context_length=context_len,
             )
         self.runner = self.worker.model_runner
-        check_architecture(self.runner.model_config, flag)
+        check_architecture(self.runner, flag)
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         with draft_tp_context(self.layout), draft_pp_context():

@@ -20,6 +20,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
     configure_aux_hidden_state_capture,
 )
+from sglang.srt.runtime_context import get_schedule
 from sglang.srt.speculative.pp_draft_embedding import resolve_draft_embed_and_head
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
@@ -109,8 +110,10 @@ class EagleHead(DraftRunner):
         self.model = self.runner.model
         capture_features(target, self.runner.model_config.hf_config, flag)
         self.target = target
-        chunk = server_args.chunked_prefill_size or 0
-        self.longest_prefill = chunk if chunk > 0 else server_args.max_prefill_tokens
+        # As SGLang resolved them: its record keeps what was asked for.
+        schedule = get_schedule()
+        chunk = schedule.chunked_prefill_size or 0
+        self.longest_prefill = chunk if chunk > 0 else schedule.max_prefill_tokens
         layers = getattr(self.model.model, "num_aux_hidden_states", 3)
         self.features_width = layers * target.model_config.hidden_size
 

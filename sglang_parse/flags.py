@@ -144,11 +144,22 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
 
 
 def attach_options(result: Any, *args: Any, **kwargs: Any) -> Any:
-    """AFTER hook on ServerArgs.from_cli_args(args): keep our flags on the record."""
+    """AFTER hook on ServerArgs.from_cli_args(args): keep our flags on the record.
+
+    Raises ValueError where one is given and another algorithm, or none, would serve.
+    """
     namespace = kwargs.get("args") or args[-1]
     fields = ParseConfig.__dataclass_fields__
     options = {f: getattr(namespace, _dest(f), None) for f in fields}
     options[CONFIG_DEST] = getattr(namespace, CONFIG_DEST, None)
+    given = [f for f, value in options.items() if value is not None]
+    algorithm = getattr(namespace, "speculative_algorithm", None)
+    if given and str(algorithm).upper() != "PARSE":
+        name = given[0].removeprefix("speculative_parse_")
+        raise ValueError(
+            f"{flag_name(name)} is set but --speculative-algorithm is {algorithm}; "
+            "expected --speculative-algorithm PARSE."
+        )
     setattr(result, OPTIONS_ATTRIBUTE, options)
     return result
 

@@ -64,12 +64,6 @@ def build_judge_prompt(
     return JudgePrompt(suffix, tuple(pairs), has_template)
 
 
-def build_judge_suffix(tokenizer: Any, question: str) -> tuple[int, ...]:
-    """Token ids that end the answer so far, ask `question` and open the reply."""
-    text, _ = _suffix_text(tokenizer, question)
-    return tuple(_encode_after(tokenizer, CUT_MARK, text))
-
-
 def check_same_tokenizer(target: Any, draft: Any) -> None:
     """Raise ValueError unless both tokenizers give every text the same ids.
 
@@ -141,7 +135,7 @@ def _render(tokenizer: Any, question: str) -> str:
     reason = f": {error}" if error else ", which leaves out the answer or the question"
     raise ValueError(
         "The target's chat template cannot ask the judge's question after an answer"
-        f"{reason} (see --chat-template and --speculative-parse-judge-suffix)."
+        f"{reason} (its tokenizer's own; see --speculative-parse-judge-suffix)."
     )
 
 

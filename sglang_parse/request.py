@@ -78,14 +78,12 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
 CLIENT_TEXTS = ("parse_draft", "parse_verify", "parse_prediction")
 
 
-def check_custom_params(
-    custom_params: Any, max_new_tokens: Any = None
-) -> dict[str, Any]:
+def check_custom_params(custom_params: Any, max_new_tokens: Any = 1) -> dict[str, Any]:
     """The `parse_*` entries of a request's custom_params, checked.
 
-    max_new_tokens: the request's own, None if unknown. Raises ValueError naming the
-    field, its value and what is allowed. Entries of other users of custom_params pass
-    untouched.
+    max_new_tokens: the request's own, None where it sets none. Raises ValueError
+    naming the field, its value and what is allowed. Entries of other users of
+    custom_params pass untouched.
     """
     if not isinstance(custom_params, Mapping):
         return {}
@@ -106,10 +104,11 @@ def check_custom_params(
             f"custom_params has {' and '.join(texts)}; expected at most one of "
             f"{', '.join(CLIENT_TEXTS)}."
         )
-    if "parse_verify" in options and max_new_tokens not in (None, 1):
+    if "parse_verify" in options and max_new_tokens != 1:
         raise ValueError(
-            f"max_new_tokens is {shown(max_new_tokens)}; expected 1 with "
-            "custom_params.parse_verify, which judges and generates nothing."
+            f"max_new_tokens is {shown(max_new_tokens)}; expected 1 (max_tokens at the "
+            "OpenAI endpoints) with custom_params.parse_verify, which judges and "
+            "generates nothing."
         )
     return options
 
@@ -118,7 +117,7 @@ def check_sampling_params(result: Any, sampling_params: Any, *_: Any) -> Any:
     """AFTER hook on SamplingParams.verify: its ValueError becomes HTTP 400."""
     params = sampling_params
     check_custom_params(
-        getattr(params, "custom_params", None), getattr(params, "max_new_tokens", None)
+        getattr(params, "custom_params", None), getattr(params, "max_new_tokens", 1)
     )
     return result
 
@@ -134,7 +133,9 @@ def check_generate_body(result: Any, body: Any, *_: Any) -> Any:
     try:
         for one in params if isinstance(params, list) else [params]:
             if isinstance(one, Mapping):
-                check_custom_params(one.get("custom_params"), one.get("max_new_tokens"))
+                # Without one SGLang's own default comes to the hook above.
+                limit = one.get("max_new_tokens", 1)
+                check_custom_params(one.get("custom_params"), limit)
     except ValueError as e:
         return str(e)
     return result

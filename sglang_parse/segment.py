@@ -9,7 +9,6 @@ segment_rules.py and segment_code.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -32,52 +31,6 @@ RULES = {
     "step": step_boundaries,
     "code": code_boundaries,
 }
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Where the drafts of a batch are cut.
-
-    boundaries: per request, increasing offsets b in 1..num_draft_tokens[r]; b means
-        "after the first b draft tokens". Tokens after the last one are the tail.
-    num_draft_tokens: draft tokens per request.
-    """
-
-    boundaries: tuple[tuple[int, ...], ...]
-    num_draft_tokens: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.boundaries) != len(self.num_draft_tokens):
-            raise ValueError(
-                f"{len(self.boundaries)} requests have boundaries but "
-                f"{len(self.num_draft_tokens)} have draft lengths."
-            )
-        for r, (cuts, n) in enumerate(
-            zip(self.boundaries, self.num_draft_tokens, strict=True)
-        ):
-            steps = zip((0, *cuts), cuts, strict=False)
-            if any(a >= b for a, b in steps) or (cuts and cuts[-1] > n):
-                raise ValueError(
-                    f"boundaries {cuts} of request {r} must increase within 1..{n}."
-                )
-
-    @property
-    def bs(self) -> int:
-        return len(self.boundaries)
-
-    @property
-    def num_segments(self) -> tuple[int, ...]:
-        return tuple(len(cuts) for cuts in self.boundaries)
-
-    @property
-    def flat_boundaries(self) -> tuple[int, ...]:
-        """All boundaries, request by request; segment_indptr says whose they are."""
-        return tuple(b for cuts in self.boundaries for b in cuts)
-
-    @property
-    def segment_indptr(self) -> tuple[int, ...]:
-        """[bs + 1] running offsets into flat_boundaries, first entry 0."""
-        return tuple(accumulate(self.num_segments, initial=0))
 
 
 def build_token_texts(tokenizer: Any) -> list[str]:
@@ -120,8 +73,8 @@ class Segmenter:
     def __init__(self, name: str, token_texts: Sequence[str]) -> None:
         self.name = check_segmenter(name, "segmenter")
         self._fixed = parse_fixed_segmenter(name)
-        # The last entry stands for every id beyond the table.
-        self._texts = [*token_texts, ""]
+        # The last entry stands for every id beyond the table; `fixed` reads no texts.
+        self._texts = [] if self._fixed else [*token_texts, ""]
         self._flags = b"" if self._fixed else token_flags(self._texts)
 
     def boundaries(

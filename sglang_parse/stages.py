@@ -6,6 +6,7 @@ They hold models, tables and slots, and nothing of any request.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ from sglang_parse.verify import PassOutput, TargetVerifier
 
 # Committed text the segmenter sees before the draft.
 SEAM_TOKENS = 48
-
-
+# Requests name segmenters and questions as they like; so many of each are kept.
+NUM_CACHED = 64
 # Rows of the target's logits asked for in one call, over all requests; and the least
 # and most of one request.
 WAVE_ROWS = 512
@@ -72,23 +73,16 @@ class TargetStages:
         texts = build_token_texts(tokenizer)
         # Model vocabularies are padded beyond the tokenizer's.
         self._token_texts = texts + [""] * (vocab_size - len(texts))
-        self._segmenters: dict[str, Segmenter] = {}
-        self._judges: dict[str, JudgePrompt] = {}
+        self.segmenter = lru_cache(NUM_CACHED)(
+            partial(Segmenter, token_texts=self._token_texts)
+        )
+        self.judge = lru_cache(NUM_CACHED)(self._judge)
         # Fail at start-up, not at the first request.
         self.segmenter(config.segmenter)
         self.judge(config.judge_suffix)
 
-    def segmenter(self, name: str) -> Segmenter:
-        if name not in self._segmenters:
-            self._segmenters[name] = Segmenter(name, self._token_texts)
-        return self._segmenters[name]
-
-    def judge(self, question: str) -> JudgePrompt:
-        if question not in self._judges:
-            self._judges[question] = build_judge_prompt(
-                self.tokenizer, question, self.config.verdict_pairs
-            )
-        return self._judges[question]
+    def _judge(self, question: str) -> JudgePrompt:
+        return build_judge_prompt(self.tokenizer, question, self.config.verdict_pairs)
 
     def segment(
         self,

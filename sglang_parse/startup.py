@@ -1,4 +1,4 @@
-"""Checks of the model pair, before any weight is loaded and again in the worker."""
+"""Checks of tokenizers and head before weights are loaded, of models in the worker."""
 
 from __future__ import annotations
 
@@ -39,19 +39,26 @@ def choose_route(asked: str, backend: str) -> str:
     return asked
 
 
-def check_architecture(model_config: Any, flag: str) -> None:
+def check_architecture(runner: Any, flag: str) -> None:
     """Refuse models whose state cannot branch, or is not known to. Raises ValueError.
 
-    model_config: sglang.srt.configs.model_config.ModelConfig. flag: names the model.
+    runner: sglang.srt.model_executor.model_runner.ModelRunner with its model loaded:
+    ModelConfig alone does not say of every family that it has sliding windows (Gemma 2
+    and 3, or any under --disable-hybrid-swa-memory). flag: names the model.
     """
     from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.configs.model_config import AttentionArch
 
+    model_config = runner.model_config
     name = model_config.hf_config.architectures[0]
+    window = runner.sliding_window_size  # None or -1 without one
+    has_window = bool(model_config.is_hybrid_swa) or (
+        window is not None and window >= 0
+    )
     reasons = (
         ("is multimodal", model_config.is_multimodal),
         ("has a recurrent state", mambaish_config(model_config) is not None),
-        ("uses sliding-window attention", bool(model_config.is_hybrid_swa)),
+        ("uses sliding-window attention", has_window),
         ("is an encoder-decoder", model_config.is_encoder_decoder),
         ("has latent attention", model_config.attention_arch == AttentionArch.MLA),
         ("does not generate", not model_config.is_generation),

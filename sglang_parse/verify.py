@@ -73,6 +73,18 @@ class PassOutput:
         return None if self.features is None else self.features[row : row + num_rows]
 
 
+def wait_in_gathers(logits_processor: Any) -> None:
+    """Let tensor-parallel ranks wait for each other before they gather logits.
+
+    SGLang leaves that barrier out, which is safe where a forward lies between two
+    gathers into the same buffer (triton_symm_mem_ag.py, `MultimemAllGatherer`);
+    `logits_at` gathers again right behind the pass.
+    """
+    gatherer = getattr(logits_processor, "_logits_gatherer", None)
+    if gatherer is not None:
+        gatherer._skip_entry_sync = False
+
+
 class TargetVerifier:
     """Runs verify passes and LM-head calls on the target model."""
 
@@ -92,6 +104,7 @@ class TargetVerifier:
                 "logits_processor of its own, which PARSE needs to read verdicts; "
                 "choose another target model."
             )
+        wait_in_gathers(model.logits_processor)
 
     def verify(
         self,

@@ -66,7 +66,7 @@ class ParseWorker(BaseSpecWorker):
         self.config: ParseConfig = config_from_server_args(server_args)
         self._target_worker = target_worker
         model_config = target_worker.model_runner.model_config
-        check_architecture(model_config, "--model-path")
+        check_architecture(target_worker.model_runner, "--model-path")
         self.context_len: int = model_config.context_len
         self.verifier = TargetVerifier(
             target_worker,

@@ -118,7 +118,13 @@ class Engine:
         return torch.arange(1, bs + 1, device=self.device)
 
     def scratch(self, num_slots: int) -> torch.Tensor:
-        return self.allocator.alloc(num_slots).to(torch.int64)
+        slots = self.allocator.alloc(num_slots)
+        if slots is None:
+            raise RuntimeError(
+                f"{num_slots} more slots do not fit the KV pool of "
+                f"{self.allocator.size}; lower the context or the window."
+            )
+        return slots.to(torch.int64)
 
     # -- Forwards ----------------------------------------------------------------
 
@@ -195,7 +201,7 @@ class Engine:
         output = verifier.verify(
             plan, req_pool_indices=rows, scratch=scratch, table=self.table
         )
-        return output.verdict_logits
+        return output.logits
 
     def prefill(
         self,

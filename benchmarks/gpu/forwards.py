@@ -182,8 +182,12 @@ class Bench:
         name = f"c{context}/w{window}/k{num_segments}"
         cuts = boundaries_of(window, num_segments)
         forked = sum(cuts) + num_segments * SUFFIX_LEN
-        rows = engine.fill_rows(1, context + window + 2)
-        room = engine.scratch(max(forked, num_segments * SUFFIX_LEN + window + 2))
+        try:
+            rows = engine.fill_rows(1, context + window + 2)
+            room = engine.scratch(max(forked, num_segments * SUFFIX_LEN + window + 2))
+        except RuntimeError as error:
+            print(f"pass {common}: left out, {error}", flush=True)
+            return
         plan = engine.verify_plan(1, context, window, num_segments, SUFFIX_LEN)
         scratch = room[: plan.num_suffix_tokens]
         common["num_tokens"] = plan.num_verify_tokens
@@ -282,6 +286,7 @@ def main() -> None:
     records = Records(args.out / "forwards.jsonl")
     with torch.no_grad():
         Bench(args, records).run()
+    records.exit_on_errors()
 
 
 if __name__ == "__main__":

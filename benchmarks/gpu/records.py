@@ -54,6 +54,7 @@ class Records:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._source = provenance()
         self._known: set[str] = set()
+        self._failed: list[str] = []
         if path.exists():
             for line in path.read_text().splitlines():
                 record = json.loads(line)
@@ -75,8 +76,15 @@ class Records:
         with open(self.path, "a", encoding="utf-8") as f:
             f.write(json.dumps(record) + "\n")
         self._known.add(cell)
+        if "error" in values:
+            self._failed.append(cell)
         shown = {k: v for k, v in values.items() if k not in ("samples_ms", "args")}
         print(f"{stage} {cell}: {json.dumps(shown)}", flush=True)
+
+    def exit_on_errors(self) -> None:
+        """End the process with status 1 if a cell of this run failed."""
+        if self._failed:
+            sys.exit(f"cells that failed: {', '.join(self._failed)}")
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:

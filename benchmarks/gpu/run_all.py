@@ -33,31 +33,56 @@ class Stage:
     share_s: float
 
 
-MAIN_PAIR = "qwen3-32b-1.7b"
+LARGE_PAIR = "qwen3-32b-1.7b"
 SMALL_PAIR = "llama-8b-1b"
-STAGES = (
-    Stage("forwards", "benchmarks.gpu.forwards", ("--pair", MAIN_PAIR), share_s=300),
-    Stage("serve", "benchmarks.gpu.serve", ("--pair", MAIN_PAIR), share_s=560),
-    Stage(
-        "forwards-triton",
-        "benchmarks.gpu.forwards",
-        (
-            *("--pair", MAIN_PAIR, "--backend", "triton", "--contexts", "1024"),
-            *("--windows", "256", "--segments", "16", "--batches", "1"),
+# Weights of the large pair with a head, and room for their KV at concurrency 32.
+LARGE_PAIR_MIB = 100_000
+
+
+def stages_on(memory_mib: int) -> tuple[Stage, ...]:
+    """What to measure on a card: both pairs, or the small one where the other does not
+    fit. memory_mib: of the card."""
+    pair = LARGE_PAIR if memory_mib >= LARGE_PAIR_MIB else SMALL_PAIR
+    stages = (
+        Stage("forwards", "benchmarks.gpu.forwards", ("--pair", pair), share_s=300),
+        Stage("serve", "benchmarks.gpu.serve", ("--pair", pair), share_s=560),
+        Stage(
+            "forwards-triton",
+            "benchmarks.gpu.forwards",
+            (
+                *("--pair", pair, "--backend", "triton", "--contexts", "1024"),
+                *("--windows", "256", "--segments", "16", "--batches", "1"),
+            ),
+            share_s=120,
         ),
-        share_s=120,
-    ),
-    Stage(
-        "forwards-small",
-        "benchmarks.gpu.forwards",
-        (
-            *("--pair", SMALL_PAIR, "--windows", "64", "256", "1024"),
-            *("--segments", "4", "16", "--batches", "1", "16"),
+    )
+    if pair == SMALL_PAIR:
+        return stages
+    return (
+        *stages,
+        Stage(
+            "forwards-small",
+            "benchmarks.gpu.forwards",
+            (
+                *("--pair", SMALL_PAIR, "--windows", "64", "256", "1024"),
+                *("--segments", "4", "16", "--batches", "1", "16"),
+            ),
+            share_s=150,
         ),
-        share_s=150,
-    ),
-    Stage("serve-small", "benchmarks.gpu.serve", ("--pair", SMALL_PAIR), share_s=0),
-)
+        Stage("serve-small", "benchmarks.gpu.serve", ("--pair", SMALL_PAIR), share_s=0),
+    )
+
+
+def card_memory_mib() -> int:
+    """Of the first card, as nvidia-smi says; 0 without one."""
+    query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+        return int(done.stdout.split()[0])
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return 0
+
+
 TINY = (
     Stage(
         "forwards",
@@ -128,7 +153,7 @@ def main() -> None:
         p.error(f"{out} holds results; give another --out, or --resume to go on there")
     end = time.monotonic() + args.budget_s
     failed = []
-    for stage in TINY if args.dry_run else STAGES:
+    for stage in TINY if args.dry_run else stages_on(card_memory_mib()):
         if args.stages is not None and stage.name not in args.stages:
             continue
         left = end - time.monotonic()

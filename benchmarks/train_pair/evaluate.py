@@ -27,6 +27,7 @@ from benchmarks.train_pair.tokenizer import (
 )
 from benchmarks.train_pair.train import sample
 from benchmarks.train_pair.train_head import accept_length, target_texts
+from sglang_parse.bench.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH, task
 from sglang_parse.embedded.task import Problem
 
@@ -252,7 +253,7 @@ def main() -> None:
         numbers = head_report(args.n, args.target, args.head)
     else:
         numbers = report(args.n, args.target, args.draft)
-    text = json.dumps(numbers, indent=1)
+    text = json.dumps({**numbers, "provenance": provenance()}, indent=1)
     print(text)  # noqa: T201
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

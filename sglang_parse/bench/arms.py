@@ -48,6 +48,16 @@ class Arm:
     optional: bool = False
     concurrency: tuple[int, ...] = ()
 
+    @property
+    def takes_server_args(self) -> bool:
+        """Whether a server of the arm speculates; the others are everybody's."""
+        return not set(self.servers.values()) <= set(UNSPECULATIVE_KINDS)
+
+    @property
+    def takes_options(self) -> bool:
+        """Whether its requests go to PARSE as they are, custom_params and all."""
+        return self.procedure == "plain" and self.servers["main"] in PARSE_KINDS
+
 
 def _parse(name: str, about: str, **kwargs: Any) -> Arm:
     return Arm(name, {"main": "parse"}, about, **kwargs)
@@ -100,6 +110,7 @@ UNSPECULATIVE_KINDS = ("target", "draft")
 GPU_KINDS = ("standalone", "sglang-eagle3")
 HEAD_KINDS = ("sglang-eagle3", "eagle3", "parse-eagle3")
 JUDGING_KINDS = ("parse", "parse-eagle3")
+PARSE_KINDS = (*JUDGING_KINDS, "eagle3")
 KINDS = (*UNSPECULATIVE_KINDS, "parse", "standalone", *HEAD_KINDS)
 
 
@@ -144,7 +155,7 @@ def server_flags(
     if kind != "eagle3":
         model = head if kind == "sglang-eagle3" else draft
         flags += ["--speculative-draft-model-path", model]
-    if kind in ("parse", "eagle3", "parse-eagle3"):
+    if kind in PARSE_KINDS:
         flags += ["--speculative-algorithm", "PARSE", *judging, *arm.server_args]
         if kind != "parse":
             flags += ["--speculative-parse-compose", "eagle3"]

@@ -28,11 +28,11 @@ from sglang_parse.bench.checkers import final_answer, is_right
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
 from sglang_parse.bench.procedures import Answer, Client
 from sglang_parse.bench.provenance import provenance
-from sglang_parse.bench.run import Chat, ask_all
+from sglang_parse.bench.run import Chat, ask_all, first_error
 from sglang_parse.bench.stats import loss_bound, tango_interval
-from sglang_parse.config import ParseConfig
+from sglang_parse.config import ParseConfig, check_choice, check_count
 from sglang_parse.demo import load_tokenizer
-from sglang_parse.load import flush_cache, open_session
+from sglang_parse.load import LoadError, flush_cache, open_session
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
 SEGMENTERS = ("step", "paragraph", "fixed:32")
@@ -204,6 +204,9 @@ class CalibrateOptions:
                 f"--budget {self.budget} and --confidence {self.confidence}: expected "
                 "points above 0 and below 100, and a share from 0.5 to below 1."
             )
+        check_choice(self.dataset, "--dataset", tuple(DATA_SETS))
+        for name in ("problems", "screen", "concurrency"):
+            check_count(getattr(self, name), f"--{name}", 1, 1 << 20)
         needed = problems_needed(self.budget, self.confidence)
         if self.problems < needed:
             raise ValueError(
@@ -315,9 +318,7 @@ def run_calibration(options: CalibrateOptions) -> str:
         def ask(setting: Setting, found: Sequence[Item]) -> list[Answer]:
             bar.set_description(setting.label)
             bar.total = max(bar.total or 0, bar.n + len(found))
-            return asyncio.run(
-                _ask(options, setting, found, chat, lambda: bar.update())
-            )
+            return ask_setting(options, setting, found, chat, lambda: bar.update())
 
         ask(OFF, items[:WARM_UP])
         bar.reset()
@@ -362,6 +363,20 @@ def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
     }
 
 
+def ask_setting(
+    options: CalibrateOptions,
+    setting: Setting,
+    items: Sequence[Item],
+    chat: Chat,
+    on_answer: Callable[[], object],
+) -> list[Answer]:
+    """Answers of the items' last turns, in order. Raises LoadError."""
+    try:
+        return asyncio.run(_ask(options, setting, items, chat, on_answer))
+    except* LoadError as group:
+        raise LoadError(f"{setting.label}: {first_error(group)}") from group
+
+
 async def _ask(
     options: CalibrateOptions,
     setting: Setting,
@@ -369,7 +384,7 @@ async def _ask(
     chat: Chat,
     on_answer: Callable[[], object],
 ) -> list[Answer]:
-    """Answers of the items' last turns, in order; the radix cache is empty before."""
+    """The radix cache is empty before."""
     limit = options.max_new_tokens or DATA_SETS[options.dataset].max_new_tokens
     found: dict[int, Answer] = {}
 

@@ -80,6 +80,7 @@ def bench_command(args: argparse.Namespace) -> int:
 
 def calibrate_command(args: argparse.Namespace) -> int:
     from sglang_parse.bench.calibrate import CalibrateOptions, run_calibration
+    from sglang_parse.cli import check_writable
 
     values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
     prompts = values.pop("prompts", None)
@@ -88,9 +89,9 @@ def calibrate_command(args: argparse.Namespace) -> int:
     for name in ("thresholds", "segmenters", "keep_rules", "judge_suffixes"):
         if name in values:
             values[name] = tuple(values[name])
-    if not args.out.parent.is_dir():
-        raise ValueError(f"--out {str(args.out)!r}: its folder does not exist.")
-    print(run_calibration(CalibrateOptions(**values)))
+    options = CalibrateOptions(**values | {"url": args.url.rstrip("/")})
+    check_writable(args.out, "--out")
+    print(run_calibration(options))
     return 0
 
 

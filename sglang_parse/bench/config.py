@@ -14,7 +14,13 @@ import yaml
 
 from sglang_parse.bench.arms import ARMS, Arm, Models, model_path
 from sglang_parse.bench.datasets import DATA_SETS
-from sglang_parse.config import DEFAULT_JUDGE_SUFFIX, check_count, check_number, shown
+from sglang_parse.config import (
+    DEFAULT_JUDGE_SUFFIX,
+    check_count,
+    check_number,
+    check_text,
+    shown,
+)
 from sglang_parse.launch import DEFAULT_TIMEOUT_S
 from sglang_parse.load import REQUEST_TIMEOUT_S
 from sglang_parse.request import check_custom_params
@@ -107,11 +113,20 @@ class BenchConfig:
             check_count(concurrency, "concurrency", 1, 4096)
         check_number(self.threshold, "threshold", 0.0, 2.0)
         check_number(self.temperature, "temperature", 0.0, 10.0)
-        if "--max-running-requests" not in self.server_args:
+        check_text(self.judge_suffix, "judge_suffix")
+        if not self.step_stop or not isinstance(self.step_stop, str):
+            raise ValueError(
+                f"step_stop is {shown(self.step_stop)}; expected the text that ends a "
+                'step, such as "\\n\\n".'
+            )
+        flags = [flag.partition("=")[0] for flag in self.server_args]
+        if "--max-running-requests" not in flags:
             raise ValueError(
                 "server_args lacks --max-running-requests; SGLang chooses it by the "
                 "algorithm, so arms would differ: set it for all."
             )
+        if self.judge and not (self.judge.get("url") and self.judge.get("model")):
+            raise ValueError("judge lacks url or model, which rate open answers.")
         for name in ("boot_timeout_s", "request_timeout_s"):
             check_number(getattr(self, name), name, 1.0, 1e6)
         sets = [spec.name for spec in self.datasets]
@@ -130,10 +145,11 @@ class BenchConfig:
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names):
             raise ValueError(f"arms: {names} name one arm twice; give each its name.")
-        if self.sweep and self.sweep.arm not in names:
+        sweepable = [arm.name for arm in self.arms if arm.takes_options]
+        if self.sweep and self.sweep.arm not in sweepable:
             raise ValueError(
-                f"sweep.arm is {shown(self.sweep.arm)}; expected one of `arms`: "
-                f"{', '.join(names)}."
+                f"sweep.arm is {shown(self.sweep.arm)}; expected one of `arms` whose "
+                f"requests take options: {', '.join(sweepable)}."
             )
 
     @property
@@ -180,7 +196,8 @@ def read_config(raw: Any) -> BenchConfig:
     for name in ("out", "target", "draft", "arms", "datasets"):
         if not values.get(name):
             raise ValueError(f"{name} is missing; see benchmarks/README.md.")
-    models = Models(*(str(values.pop(n, "")) for n in ("target", "draft", "eagle")))
+    paths = (values.pop(n, None) for n in ("target", "draft", "eagle"))
+    models = Models(*(str(path or "") for path in paths))
     values["out"] = Path(values["out"])
     values["arms"] = tuple(filter(None, map(_arm, _list(values["arms"], "arms"))))
     values["datasets"] = tuple(map(_dataset, _list(values["datasets"], "datasets")))
@@ -188,16 +205,21 @@ def read_config(raw: Any) -> BenchConfig:
         if name in values:
             values[name] = tuple(_list(values[name], name))
     values["server_args"] = tuple(map(str, values.get("server_args", ())))
+    _mapping(values.get("chat_template", {}), "chat_template")
+    _mapping(values.get("judge", {}), "judge", ("url", "model", "api_key"))
     if values.get("sweep") is not None:
         values["sweep"] = _sweep(values["sweep"])
     return BenchConfig(models=models, **values)
 
 
-def _mapping(raw: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
+def _mapping(
+    raw: Any, what: str, known: Sequence[str] | None = None
+) -> Mapping[str, Any]:
+    """known: the keys it may have, None for any."""
     if not isinstance(raw, Mapping):
         raise ValueError(f"{what} is {shown(raw)}; expected a mapping.")
-    unknown = sorted(str(key) for key in raw if key not in known)
-    if unknown:
+    unknown = sorted(str(key) for key in raw if known and key not in known)
+    if known and unknown:
         raise ValueError(
             f"{what} has unknown keys {unknown}; expected keys among "
             f"{', '.join(known)}."
@@ -225,10 +247,21 @@ def _arm(raw: Any) -> Arm | None:
             "{name: ..., like: one of them}."
         )
     base = ARMS[like]
-    values["options"] = {**base.options, **(values.get("options") or {})}
-    extra = map(str, values.get("server_args") or ())
-    values["server_args"] = (*base.server_args, *extra)
     name = values.get("name", like)
+    options = _mapping(values.get("options") or {}, f"arms.{name}.options")
+    extra = _list(values.get("server_args") or [], f"arms.{name}.server_args")
+    if extra and not base.takes_server_args:
+        raise ValueError(
+            f"arms.{name}.server_args: no server of an arm like {like!r} speculates; "
+            "give flags of all servers as `server_args` of the file."
+        )
+    if options and not base.takes_options:
+        raise ValueError(
+            f"arms.{name}.options: requests of an arm like {like!r} take none of "
+            "PARSE's options."
+        )
+    values["options"] = {**base.options, **options}
+    values["server_args"] = (*base.server_args, *map(str, extra))
     values["concurrency"] = tuple(
         _list(values.get("concurrency", []), f"arms.{name}.concurrency")
     )
@@ -251,7 +284,8 @@ def _sweep(raw: Any) -> SweepSpec:
     values = dict(_mapping(raw, "sweep", keys))
     grid = []
     for axes in _list(values.get("grid"), "sweep.grid"):
-        grid.append({key: _list(v, f"sweep.grid.{key}") for key, v in axes.items()})
+        items = _mapping(axes, "an entry of sweep.grid").items()
+        grid.append({key: _list(v, f"sweep.grid.{key}") for key, v in items})
     return SweepSpec(
         arm=str(values.get("arm", "parse")),
         dataset=_dataset(values.get("dataset")),

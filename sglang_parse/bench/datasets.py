@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import json
 import random
 from collections import Counter
@@ -197,6 +198,8 @@ def load_items(name: str, *, problems: int, seed: int, path: str = "") -> list[I
     They are drawn by seed where there are more. Raises DataError.
     """
     data_set = DATA_SETS[name]
+    if data_set.checker == "math" and not importlib.util.find_spec("math_verify"):
+        raise DataError(f"{name} needs math-verify: pip install -e '.[bench]'.")
     if name == "embedded":
         found = make_problems(problems or 200, seed)
         return [Item(f"embedded-{i}", (p.prompt,), p) for i, p in enumerate(found)]

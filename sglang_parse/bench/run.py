@@ -316,7 +316,13 @@ def measure_cell(
     try:
         asyncio.run(_measure_cell(job, store, on_answer))
     except* LoadError as group:
-        raise LoadError(f"{job.cell.name}: {group.exceptions[0]}") from group
+        raise LoadError(f"{job.cell.name}: {first_error(group)}") from group
+
+
+def first_error(group: BaseExceptionGroup[Any]) -> BaseException:
+    """The first of a task group's errors, which nest as its groups do."""
+    first = group.exceptions[0]
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _measure_cell(

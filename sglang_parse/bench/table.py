@@ -29,9 +29,7 @@ def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -
     try:
         from sglang_parse.bench.plots import write_plots
     except ImportError:
-        note = (
-            "\nNo plots: matplotlib is missing (`pip install 'sglang-parse[bench]'`).\n"
-        )
+        note = "\nNo plots: matplotlib is missing (`pip install -e '.[bench]'`).\n"
     else:
         plots, note = write_plots(config.out, figures), ""
     origins = [one.result.provenance for one in graded]

@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_parse.config import CONFIG_ENV
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
@@ -88,6 +90,14 @@ REFUSED = {
     "mixed chunk": ((*DRAFT, "--enable-mixed-chunk"), "mixed-chunk|mixed_chunk"),
     "adaptive": ((*DRAFT, "--speculative-adaptive"), "--speculative-adaptive"),
     "no tokenizer": ((*DRAFT, "--skip-tokenizer-init"), "--skip-tokenizer-init"),
+    "steps": (
+        (*DRAFT, "--speculative-num-steps", "5"),
+        "takes no --speculative-num-steps, got 5",
+    ),
+    "draft tokens": (
+        (*DRAFT, "--speculative-num-draft-tokens", "8"),
+        "takes no --speculative-num-draft-tokens, got 8",
+    ),
     "page size": ((*DRAFT, "--page-size", "16"), "--page-size"),
     "backend": (
         (*DRAFT, "--attention-backend", "torch_native"),
@@ -147,6 +157,32 @@ def test_bad_value_of_own_flag_is_refused_by_name(flag, value):
     """Red if our settings are checked only once the models are loaded."""
     with pytest.raises(ValueError, match=f"--speculative-parse-{flag}"):
         resolve(*TARGET, *DRAFT, f"--speculative-parse-{flag}", value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--speculative-parse-window", "8"), "window"),
+        (("--speculative-parse-config", "/nowhere.json"), "config"),
+        (("--no-speculative-parse-adaptive",), "adaptive"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [(), ("--speculative-algorithm", "NGRAM")])
+def test_own_flag_without_the_algorithm_is_refused(flags, named, algorithm):
+    """Red if a user who forgot the algorithm is served without it, and not told."""
+    with pytest.raises(ValueError, match=f"--speculative-parse-{named} is set but"):
+        resolve("--model-path", str(TARGET_PATH), *algorithm, *flags)
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_attention_of_the_cpu_platform_is_refused_on_a_gpu(monkeypatch, device):
+    """Red if a server on a card starts with a backend that is made for CPU."""
+    from sglang_parse.algorithm import validate_server_args
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    args = SimpleNamespace(device=device, page_size=1, attention_backend="parse_torch")
+    with pytest.raises(ValueError, match="--attention-backend parse_torch runs on CPU"):
+        validate_server_args(args)
 
 
 @pytest.mark.parametrize(("flag", "value"), [("window", "x"), ("threshold", "high")])

@@ -197,6 +197,33 @@ def test_server_without_parse_is_refused(server, tmp_path, capsys):
     assert "does not serve with PARSE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--dataset", "gsm9k"], "--dataset is 'gsm9k'; expected one of"),
+        (["--concurrency", "0"], "--concurrency is 0; expected a whole number from 1"),
+        (["--screen", "0"], "--screen is 0; expected a whole number from 1"),
+        (["--out", "/"], "--out '/' cannot be written"),
+        (["--out", "/nowhere/x.json"], "--out '/nowhere/x.json' cannot be written"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_asked(
+    server, tmp_path, capsys, flags, message
+):
+    """Red if a slip is a traceback, hangs, or costs the run its results."""
+    assert run(server, tmp_path / "parse.json", *flags) == 1
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+    assert not server.bodies
+
+
+def test_server_that_fails_is_named(server, tmp_path, capsys, monkeypatch):
+    """Red if an error of the server reaches the user as a traceback."""
+    monkeypatch.setattr(server, "answer", lambda body: 1 / 0)
+    assert run(server, tmp_path / "parse.json") == 1
+    assert server.url in capsys.readouterr().err
+
+
 def test_chat_template_options_reach_the_template(server, tmp_path, capsys):
     asked = []
     template = CharTokenizer.apply_chat_template

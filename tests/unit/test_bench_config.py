@@ -18,6 +18,12 @@ BASE = {
     "datasets": ["embedded"],
     "arms": ["target", "parse"],
 }
+SWEEP = {
+    "arm": "parse",
+    "dataset": "embedded",
+    "concurrency": 1,
+    "grid": [{"parse_threshold": [0.5]}],
+}
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 
 
@@ -63,33 +69,53 @@ def test_embedded_config_has_every_arm_that_needs_no_gpu():
             "custom_params.parse_tail is 1 and no PARSE option",
         ),
         (
-            {
-                "sweep": {
-                    "arm": "exact",
-                    "dataset": "embedded",
-                    "concurrency": 1,
-                    "grid": [{"parse_threshold": [0.5]}],
-                }
-            },
+            {"sweep": {**SWEEP, "arm": "exact"}},
             "sweep.arm is 'exact'; expected one of `arms`",
         ),
         (
-            {
-                "sweep": {
-                    "arm": "parse",
-                    "dataset": "embedded",
-                    "concurrency": 1,
-                    "grid": [{"parse_threshold": [5]}],
-                }
-            },
+            {"sweep": {**SWEEP, "grid": [{"parse_threshold": [5]}]}},
             "custom_params.parse_threshold is 5",
         ),
+        (
+            {"sweep": {**SWEEP, "arm": "target"}},
+            "sweep.arm is 'target'; expected one of `arms` whose requests take",
+        ),
+        (
+            {"sweep": {**SWEEP, "grid": ["x"]}},
+            "entry of sweep.grid is .x.; expected",
+        ),
+        (
+            {"arms": [{"name": "t", "like": "target", "server_args": ["--x"]}]},
+            "arms.t.server_args: no server of an arm like 'target' speculates",
+        ),
+        (
+            {"arms": [{"name": "parse", "server_args": "--tp 2"}]},
+            "arms.parse.server_args is '--tp 2'; expected a list",
+        ),
+        (
+            {"arms": [{"name": "cascade", "options": {"parse_threshold": 0.9}}]},
+            "arms.cascade.options: requests of an arm like 'cascade' take none",
+        ),
+        ({"judge": "http://x"}, "judge is 'http://x'; expected a mapping"),
+        ({"judge": {"urll": "x"}}, r"judge has unknown keys \['urll'\]"),
+        ({"judge": {"url": "x"}}, "judge lacks url or model"),
+        ({"judge_suffix": 5}, "judge_suffix is 5; expected non-empty text"),
+        ({"step_stop": 5}, "step_stop is 5; expected the text"),
+        ({"chat_template": 3}, "chat_template is 3; expected a mapping"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(changes, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_config({**BASE, **changes})
     assert "\n" not in str(caught.value)
+
+
+def test_what_may_be_left_empty_or_written_otherwise():
+    """Red if an empty key becomes a model called None, or a flag's other form is not
+    seen."""
+    flags = ["--max-running-requests=8"]
+    config = read_config({**BASE, "eagle": None, "server_args": flags})
+    assert config.models.eagle == ""
 
 
 def test_command_names_an_unreadable_file(tmp_path, capsys):

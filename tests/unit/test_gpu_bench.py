@@ -21,6 +21,7 @@ from benchmarks.gpu.pairs import (
     shape_of,
 )
 from benchmarks.gpu.records import Clock, Records, timed
+from benchmarks.gpu.run_all import stages_on
 from benchmarks.gpu.serve import arms_of, parser
 
 # Parameters without norms, from the model cards: 32.8B, 1.7B, 0.6B, 8.0B, 1.24B.
@@ -68,6 +69,27 @@ def test_heads_fit_their_targets(tmp_path):
         assert head["num_hidden_layers"] == 1
         assert head["architectures"] == ["LlamaForCausalLMEagle3"]
         assert head["draft_vocab_size"] < head["vocab_size"]
+
+
+def test_card_that_cannot_hold_the_large_pair_measures_the_small_one():
+    """Red if an 80 GB card is asked for 64 GiB of weights, a head and their KV."""
+    for memory_mib, pairs in (
+        (81_559, {"llama-8b-1b"}),
+        (143_771, {"llama-8b-1b", "qwen3-32b-1.7b"}),
+    ):
+        stages = stages_on(memory_mib)
+        assert {s.args[s.args.index("--pair") + 1] for s in stages} == pairs
+        assert len({s.name for s in stages}) == len(stages) >= 3
+
+
+def test_failed_cells_fail_the_stage(tmp_path):
+    """Red if a run whose cells all failed ends as if it had measured them."""
+    records = Records(tmp_path / "cells.jsonl")
+    records.add("forwards", "good", ms=1.0)
+    records.exit_on_errors()
+    records.add("forwards", "bad", error="AttributeError")
+    with pytest.raises(SystemExit, match="cells that failed: bad"):
+        records.exit_on_errors()
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -8,7 +8,6 @@ from sglang_parse.config import DEFAULT_JUDGE_SUFFIX as QUESTION
 from sglang_parse.judge import (
     JudgePrompt,
     build_judge_prompt,
-    build_judge_suffix,
     check_same_tokenizer,
 )
 
@@ -137,7 +136,6 @@ def test_suffix_follows_chat_template(name):
     prompt = build_judge_prompt(tokenizer, QUESTION, PAIRS)
     assert tokenizer.decode(prompt.suffix) == expected
     assert list(prompt.suffix) == tokenizer.encode(expected, add_special_tokens=False)
-    assert prompt.suffix == build_judge_suffix(tokenizer, QUESTION)
     assert prompt.uses_chat_template == (template is not None)
 
 
@@ -203,7 +201,7 @@ def test_unknown_verdict_word_is_refused():
 )
 def test_template_that_cannot_ask_is_refused(template, reason):
     with pytest.raises(ValueError, match=reason):
-        build_judge_suffix(build_tokenizer(template), QUESTION)
+        build_judge_prompt(build_tokenizer(template), QUESTION, PAIRS)
 
 
 def test_tokenizer_that_takes_no_template_options_is_served():
@@ -215,7 +213,8 @@ def test_tokenizer_that_takes_no_template_options_is_served():
 
     plain = build_tokenizer()
     strict = Strict(tokenizer_object=plain.backend_tokenizer, chat_template=CHATML)
-    assert build_judge_suffix(strict, QUESTION) == build_judge_suffix(plain, QUESTION)
+    ours, expected = (build_judge_prompt(t, QUESTION, PAIRS) for t in (strict, plain))
+    assert ours == expected
 
 
 def test_judge_prompt_refuses_empty_suffix():

@@ -20,7 +20,7 @@ def stages(room: int = 100) -> TargetStages:
     self.config = SimpleNamespace(max_segments=16)
     self.slots = SimpleNamespace(num_free=lambda _: room)
     self._token_texts = TEXTS
-    self._segmenters = {"line": Segmenter("line", TEXTS)}
+    self.segmenter = lambda name: Segmenter(name, TEXTS)
     return self
 
 

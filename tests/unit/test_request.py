@@ -168,6 +168,16 @@ def test_hook_returns_its_result_and_raises_value_error():
         check_sampling_params(None, bad, 1000)
 
 
+@pytest.mark.parametrize("limit", [None, 0, 2, 1 << 30])
+def test_parse_verify_is_refused_with_a_response_length(limit):
+    """Red if a request that generates nothing may ask for tokens, or for any number."""
+    custom = {"parse_verify": "text"}
+    assert check_custom_params(custom, 1) == custom
+    params = SimpleNamespace(custom_params=custom, max_new_tokens=limit)
+    with pytest.raises(ValueError, match=f"max_new_tokens is {limit}; expected 1"):
+        check_sampling_params(None, params)
+
+
 def test_options_default_to_the_server_config():
     """Red if a server setting does not reach requests that name none."""
     config = ParseConfig(

@@ -301,6 +301,19 @@ def test_logits_processor_honours_our_rows_in_the_verify_pass():
     assert "hidden_states[draft_extend_select_index]" in branch
 
 
+def test_ranks_may_be_made_to_wait_for_each_other_before_they_gather_logits():
+    """Red if the switch of verify.wait_in_gathers is called otherwise, or copied to
+    where it would not be read."""
+    from sglang.srt.distributed.device_communicators import triton_symm_mem_ag
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+
+    assert "self._logits_gatherer = " in inspect.getsource(LogitsProcessor.__init__)
+    gatherer = triton_symm_mem_ag.MultimemAllGatherer
+    before = vars(gatherer(1, enabled=False, skip_entry_sync=True))
+    assert before["_skip_entry_sync"] is True
+    assert "self._skip_entry_sync" in inspect.getsource(gatherer.__call__)
+
+
 def test_flashinfer_asks_the_spec_input_for_ragged_arrays():
     """Red if the FlashInfer backend builds the verify arrays itself."""
     from pathlib import Path

@@ -14,11 +14,12 @@ from sglang_parse.startup import check_architecture, check_head
 FIELDS = ("is_multimodal", "is_hybrid_swa", "is_encoder_decoder")
 
 
-def model_config(**fields):
+def runner(sliding_window_size=None, **fields):
     values = {name: False for name in FIELDS} | {"is_generation": True}
     values |= {"attention_arch": AttentionArch.MHA} | fields
     hf = SimpleNamespace(architectures=["SomeForCausalLM"])
-    return SimpleNamespace(hf_config=hf, **values)
+    config = SimpleNamespace(hf_config=hf, **values)
+    return SimpleNamespace(model_config=config, sliding_window_size=sliding_window_size)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,9 @@ def model_config(**fields):
         *itertools.product(FIELDS, [True]),
         ("is_generation", False),
         ("attention_arch", AttentionArch.MLA),
+        # Gemma 2 and 3 say of themselves that they are not hybrid.
+        ("sliding_window_size", 4095),
+        ("sliding_window_size", 0),
     ],
 )
 @pytest.mark.parametrize("flag", ["--model-path", "--speculative-draft-model-path"])
@@ -35,9 +39,10 @@ def test_model_whose_kv_cannot_branch_is_refused(monkeypatch, flag, field, value
     from sglang.srt.configs import hybrid_arch
 
     monkeypatch.setattr(hybrid_arch, "mambaish_config", lambda _: None)
-    check_architecture(model_config(), flag)
+    check_architecture(runner(), flag)
+    check_architecture(runner(sliding_window_size=-1), flag)
     with pytest.raises(ValueError, match=f"{flag}: SomeForCausalLM"):
-        check_architecture(model_config(**{field: value}), flag)
+        check_architecture(runner(**{field: value}), flag)
 
 
 def test_recurrent_state_is_refused(monkeypatch):
@@ -46,7 +51,7 @@ def test_recurrent_state_is_refused(monkeypatch):
 
     monkeypatch.setattr(hybrid_arch, "mambaish_config", lambda _: object())
     with pytest.raises(ValueError, match="recurrent state"):
-        check_architecture(model_config(), "--model-path")
+        check_architecture(runner(), "--model-path")
 
 
 def head_args(path, tmp_path, **changes):

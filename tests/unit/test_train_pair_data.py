@@ -13,9 +13,9 @@ from benchmarks.train_pair.tokenizer import (
     load_tokenizer,
 )
 from benchmarks.train_pair.train import BatchMaker, Stage, max_tokens
-from sglang_parse.config import DEFAULT_JUDGE_SUFFIX
+from sglang_parse.config import DEFAULT_JUDGE_SUFFIX, ParseConfig
 from sglang_parse.embedded import TARGET_PATH, task
-from sglang_parse.judge import build_judge_suffix
+from sglang_parse.judge import build_judge_prompt
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,9 @@ def test_questions_are_those_that_a_server_asks(encoder):
     assert QUESTION == DEFAULT_JUDGE_SUFFIX
     for question in (QUESTION, SHORT_QUESTION):
         trained = judge_suffix(encoder.tokenizer, question)
-        assert tuple(trained) == build_judge_suffix(encoder.tokenizer, question)
+        pairs = ParseConfig().verdict_pairs
+        asked = build_judge_prompt(encoder.tokenizer, question, pairs)
+        assert tuple(trained) == asked.suffix
 
 
 def test_batches_ask_either_question(encoder):
