@@ -4,9 +4,10 @@
     python -m benchmarks.bench_modes --concurrency 1 16 --problems 64 --repeats 3
 
 Arms on the embedded task, same server flags: `target` (stock SGLang), `semantic`,
-`semantic-no-tail`, `exact` (token-level speculation with the same draft), `off`, and
-`hostile` / `hostile-exact`: a server whose draft has its output rows shuffled, so that
-it never says what it means. Servers are up together and measured one at a time; the
+`semantic-no-tail`, `one-segment` (PARSE held to one segment a pass), `exact`
+(token-level speculation with the same draft), `off`, and `hostile` / `hostile-exact`: a
+server whose draft has its output rows shuffled, so that it never says what it means.
+Servers are up together and measured one at a time; the
 arms of a concurrency follow one another and the whole sweep is repeated. One JSON line
 per measurement with argv, commit, versions and machine; then medians and spreads.
 """
@@ -20,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sglang_parse.bench.arms import ARMS as BENCH_ARMS
 from sglang_parse.bench.arms import make_hostile_draft
 from sglang_parse.bench.provenance import provenance
 from sglang_parse.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED, load_tokenizer
@@ -33,6 +35,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "target": ("target", {}),
     "semantic": ("parse", {"parse_mode": "semantic"}),
     "semantic-no-tail": ("parse", {"parse_exact_tail": False}),
+    "one-segment": ("one-segment", {"parse_mode": "semantic"}),
     "exact": ("parse", {"parse_mode": "exact"}),
     "off": ("parse", {"parse_mode": "off"}),
     "hostile": ("hostile", {"parse_mode": "semantic"}),
@@ -47,6 +50,8 @@ def server_args(kind: str, hostile_path: Path) -> list[str]:
     draft = hostile_path if kind == "hostile" else DRAFT_PATH
     args += ["--speculative-draft-model-path", str(draft)]
     args += ["--speculative-parse-config", str(CONFIG_PATH)]
+    if kind == "one-segment":
+        args += BENCH_ARMS["sequential-server"].server_args
     return [*args, "--speculative-algorithm", "PARSE"]
 
 

@@ -214,7 +214,11 @@ class ParseConfig:
         falls back to $SGLANG_PARSE_CONFIG. Raises ValueError on an unreadable file,
         an unknown key or a bad value.
         """
-        values = _read_config_file(path or os.environ.get(CONFIG_ENV))
+        values = {}
+        if path:
+            values = _read_config_file(path, flag_name("config"))
+        elif path := os.environ.get(CONFIG_ENV):
+            values = _read_config_file(path, f"${CONFIG_ENV}")
         given = {k: v for k, v in (flags or {}).items() if v is not None}
         return cls(**{**values, **given})
 
@@ -224,21 +228,18 @@ def flag_name(field: str) -> str:
     return FLAG_PREFIX + field.replace("_", "-")
 
 
-def _read_config_file(path: str | None) -> dict[str, Any]:
-    if not path:
-        return {}
+def _read_config_file(path: str, source: str) -> dict[str, Any]:
+    """source: the flag or variable that names the file, for messages."""
     try:
         with open(path, encoding="utf-8") as f:
             values = json.load(f)
     except (OSError, ValueError, RecursionError) as e:
-        raise ValueError(
-            f"--speculative-parse-config {path!r} is not a readable JSON file: {e}."
-        ) from e
+        raise ValueError(f"{source} {path!r} is not a readable JSON file: {e}.") from e
     known = [f.name for f in dataclasses.fields(ParseConfig)]
     unknown = sorted(set(values) - set(known)) if isinstance(values, dict) else [values]
     if not isinstance(values, dict) or unknown:
         raise ValueError(
-            f"--speculative-parse-config {path!r} has unknown keys {unknown}; "
+            f"{source} {path!r} has unknown keys {unknown}; "
             f"expected a JSON object with keys among {', '.join(known)}."
         )
     return values
