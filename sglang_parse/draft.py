@@ -108,6 +108,7 @@ class DraftModel(DraftRunner):
             for i, chain in chains:
                 chain.mask_next(logits[i : i + 1])
             columns.append(self._sample(logits, position, sampling))
+            pacer.mark()
             step = len(columns)
             if chains:
                 chains = _advance(chains, columns[-1], requests, step)
@@ -121,7 +122,6 @@ class DraftModel(DraftRunner):
             logits = self.decode(
                 input_ids, rows, position, position_cpu, table
             ).next_token_logits
-            pacer.mark()
         tokens, ended = _read_back(columns, requests)
         steps = len(columns)
         return DraftProposal(
@@ -171,12 +171,13 @@ class StepPacer:
         self._running: deque[Any] = deque()
 
     def wait(self) -> None:
-        """Before a step: until the step before the last has finished."""
+        """Before a step: until the token before the last has been sampled. The copy of
+        the last step's plan comes right behind that on the device."""
         if len(self._running) > 1:
             self._running.popleft().synchronize()
 
     def mark(self) -> None:
-        """After a step is launched."""
+        """After the sampling of a token is launched."""
         if self._device is not None:
             event = self._device.Event()
             event.record()

@@ -223,22 +223,20 @@ class FakeEvent:
 
 
 def test_pacer_lets_the_host_be_one_step_ahead(monkeypatch):
-    """Red if the host waits for the step it has just launched, or runs away."""
+    """Red if the host waits for what it has just launched, or runs away."""
     monkeypatch.setattr(FakeEvent, "log", [])
     monkeypatch.setattr(
         torch, "get_device_module", lambda _: SimpleNamespace(Event=FakeEvent)
     )
     pacer = StepPacer(torch.device("cuda"))
     for _ in range(4):
-        pacer.wait()
         pacer.mark()
+        pacer.wait()
     assert FakeEvent.log == [
         "record 1",
-        "record 2",
-        "wait 1",
-        "record 3",
-        "wait 2",
-        "record 4",
+        *("record 2", "wait 1"),
+        *("record 3", "wait 2"),
+        *("record 4", "wait 3"),
     ]
 
 
@@ -246,8 +244,8 @@ def test_nothing_is_paced_on_cpu():
     """Red if CPU drafts pay for events."""
     pacer = StepPacer(torch.device("cpu"))
     for _ in range(5):
-        pacer.wait()
         pacer.mark()
+        pacer.wait()
     assert not pacer._running
 
 
