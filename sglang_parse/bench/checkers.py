@@ -191,13 +191,15 @@ Rate the assistant's last answer."""
 
 
 def rate(item: Item, texts: Sequence[str], judge: Mapping[str, str]) -> float | None:
-    """A judge model's rating of the last turn, 1 to 10; None if it gives none.
+    """A judge model's rating of the last of `texts`, 1 to 10; None if it gives none.
+
+    texts: the answers to the first turns, or to all of them.
 
     judge: {url, model} of an OpenAI-compatible endpoint, and perhaps its `api_key`.
     Raises OSError if it does not answer.
     """
     parts = []
-    for number, (turn, text) in enumerate(zip(item.turns, texts, strict=True)):
+    for number, (turn, text) in enumerate(zip(item.turns, texts, strict=False)):
         parts.append(f"[User]\n{turn}")
         if isinstance(item.reference, Sequence) and number < len(item.reference):
             parts.append(f"[Reference answer]\n{item.reference[number]}")

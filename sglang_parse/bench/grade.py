@@ -73,15 +73,25 @@ def grade_cell(
 def rate_patiently(
     item: Item, texts: Sequence[str], judge: Mapping[str, str]
 ) -> float | None:
-    """A rating, None where the rater fails `TRIES` times: the report is not lost for
-    one answer that nobody rates."""
-    for number in range(TRIES):
-        try:
-            return rate(item, texts, judge)
-        except (OSError, KeyError, ValueError) as e:
-            logger.warning("Rating of %s failed: %s", item.id, e)
-            time.sleep(2.0**number)
-    return None
+    """The mean rating of an item's turns, None where one of them has none.
+
+    A rater that fails is asked `TRIES` times: the report is not lost for one answer
+    that nobody rates.
+    """
+    ratings = []
+    for end in range(1, len(texts) + 1):
+        rating = None
+        for number in range(TRIES):
+            try:
+                rating = rate(item, texts[:end], judge)
+                break
+            except (OSError, KeyError, ValueError) as e:
+                logger.warning("Rating of %s failed: %s", item.id, e)
+                time.sleep(2.0**number)
+        if rating is None:
+            return None
+        ratings.append(rating)
+    return sum(ratings) / len(ratings) if ratings else None
 
 
 def rated(cell: Cell) -> bool:

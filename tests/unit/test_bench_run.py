@@ -410,6 +410,11 @@ def test_rated_answers_are_averaged_and_graded_once(monkeypatch):
     answers = iter([TimeoutError("busy"), KeyError("choices"), 4.0])
     monkeypatch.setattr(grade, "rate", lambda *_: raise_or_give(next(answers)))
     assert grade.rate_patiently(item, ["hello"], {}) == 4.0
+    turns = {1: 4.0, 2: 9.0}
+    monkeypatch.setattr(grade, "rate", lambda _, texts, __: turns[len(texts)])
+    assert grade.rate_patiently(item, ["first", "second"], {}) == 6.5
+    monkeypatch.setattr(grade, "rate", lambda _, texts, __: {1: 4.0}.get(len(texts)))
+    assert grade.rate_patiently(item, ["first", "second"], {}) is None
     monkeypatch.setattr(grade, "rate", lambda *_: raise_or_give(TimeoutError("gone")))
     assert grade.rate_patiently(item, ["hello"], {}) is None
     Result.ids = ("another",)
