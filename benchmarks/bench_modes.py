@@ -1,7 +1,7 @@
 """Modes against the target alone: how fast, how right, how late the first token?
 
     python -m benchmarks.bench_modes --out benchmarks/results/modes.jsonl
-    python -m benchmarks.bench_modes --concurrency 1 16 --problems 64 --repeats 3
+    python -m benchmarks.bench_modes --concurrency 1 16 --repeats 3 --out modes.jsonl
 
 Arms on the embedded task, same server flags: `target` (stock SGLang), `semantic`,
 `semantic-no-tail`, `one-segment` (PARSE held to one segment a pass), `exact`
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> list[ArmSummary]:
         }
         tokenizer = load_tokenizer(str(TARGET_PATH))
         warm_up = encode_prompts(tokenizer, make_problems(8, WARM_UP_SEED))
-        with running(list(servers.values())), args.out.open("a") as out:
+        with running(list(servers.values())), args.out.open("w") as out:
             for repeat in range(args.repeats):
                 for concurrency in args.concurrency:
                     num = max(args.problems, 4 * concurrency)
@@ -125,10 +125,10 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/modes.jsonl")
-    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON Lines, new")
     args = parser.parse_args()
+    if args.out.exists() and args.out.stat().st_size:
+        parser.error(f"--out {args.out} has content; give a new file.")
     if "target" in args.arms:
         args.arms.sort(key=lambda arm: arm != "target")
     summaries = run(args)

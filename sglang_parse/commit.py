@@ -42,8 +42,8 @@ class ParseDraftInput(SpecInput):
 class SampledRows:
     """Rows at which the target's own token was sampled.
 
-    places: per request, indices of its sampled rows, the first of which is the one
-    after `num_kept` draft tokens. output: logprobs of the sampled tokens, row by row.
+    places: per request, indices of its sampled rows, in order of draft tokens. output:
+    logprobs of the sampled tokens, row by row.
     hidden_states: [rows of the pass, hidden]. root_rows: per request.
     """
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_parse.judge import CUT_MARK
+
 CONFIG_ENV = "SGLANG_PARSE_CONFIG"
 FLAG_PREFIX = "--speculative-parse-"
 MODES = ("semantic", "exact", "off")
@@ -100,6 +102,16 @@ def check_text(value: Any, field: str, max_chars: int = 2000) -> str:
     return value
 
 
+def check_question(value: Any, field: str) -> str:
+    """Return `value` if it can be asked behind a draft; ValueError names `field`."""
+    question = check_text(value, field)
+    if CUT_MARK in question:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected text without {CUT_MARK!r}."
+        )
+    return question
+
+
 def check_flag(value: Any, field: str) -> bool:
     """Return `value` if it is a bool; ValueError names `field` otherwise."""
     if not isinstance(value, bool):
@@ -174,7 +186,7 @@ class ParseConfig:
         check_count(self.window, flag("window"), 0, 1 << 20)
         check_count(self.max_segments, flag("max_segments"), 1, 1024)
         check_segmenter(self.segmenter, flag("segmenter"))
-        check_text(self.judge_suffix, flag("judge_suffix"))
+        check_question(self.judge_suffix, flag("judge_suffix"))
         parse_verdict_tokens(self.verdict_tokens, flag("verdict_tokens"))
         check_number(self.threshold, flag("threshold"), 0.0, MAX_THRESHOLD)
         check_choice(self.keep_rule, flag("keep_rule"), KEEP_RULES)

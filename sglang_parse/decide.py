@@ -105,7 +105,8 @@ class Decision:
     """What one request emits this round.
 
     accept_tokens: kept draft tokens, then the target's own token (never empty).
-    num_judged: draft tokens up to the last kept verdict; num_matched: tokens behind
+    num_judged: draft tokens up to the last kept verdict, or of the head where none
+    passed; num_matched: tokens behind
     them that equal the target's own. pending: draft tokens after accept_tokens that
     stay for the next round.
     """

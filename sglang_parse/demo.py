@@ -28,7 +28,7 @@ from sglang_parse.summary import ArmSummary, RequestResult, summarise
 
 EVAL_SEED, WARM_UP_SEED = 64, 65  # of task.make_problems, split "eval"
 MANUAL_PORT = 30000
-# One pool size for both arms, so that two servers fit on one GPU.
+# One pool size for all arms, so that their servers fit on one GPU.
 SERVER_ARGS = ("--max-total-tokens", "32768", "--max-running-requests", "32")
 
 
@@ -69,7 +69,7 @@ def parse_args(options: DemoOptions) -> list[str]:
 
 
 def run_demo(options: DemoOptions) -> None:
-    """Boot both arms, measure one at a time, show table, answer and commands.
+    """Boot all arms, measure one at a time, show table, answer and commands.
 
     Raises ServerError or LoadError with the logs kept; they are removed otherwise.
     """
@@ -117,7 +117,7 @@ def measure_arms(
 ) -> tuple[list[ArmSummary], Sequence[RequestResult]]:
     """Summaries in table order, and PARSE's answers at the first concurrency.
 
-    While one arm is measured the other server sleeps.
+    While one arm is measured the other servers sleep.
     """
     summaries: list[ArmSummary] = []
     answers: Sequence[RequestResult] = ()

@@ -219,7 +219,8 @@ class RequestReport:
         end: int,
         score: float | None,
     ) -> None:
-        """Draft tokens [start, end), split where the client's text ends."""
+        """Draft tokens [start, end), split where the client's text ends. The verdict of
+        their segment is on both parts."""
         in_place = outcome == "kept" or not one.accept_tokens
         where = one.output_len + (start if in_place else min(start, one.num_judged))
         for origin, a, b in (
@@ -233,7 +234,7 @@ class RequestReport:
                         outcome,
                         where + (a - start if in_place else 0),
                         tuple(one.draft_tokens[a:b]),
-                        score if b == end else None,
+                        score,
                     )
                 )
 

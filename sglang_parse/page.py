@@ -55,10 +55,12 @@ ROWS = (
     ("fallback", "Not the mode asked for because of"),
     ("target_passes", "Target passes"),
     ("draft_tokens", "Tokens drafted by the draft model"),
+    ("eagle_draft_tokens", "Tokens drafted by the EAGLE-3 head"),
     ("client_tokens", "Tokens of the client's own text tried"),
     ("judged_segments", "Segments judged"),
     ("kept_segments", "Segments kept"),
     ("kept_tokens", "Draft and client tokens in the answer"),
+    ("matched_tokens", "Of these, kept token by token"),
     ("written_tokens", "Tokens written by the target"),
 )
 

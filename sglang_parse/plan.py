@@ -57,8 +57,7 @@ class VerifyPlan:
     """Everything about one verify pass that does not depend on KV slots.
 
     input_ids, positions: [num_verify_tokens] int64. qo_lens, kv_lens: rows and KV
-    columns per request (context included). suffix_rows: flat rows of all suffix
-    tokens, the ones whose KV is scratch. verdict_rows: per request, the last row of
+    columns per request (context included). verdict_rows: per request, the last row of
     each suffix. root_rows: [bs] flat row of each request's bonus token; the target's
     logits after draft token i are at root + i.
     """

@@ -16,23 +16,16 @@ from sglang_parse.config import (
     check_count,
     check_flag,
     check_number,
+    check_question,
     check_recover,
     check_segmenter,
     check_text,
     shown,
 )
-from sglang_parse.judge import CUT_MARK
 
 PREFIX = "parse_"
 # Segments to recover where the target writes the rest of the response.
 REST = sys.maxsize
-
-
-def _check_question(value: Any, field: str) -> str:
-    question = check_text(value, field)
-    if CUT_MARK in question:
-        raise ValueError(f"{field} holds {CUT_MARK!r}, expected text without it.")
-    return question
 
 
 # Longest client text. A token is several characters; contexts are shorter than this.
@@ -65,7 +58,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "parse_keep_rule": lambda v, f: check_choice(v, f, KEEP_RULES),
     "parse_segmenter": check_segmenter,
     "parse_window": lambda v, f: check_count(v, f, 0, 1 << 20),
-    "parse_judge_suffix": _check_question,
+    "parse_judge_suffix": check_question,
     "parse_exact_tail": check_flag,
     "parse_recover_segments": check_recover,
     "parse_compose": check_flag,
@@ -133,8 +126,7 @@ def check_generate_body(result: Any, body: Any, *_: Any) -> Any:
     try:
         for one in params if isinstance(params, list) else [params]:
             if isinstance(one, Mapping):
-                # Without one SGLang's own default comes to the hook above.
-                limit = one.get("max_new_tokens", 1)
+                limit = one.get("max_new_tokens")
                 check_custom_params(one.get("custom_params"), limit)
     except ValueError as e:
         return str(e)

@@ -19,10 +19,12 @@ TIMEOUT_S = 600.0
 COUNTS = (
     ("target_passes", "target passes"),
     ("draft_tokens", "tokens drafted"),
+    ("eagle_draft_tokens", "tokens drafted by the head"),
     ("client_tokens", "client tokens"),
     ("judged_segments", "segments judged"),
     ("kept_segments", "segments kept"),
     ("kept_tokens", "tokens kept"),
+    ("matched_tokens", "of them token by token"),
     ("written_tokens", "tokens by the target"),
 )
 

@@ -2,7 +2,7 @@
 
 The pass runs in SGLang's TARGET_VERIFY mode with our own spec input, which hands the
 attention backend the ragged CSR arrays and the mask. The LM head runs at the verdict
-rows inside the pass and, in a second small call, at the rows the decision needs.
+rows inside the pass and behind it, in waves, at the rows the decision needs.
 """
 
 from __future__ import annotations

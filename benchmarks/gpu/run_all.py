@@ -1,4 +1,4 @@
-"""Every measurement of the GPU issue in one command, unattended, within 25 minutes.
+"""Every measurement that needs a card in one command, unattended, within 25 minutes.
 
     python -m benchmarks.gpu.run_all --out benchmarks/results/gpu
     python -m benchmarks.gpu.run_all --out DIR --budget-s 560 --resume   # in parts
@@ -6,8 +6,8 @@
 
 Stages are processes of their own, each in a time box, in the order in which they are
 worth having: a stage that dies or runs over costs its own rest, nothing else, and every
-cell is on disk when it is measured. Run again with the same --out, cells that are there
-are not measured again. README.md says how to take this to a machine with a card.
+cell is on disk when it is measured. With --resume and the same --out, cells that are
+there are not measured again. README.md says how to take this to a machine with a card.
 """
 
 from __future__ import annotations

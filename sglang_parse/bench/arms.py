@@ -31,7 +31,7 @@ CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
 class Arm:
     """One way of answering.
 
-    servers: what runs, by the role it has in the procedure; a kind of KINDS each.
+    servers: what runs, by the role it has in the procedure; kinds of `server_flags`.
     options: custom_params of every request. server_args: more flags of the servers
     that speculate. draft: another draft than the benchmark's; `shuffled` is that one
     with its output rows shuffled. optional: left out where the draft is missing.
@@ -52,6 +52,11 @@ class Arm:
     def takes_server_args(self) -> bool:
         """Whether a server of the arm speculates; the others are everybody's."""
         return not set(self.servers.values()) <= set(UNSPECULATIVE_KINDS)
+
+    @property
+    def takes_draft(self) -> bool:
+        """Whether a server of the arm loads the draft model."""
+        return bool(set(self.servers.values()) & set(DRAFT_KINDS))
 
     @property
     def takes_options(self) -> bool:
@@ -111,7 +116,7 @@ GPU_KINDS = ("standalone", "sglang-eagle3")
 HEAD_KINDS = ("sglang-eagle3", "eagle3", "parse-eagle3")
 JUDGING_KINDS = ("parse", "parse-eagle3")
 PARSE_KINDS = (*JUDGING_KINDS, "eagle3")
-KINDS = (*UNSPECULATIVE_KINDS, "parse", "standalone", *HEAD_KINDS)
+DRAFT_KINDS = ("draft", "standalone", *JUDGING_KINDS)
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,14 @@ def _arm(raw: Any) -> Arm | None:
             f"arms.{name}.options: requests of an arm like {like!r} take none of "
             "PARSE's options."
         )
+    if values.get("draft") and not base.takes_draft:
+        raise ValueError(
+            f"arms.{name}.draft: an arm like {like!r} loads no draft model."
+        )
+    if values.get("optional") and not values.get("draft"):
+        raise ValueError(
+            f"arms.{name}.optional: the arm names no `draft` that may be missing."
+        )
     values["options"] = {**base.options, **options}
     values["server_args"] = (*base.server_args, *map(str, extra))
     values["concurrency"] = tuple(

@@ -130,6 +130,9 @@ def plan_cells(
             spec={
                 **settings(config),
                 "arm": dataclasses.asdict(arm) | {"about": "", "concurrency": ()},
+                "draft_weights": fingerprint(model_path(arm.draft))
+                if arm.draft
+                else "",
                 "dataset": dataclasses.asdict(spec),
                 "concurrency": concurrency,
                 **more,

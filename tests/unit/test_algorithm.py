@@ -89,6 +89,14 @@ REFUSED = {
     ),
     "mixed chunk": ((*DRAFT, "--enable-mixed-chunk"), "mixed-chunk|mixed_chunk"),
     "adaptive": ((*DRAFT, "--speculative-adaptive"), "--speculative-adaptive"),
+    "outlines": (
+        (*DRAFT, "--grammar-backend", "outlines"),
+        "does not support --grammar-backend outlines",
+    ),
+    "top k": (
+        (*DRAFT, "--speculative-eagle-topk", "4"),
+        "takes no --speculative-eagle-topk, got 4",
+    ),
     "no tokenizer": ((*DRAFT, "--skip-tokenizer-init"), "--skip-tokenizer-init"),
     "steps": (
         (*DRAFT, "--speculative-num-steps", "5"),

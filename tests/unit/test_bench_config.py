@@ -96,6 +96,14 @@ def test_embedded_config_has_every_arm_that_needs_no_gpu():
             {"arms": [{"name": "cascade", "options": {"parse_threshold": 0.9}}]},
             "arms.cascade.options: requests of an arm like 'cascade' take none",
         ),
+        (
+            {"arms": [{"name": "t", "like": "target", "draft": "folder"}]},
+            "arms.t.draft: an arm like 'target' loads no draft model",
+        ),
+        (
+            {"arms": [{"name": "parse", "optional": True}]},
+            "arms.parse.optional: the arm names no `draft` that may be missing",
+        ),
         ({"judge": "http://x"}, "judge is 'http://x'; expected a mapping"),
         ({"judge": {"urll": "x"}}, r"judge has unknown keys \['urll'\]"),
         ({"judge": {"url": "x"}}, "judge lacks url or model"),

@@ -12,7 +12,7 @@ BAD = {
     "window": [-1, 1.5, "256", True, None, (1 << 20) + 1, [1]],
     "max_segments": [0, -3, 2.0, "16", True, 1025],
     "segmenter": ["", "steps", "fixed:0", "fixed:x", "fixed:１", None, 3],
-    "judge_suffix": ["", " \n\t", None, 7, "x" * 2001],
+    "judge_suffix": ["", "Is PARSE-CUT-MARK ok?", " \n\t", None, 7, "x" * 2001],
     "verdict_tokens": ["", "Yes", "Yes/", "/No", "Yes/No,", "a/a", None, 3, ["Yes/No"]],
     "threshold": [-0.01, 2.1, math.nan, math.inf, "0.5", True, None],
     "keep_rule": ["", "first", "LONGEST", None, 1],

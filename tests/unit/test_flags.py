@@ -74,6 +74,13 @@ def test_flags_round_trip():
         *("--speculative-parse-keep-rule", "longest"),
         *("--speculative-parse-mode", "exact"),
         "--no-speculative-parse-exact-tail",
+        *("--speculative-parse-recover-segments", "all"),
+        "--no-speculative-parse-adaptive",
+        *("--speculative-parse-max-round-ms", "70"),
+        *("--speculative-parse-verify-route", "virtual"),
+        *("--speculative-parse-compose", "eagle3"),
+        *("--speculative-parse-eagle-model-path", "a/head"),
+        *("--speculative-parse-eagle-steps", "7"),
     )
     assert config_from_server_args(args) == ParseConfig(
         window=0,
@@ -85,7 +92,17 @@ def test_flags_round_trip():
         keep_rule="longest",
         mode="exact",
         exact_tail=False,
+        recover_segments="all",
+        adaptive=False,
+        max_round_ms=70,
+        verify_route="virtual",
+        compose="eagle3",
+        eagle_model_path="a/head",
+        eagle_steps=7,
     )
+    found = dataclasses.asdict(config_from_server_args(args))
+    default = dataclasses.asdict(ParseConfig())
+    assert not {name for name in found if found[name] == default[name]}
 
 
 def test_flags_survive_pickling_to_child_processes():

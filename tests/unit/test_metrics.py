@@ -125,7 +125,7 @@ def test_segments_tell_the_round_in_order():
     fields = ("origin", "outcome", "start", "token_ids", "score", "text", "text_start")
     assert [tuple(s[f] for f in fields) for s in result["segments"]] == [
         ("target", "written", 0, tuple(FIRST), None, "<40><41><42><43>", 0),
-        ("client", "kept", 4, (1,), None, "<1>", 16),
+        ("client", "kept", 4, (1,), 0.9, "<1>", 16),
         ("draft", "kept", 5, (2,), 0.9, "<2>", 19),
         ("draft", "rejected", 6, (3, 4, 5), 0.1, "<3><4><5>", 22),
         ("draft", "kept", 6, (3,), None, "<3>", 22),
