@@ -49,6 +49,13 @@ _REFUSED = (
         "--grammar-backend",
         "xgrammar, llguidance or none",
     ),
+    # Masks rows of experts by a count that captured graphs of our batches lack.
+    ("ep_size", lambda v: v > 1, "--ep-size", "1"),
+    # SGLang starts those HTTP workers without its plugins: no bad option would be
+    # refused before it reaches the scheduler.
+    ("tokenizer_worker_num", lambda v: v > 1, "--tokenizer-worker-num", "1"),
+    # It takes the KV of an answer's last token for written (streaming_session.py).
+    ("enable_streaming_session", bool, "--enable-streaming-session", "off"),
     ("speculative_adaptive", bool, "--speculative-adaptive", "off"),
     ("skip_tokenizer_init", bool, "--skip-tokenizer-init", "off"),
 )

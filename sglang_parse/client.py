@@ -30,7 +30,9 @@ class ClientText:
         for end in range(MIN_RUN, len(self.tokens) + 1):
             self._places[self.tokens[end - MIN_RUN : end]].append(end)
         self._at = 0  # offset in `tokens` that the output has reached
-        self._accepted = bytearray(len(self.tokens))  # 1 where the output has it
+        # (start, end, output_end): tokens [start, end) end the output's first
+        # output_end.
+        self._runs: list[tuple[int, int, int]] = []
 
     @classmethod
     def of(cls, text: str | Sequence[str], tokenizer: Any) -> ClientText:
@@ -48,22 +50,29 @@ class ClientText:
         return self.tokens[self._at :]
 
     def num_accepted(self, output: Sequence[int]) -> int:
-        """How many of the text's tokens stand in the output."""
-        self._follow(output)
-        return sum(self._accepted)
+        """How many of the text's tokens stand in the output, which may have been cut
+        since the last call."""
+        if len(output) > self._num_seen:
+            self._follow(output)
+        accepted = bytearray(len(self.tokens))
+        for start, end, output_end in self._runs:
+            end = max(start, end - max(0, output_end - len(output)))
+            accepted[start:end] = b"\1" * (end - start)
+        return sum(accepted)
 
     def _follow(self, output: Sequence[int]) -> bool:
         """Move on with an output that is longer than at the last call; False if it
         ends in nothing that the text holds."""
         at = self._at
-        new = output[self._num_seen :]
+        num_seen = self._num_seen
+        new = output[num_seen:]
         self._num_seen = len(output)
         agreed = 0
         for token, expected in zip(new, self.tokens[at:], strict=False):
             if token != expected:
                 break
             agreed += 1
-        self._accept(at, at + agreed)
+        self._accept(at, at + agreed, num_seen + agreed)
         self._at = at + agreed
         if agreed == len(new):
             return True
@@ -71,12 +80,13 @@ class ClientText:
         if found is None:
             return False
         end, run = found
-        self._accept(end - run, end)
+        self._accept(end - run, end, len(output))
         self._at = end
         return True
 
-    def _accept(self, start: int, end: int) -> None:
-        self._accepted[start:end] = b"\1" * (end - start)
+    def _accept(self, start: int, end: int, output_end: int) -> None:
+        if start < end:
+            self._runs.append((start, end, output_end))
 
     def _find(self, output: Sequence[int]) -> tuple[int, int] | None:
         """(end, length) of the longest run that ends the output; the next on a tie."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from torch import Tensor
 
 from sglang_parse.drafters import FollowUp
 from sglang_parse.metrics import RoundRecord
 from sglang_parse.plan import build_verify_plan
+from sglang_parse.ranks import Ranks
 from sglang_parse.request import MAX_VERIFY_SEGMENTS
+from sglang_parse.request_states import refuse
 from sglang_parse.sampling import expand_rows
 from sglang_parse.stages import TargetStages, choose_cuts
 from sglang_parse.state import RequestState, RoundDraft
@@ -28,9 +28,10 @@ from sglang_parse.window import draft_window, fit_windows
 
 @dataclasses.dataclass(frozen=True)
 class ClientJudge:
-    """stages: the worker's. context_len: of the target, in tokens."""
+    """stages, ranks: the worker's. context_len: of the target, in tokens."""
 
     stages: TargetStages
+    ranks: Ranks
     context_len: int
 
     def judge(
@@ -40,13 +41,34 @@ class ClientJudge:
         states: Sequence[RequestState],
         next_token_ids: Tensor,
     ) -> list[FollowUp]:
-        """Judge the texts of some requests of a prefill batch.
+        """Judge the texts of some requests of a prefill batch, as many a pass as fit.
 
         index: the requests, by their place in the batch; states: theirs. The kept
         part becomes the request's output: its first token now (next_token_ids, [bs],
         is written), the rest with the next round (`RequestState.ready`). Returns what
         the drafters have to know of it.
         """
+        follow_ups = []
+        at = 0
+        while at < len(index):
+            slots = self.stages.slots
+            room = min(slots.num_free(batch.tree_cache), slots.max_rows)
+            rows = [1 + len(s.client.tokens) + len(s.suffix) for s in states[at:]]
+            end = at + num_fitting(rows, room)
+            follow_ups += self._judge(
+                batch, index[at:end], states[at:end], next_token_ids
+            )
+            at = end
+        return follow_ups
+
+    def _judge(
+        self,
+        batch: Any,
+        index: Sequence[int],
+        states: Sequence[RequestState],
+        next_token_ids: Tensor,
+    ) -> list[FollowUp]:
+        """One pass, or several for texts to verify alone."""
         view = batch_view(batch, index)
         seq_lens = [len(req.origin_input_ids) - 1 for req in view.reqs]
         drafts, boundaries = self._drafts(view, states, seq_lens)
@@ -62,6 +84,8 @@ class ClientJudge:
                     f"room for {room} now; shorten custom_params.parse_judge_suffix or "
                     "send the request again later.",
                 )
+        num_rows = sum(1 + len(d.tokens) for d in drafts)
+        room = min(room, (self.stages.slots.max_rows - num_rows) // len(states))
         groups = [
             verify_groups(b, room=room, suffix_len=len(s.suffix))
             for b, s in zip(boundaries, states, strict=True)
@@ -82,7 +106,7 @@ class ClientJudge:
                 suffix_tokens=[s.suffix for s in states],
             )
             output = self.stages.verify(view, plan)
-            found = self.stages.scores(plan, output, states)
+            found = self.ranks.agree_all(self.stages.scores(plan, output, states))
             scores = [a + b for a, b in zip(scores, found, strict=True)]
             if k == 0:
                 first_plan, first_output = plan, output
@@ -145,6 +169,7 @@ class ClientJudge:
         self, view: Any, states: Sequence[RequestState], seq_lens: Sequence[int]
     ) -> tuple[list[RoundDraft], list[tuple[int, ...]]]:
         """Clients' texts as drafts, cut to what fits, with slots and boundaries."""
+        slots = self.stages.slots
         wanted = [
             draft_window(
                 len(s.client.tokens),
@@ -156,8 +181,14 @@ class ClientJudge:
             for req, s, n in zip(view.reqs, states, seq_lens, strict=True)
         ]
         held = [r.kv.kv_allocated_len for r in view.reqs]
-        room = self.stages.slots.num_free(view.tree_cache)
-        windows = fit_windows(wanted, seq_lens=seq_lens, held=held, room=room)
+        room = slots.num_free(view.tree_cache)
+        windows = fit_windows(
+            wanted,
+            seq_lens=seq_lens,
+            held=held,
+            room=room,
+            max_rows=slots.max_rows,
+        )
         drafts, boundaries = [], []
         for req, state, window in zip(view.reqs, states, windows, strict=True):
             tokens = state.client.tokens[:window]
@@ -166,7 +197,8 @@ class ClientJudge:
                 refuse(
                     req,
                     f"custom_params.parse_verify has {len(state.client.tokens)} tokens "
-                    f"and there is room for {window} behind this prompt; shorten it.",
+                    f"and there is room for {window} behind this prompt, in a pass of "
+                    f"at most {slots.max_rows} (--chunked-prefill-size); shorten it.",
                 )
             cuts = state.client.cuts
             empty = first_empty(cuts or ())
@@ -191,6 +223,17 @@ class ClientJudge:
             view, [n + 1 + w for n, w in zip(seq_lens, windows, strict=True)]
         )
         return drafts, boundaries
+
+
+def num_fitting(sizes: Sequence[int], room: int) -> int:
+    """How many of the first fit together, but for the quarter that `fit_windows` leaves
+    for judge suffixes; at least one."""
+    total = 0
+    for num, size in enumerate(sizes):
+        total += size
+        if num and total > room * 3 // 4:
+            return num
+    return len(sizes)
 
 
 def first_empty(cuts: Sequence[int]) -> int | None:
@@ -223,10 +266,3 @@ def verify_groups(
     most = max(1, room // suffix_len)
     groups = [tuple(boundaries[k : k + most]) for k in range(0, len(boundaries), most)]
     return groups or [()]
-
-
-def refuse(req: Any, message: str) -> None:
-    """End a request with HTTP 400, as SGLang's scheduler does."""
-    req.to_finish = FINISH_ABORT(
-        message, status_code=HTTPStatus.BAD_REQUEST, err_type="BadRequestError"
-    )

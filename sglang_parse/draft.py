@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sglang_parse.draft_runner import DraftRunner
 from sglang_parse.grammar import GrammarChain
+from sglang_parse.memory import longest_prefill
 from sglang_parse.sampling import draft_rows
 
 # Draft steps between two looks whether all drafts have ended; each look costs a device
@@ -56,10 +57,19 @@ class DraftProposal:
 
 
 class DraftModel(DraftRunner):
-    """The draft model of `--speculative-draft-model-path`."""
+    """The draft model of `--speculative-draft-model-path`.
+
+    vocab_size: the target's, in padded rows; a draft may have more or fewer.
+    """
 
     def __init__(
-        self, server_args: Any, gpu_id: int, nccl_port: int, context_len: int
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        context_len: int,
+        *,
+        vocab_size: int,
     ) -> None:
         super().__init__(
             server_args,
@@ -70,6 +80,8 @@ class DraftModel(DraftRunner):
             revision=server_args.speculative_draft_model_revision,
             flag="--speculative-draft-model-path",
         )
+        self.vocab_size = vocab_size
+        self.longest_extend = longest_prefill()
         device_type = torch.device(self.runner.device).type
         self.stop_check_interval = STOP_CHECK_INTERVAL.get(
             device_type, DEFAULT_STOP_CHECK_INTERVAL
@@ -105,6 +117,8 @@ class DraftModel(DraftRunner):
         pacer = StepPacer(device)
         input_ids = torch.tensor([r.tokens[-1] for r in requests], device=device)
         while True:
+            if logits.shape[-1] > self.vocab_size:
+                logits = logits[:, : self.vocab_size].contiguous()
             for i, chain in chains:
                 chain.mask_next(logits[i : i + 1])
             columns.append(self._sample(logits, position, sampling))
@@ -137,24 +151,52 @@ class DraftModel(DraftRunner):
     ) -> Tensor:
         """Forward the tokens the draft has no KV for; logits [bs, vocab] at the last.
 
-        Unrotated ids at true positions (unlike EAGLE's draft extend).
+        Unrotated ids at true positions (unlike EAGLE's draft extend). Whole prompts may
+        be among them: no forward is longer than a prefill.
         """
-        output = self.extend(
-            [t for r in requests for t in r.tokens[r.num_cached :]],
-            rows,
-            [r.num_cached for r in requests],
-            [len(r.tokens) - r.num_cached for r in requests],
-            table,
-        )
-        return output.next_token_logits
+        spans = [(r.num_cached, len(r.tokens)) for r in requests]
+        batches = split_spans(spans, self.longest_extend)
+        last = []
+        for parts in batches:
+            index = [i for i, _, _ in parts]
+            logits = self.extend(
+                [t for i, start, end in parts for t in requests[i].tokens[start:end]],
+                rows if len(batches) == 1 else rows[index],
+                [start for _, start, _ in parts],
+                [end - start for _, start, end in parts],
+                table,
+            ).next_token_logits
+            if len(batches) == 1:
+                return logits
+            ended = [k for k, (i, _, end) in enumerate(parts) if end == spans[i][1]]
+            last.append(logits[ended])
+        return torch.cat(last)
 
     def _sample(self, logits: Tensor, position: Tensor, sampling: Any) -> Tensor:
         """[bs] int64 draft tokens, by the request's own sampling parameters."""
-        if sampling.is_all_greedy:
+        if sampling.is_all_greedy and not sampling.grammars:
             return logits.argmax(dim=-1)
         output = LogitsProcessorOutput(next_token_logits=logits)
         sampler = self.runner.sampler
         return sampler(output, sampling, False, [], [], position).to(torch.int64)
+
+
+def split_spans(
+    spans: Sequence[tuple[int, int]], limit: int
+) -> list[list[tuple[int, int, int]]]:
+    """Spans [start, end), request by request, in batches of at most `limit` positions:
+    (request, start, end) each. A request's last part comes in the order of requests."""
+    batches: list[list[tuple[int, int, int]]] = [[]]
+    left = limit
+    for i, (at, end) in enumerate(spans):
+        while at < end:
+            if not left:
+                batches.append([])
+                left = limit
+            num = min(end - at, left)
+            batches[-1].append((i, at, at + num))
+            at, left = at + num, left - num
+    return batches
 
 
 class StepPacer:

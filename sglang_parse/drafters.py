@@ -19,6 +19,7 @@ from sglang_parse.draft_cache import DraftCache
 from sglang_parse.eagle import ChainRequest, EagleHead, HeadRows
 from sglang_parse.grammar import GrammarChain
 from sglang_parse.memory import RoundSlots
+from sglang_parse.ranks import Ranks
 from sglang_parse.request import wants_head
 from sglang_parse.state import RequestState, RoundDraft
 
@@ -202,11 +203,13 @@ class HeadDrafter:
         slots: RoundSlots,
         cache: DraftCache,
         read_features: Callable[..., Tensor],
+        ranks: Ranks,
     ) -> None:
         self.head = head
         self.slots = slots
         self.cache = cache
         self.read_features = read_features
+        self.ranks = ranks
 
     def draft(self, turn: Turn, drafts: list[RoundDraft]) -> list[RoundDraft]:
         rows = turn.batch.req_pool_indices.tolist()
@@ -222,7 +225,8 @@ class HeadDrafter:
         if not orders:
             return drafts
         drafts = list(drafts)
-        proposals = self.head.propose(orders, self.slots.table)
+        # Every rank runs the whole head.
+        proposals = self.ranks.agree_all(self.head.propose(orders, self.slots.table))
         for i, tokens in zip(index, proposals, strict=True):
             stops = turn.states[i].stop_ids
             stop = next((k for k, t in enumerate(tokens) if t in stops), None)

@@ -20,7 +20,6 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
     configure_aux_hidden_state_capture,
 )
-from sglang.srt.runtime_context import get_schedule
 from sglang.srt.speculative.pp_draft_embedding import resolve_draft_embed_and_head
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from sglang_parse.config import flag_name
 from sglang_parse.draft_runner import DraftRunner
-from sglang_parse.memory import check_feature_room
+from sglang_parse.memory import check_feature_room, longest_prefill
 
 
 class HeadInput(SpecInput):
@@ -110,10 +109,7 @@ class EagleHead(DraftRunner):
         self.model = self.runner.model
         capture_features(target, self.runner.model_config.hf_config, flag)
         self.target = target
-        # As SGLang resolved them: its record keeps what was asked for.
-        schedule = get_schedule()
-        chunk = schedule.chunked_prefill_size or 0
-        self.longest_prefill = chunk if chunk > 0 else schedule.max_prefill_tokens
+        self.longest_prefill = longest_prefill()
         layers = getattr(self.model.model, "num_aux_hidden_states", 3)
         self.features_width = layers * target.model_config.hidden_size
 
@@ -152,6 +148,12 @@ class EagleHead(DraftRunner):
             self.model.set_embed(embed)
         hot = getattr(self.model, "hot_token_id", None)
         self.hot_token_id: Tensor | None = None if hot is None else hot.to(embed.device)
+
+    def init_attention_backends(self) -> None:
+        """It stays a speculative draft to SGLang: no decode step is captured, nor run
+        to tune kernels, without hidden states (runner/flashinfer_autotune.py)."""
+        with draft_tp_context(self.layout), draft_pp_context():
+            self.worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
         """No decode steps: a captured one has no room for the hidden states."""

@@ -19,6 +19,8 @@ from torch import Tensor
 # xgrammar keeps this many steps to go back (constrained/xgrammar_backend.py,
 # MAX_ROLLBACK_TOKENS is 200); a longer draft could not be rewound.
 MAX_GRAMMAR_WINDOW = 64
+# Tokens a word of a mask, in xgrammar and llguidance.
+MASK_BITS = 32
 
 
 class GrammarChain:
@@ -35,8 +37,12 @@ class GrammarChain:
         self._num_accepted = 0
 
     def mask_next(self, logits: Tensor) -> None:
-        """Mask logits [1, vocab] of the next draft token in place."""
-        GrammarMask(self.grammar, self._on_device(self.masks[-1])).apply(logits)
+        """Mask logits [1, vocab] of the next draft token in place. A draft model may
+        have fewer padded rows than the target, whose masks these are, and kernels
+        refuse a mask wider than the logits (bitmask_ops.py)."""
+        width = (logits.shape[-1] + MASK_BITS - 1) // MASK_BITS
+        mask = self.masks[-1][:, :width]
+        GrammarMask(self.grammar, self._on_device(mask)).apply(logits)
 
     def advance(self, token: int) -> None:
         """Walk over a draft token that the last mask allowed; behind the end of the

@@ -58,6 +58,12 @@ def _report_streamer(result: type, *args: Any, **kwargs: Any) -> type:
     return streamer_class(result, *args, **kwargs)
 
 
+def _keep_report(*args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.report import keep_report
+
+    return keep_report(*args, **kwargs)
+
+
 def _watch_outputs(result: Any, *args: Any, **kwargs: Any) -> Any:
     from sglang_parse.endpoints import watch_outputs
 
@@ -143,6 +149,12 @@ HOOKS = (
         _report_streamer,
         HookType.AFTER,
         "the report of a request is part of its meta_info",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager._slice_streaming_output_meta_info",
+        _keep_report,
+        HookType.AROUND,
+        "--incremental-streaming-output keeps the report",
     ),
     Hook(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",

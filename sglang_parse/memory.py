@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.allocation import (
     assign_req_to_token_pool_func,
 )
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from sglang.srt.runtime_context import get_schedule
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -152,22 +153,39 @@ def check_feature_room(
 
 
 def full_pass_rows(
-    *, num_requests: int, window: int, max_judge_tokens: int, num_slots: int
+    *, num_requests: int, window: int, max_judge_tokens: int, most: int
 ) -> int:
     """Rows of a verify pass in which every request has a bonus token, a whole draft and
-    all its suffixes (arguments as for `describe_pools`), as far as the pool has slots
-    for them; without a window, of one request that drafts alone."""
+    all its suffixes (arguments as for `describe_pools`), at most `most`; without a
+    window, of one request that drafts alone."""
     if not window:
-        num_requests, window = 1, num_slots
-    return min(num_requests * (1 + window + max_judge_tokens), num_slots)
+        num_requests, window = 1, most
+    return min(num_requests * (1 + window + max_judge_tokens), most)
+
+
+# SGLang leaves memory beside its pools for the activations of a prefill of at least so
+# many tokens (arg_groups/memory_hook.py).
+LEAST_PREFILL = 2048
+
+
+def longest_prefill() -> int:
+    """Tokens of the longest prefill, as SGLang resolved them; its record keeps what
+    was asked for."""
+    schedule = get_schedule()
+    chunk = schedule.chunked_prefill_size or 0
+    return chunk if chunk > 0 else int(schedule.max_prefill_tokens)
 
 
 class RoundSlots:
-    """Slots of one round over SGLang's shared pool."""
+    """Slots of one round over SGLang's shared pool.
 
-    def __init__(self, req_to_token_pool: Any, allocator: Any) -> None:
+    max_rows: of a verify pass; its activations take what those of a prefill take.
+    """
+
+    def __init__(self, req_to_token_pool: Any, allocator: Any, max_rows: int) -> None:
         self.req_to_token_pool = req_to_token_pool
         self.allocator = allocator
+        self.max_rows = max_rows
 
     @property
     def table(self) -> Tensor:

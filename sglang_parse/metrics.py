@@ -8,6 +8,12 @@ from typing import Any
 
 from sglang_parse.client import ClientText
 
+# Tokens before a segment that its text is decoded behind; up to MAX_CONTEXT where
+# fewer show no whole character, only parts (PART) or nothing.
+CONTEXT = 16
+MAX_CONTEXT = 64
+PART = "\ufffd"
+
 
 @dataclass(frozen=True)
 class SegmentReport:
@@ -23,7 +29,7 @@ class SegmentReport:
     origin: str
     outcome: str
     start: int
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     score: float | None = None
 
 
@@ -34,9 +40,11 @@ class RequestCounters:
     target_passes: forwards of the target after the prefill. draft_tokens: newly
     drafted by the draft model. eagle_draft_tokens: drafted by the EAGLE-3 head, of
     which eagle_kept_tokens stand in the output. client_tokens: of the client's own
-    text, tried as a draft. judged_tokens: draft tokens under some verdict. kept_tokens:
-    drafted and client tokens in the output, of which matched_tokens token by token and
-    kept_client_tokens from the client. written_tokens: the target's own.
+    text, tried as a draft. judged_segments: that got a verdict, of which kept_segments
+    passed, even where a stop cut them off. judged_tokens: draft tokens under some
+    verdict. kept_tokens: drafted and client tokens in the output, of which
+    matched_tokens token by token and kept_client_tokens from the client.
+    written_tokens: the target's own in the output.
     """
 
     target_passes: int = 0
@@ -60,7 +68,7 @@ class RequestCounters:
         return RequestCounters(**sums)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One round of one request, as the report counts it.
 
@@ -92,7 +100,20 @@ class RoundRecord:
     @property
     def num_agreed(self) -> int:
         """Kept draft tokens that equal the target's own: the head's and the tail's."""
-        return self.num_matched + (self.num_head if self.num_judged else 0)
+        return self.num_matched + min(self.num_head, self.num_judged)
+
+    def only_kept(self, num_tokens: int) -> RoundRecord:
+        """What is counted as kept of it, where only its first num_tokens stand."""
+        num_judged = min(self.num_judged, num_tokens)
+        return RoundRecord(
+            self.output_len,
+            (),
+            num_client=self.num_client,
+            num_eagle=self.num_eagle,
+            num_head=self.num_head,
+            num_judged=num_judged,
+            num_matched=min(self.num_matched, num_tokens - num_judged),
+        )
 
 
 @dataclass
@@ -109,7 +130,8 @@ class RequestReport:
     num_counted: int = 0
     # The text of a request that has it judged and nothing generated.
     judged_text: tuple[int, ...] | None = None
-    _last: RoundRecord | None = None
+    # Rounds with kept tokens in the output, as far as these are in it.
+    _kept: list[RoundRecord] = field(default_factory=list)
 
     def record(self, one: RoundRecord) -> None:
         """Count one round. Tokens that prefill sampled before it are the target's."""
@@ -127,39 +149,19 @@ class RequestReport:
         if not one.accept_tokens:
             self.judged_text = tuple(one.draft_tokens)
         else:
-            c.kept_tokens += one.num_kept
-            c.kept_client_tokens += min(one.num_client, one.num_kept)
-            c.eagle_kept_tokens += min(one.num_eagle, one.num_kept)
-            c.matched_tokens += one.num_agreed
+            self._count_kept(one.only_kept(one.num_kept))
             c.written_tokens += len(one.accept_tokens) - one.num_kept
             self.num_counted += len(one.accept_tokens)
-            self._last = one
         if self.want_segments:
             self._record_segments(one)
 
     def finish(self, output_ids: Sequence[int]) -> None:
-        """The request ended with these tokens: a stop may have cut the last round."""
+        """The request ended with these tokens: a stop may have cut rounds off, a
+        retraction tokens that were decided ahead."""
         if self.judged_text is not None:
             return
         self._count_written(len(output_ids))
-        cut = self.num_counted - len(output_ids)
-        if cut > 0 and self._last is not None:
-            c, last = self.counters, self._last
-            written = min(cut, len(last.accept_tokens) - last.num_kept)
-            kept = min(cut - written, last.num_kept)
-            left = last.num_kept - kept
-            c.written_tokens -= written
-            c.kept_tokens -= kept
-            tail = min(kept, last.num_matched)
-            head = last.num_agreed - last.num_matched
-            c.matched_tokens -= tail + max(0, head - left)
-            for name, num in (
-                ("kept_client_tokens", last.num_client),
-                ("eagle_kept_tokens", last.num_eagle),
-            ):
-                lost = max(0, min(num, last.num_kept) - left)
-                setattr(c, name, getattr(c, name) - lost)
-            self.num_counted -= written + kept
+        self._take_back(len(output_ids))
         self.segments = _within(self.segments, output_ids)
 
     def as_dict(
@@ -186,14 +188,40 @@ class RequestReport:
         self.counters.written_tokens += num_written
         self.num_counted = output_len
 
+    def _count_kept(self, one: RoundRecord, sign: int = 1) -> None:
+        if not one.num_kept:
+            return
+        c = self.counters
+        c.kept_tokens += sign * one.num_kept
+        c.kept_client_tokens += sign * min(one.num_client, one.num_kept)
+        c.eagle_kept_tokens += sign * min(one.num_eagle, one.num_kept)
+        c.matched_tokens += sign * one.num_agreed
+        if sign > 0:
+            self._kept.append(one)
+
+    def _take_back(self, output_len: int) -> None:
+        """Count nothing behind the first output_len tokens."""
+        if self.num_counted <= output_len:
+            return
+        while self._kept:
+            one = self._kept[-1]
+            left = max(0, output_len - one.output_len)
+            if left >= one.num_kept:
+                break
+            self._kept.pop()
+            self._count_kept(one, -1)
+            self._count_kept(one.only_kept(left))
+        self.counters.written_tokens = output_len - self.counters.kept_tokens
+        self.num_counted = output_len
+
     def _write(self, start: int, num_tokens: int) -> None:
-        """A span of the target's own; its tokens are filled in at the end."""
+        """A span of the target's own; only its length counts until the end."""
         last = self.segments[-1] if self.segments else None
         if last and last.outcome == "written":
             start, num_tokens = last.start, len(last.token_ids) + num_tokens
             self.segments.pop()
         self.segments.append(
-            SegmentReport("target", "written", start, (0,) * num_tokens)
+            SegmentReport("target", "written", start, range(num_tokens))
         )
 
     def _record_segments(self, one: RoundRecord) -> None:
@@ -262,14 +290,74 @@ def _with_text(
 ) -> list[dict[str, Any]]:
     """Segments as data, with their text and its place in the output text.
 
-    A token may hold half a character, so each text is what its tokens add to the
-    decoded output before them.
+    A token may hold half a character, so a place is as many characters as the tokens
+    before it decode to, and the text of a segment that stands in the output is cut out
+    of the output's. A rejected one's is what its tokens add to those before it.
     """
     ids = list(output_ids)
+    places = {len(ids)}
+    for segment in segments:
+        places.add(min(segment.start, len(ids)))
+        if segment.outcome != "rejected":
+            places.add(segment.start + len(segment.token_ids))
+    text = decode(ids)
+    at = _places(ids, sorted(places), decode, len(text))
     result = []
     for segment in segments:
-        before = decode(ids[: segment.start])
-        whole = decode([*ids[: segment.start], *segment.token_ids])
-        text = whole[len(before) :]
-        result.append({**asdict(segment), "text": text, "text_start": len(before)})
+        start, context = at[min(segment.start, len(ids))]
+        if segment.outcome == "rejected":
+            own = decode([*context, *segment.token_ids])[len(decode(context)) :]
+        else:
+            own = text[start : at[segment.start + len(segment.token_ids)][0]]
+        result.append({**asdict(segment), "text": own, "text_start": start})
     return result
+
+
+def _places(
+    ids: Sequence[int],
+    places: Sequence[int],
+    decode: Callable[[list[int]], str],
+    num_chars: int,
+) -> dict[int, tuple[int, list[int]]]:
+    """For each of the rising places: how many characters come before it, and as many of
+    the tokens before it as it takes to decode what follows. num_chars: of all ids."""
+    found = []
+    context: list[int] = []
+    at = left_out = 0  # left_out: characters before the context
+    for place in places:
+        context = [*context, *ids[at:place]]
+        at = place
+        text = decode(context)
+        num_before = left_out + len(text)
+        context, text = _shortened(context, text, decode)
+        left_out = num_before - len(text)
+        found.append((place, num_before, context))
+    # Parts of a character may decode to more characters than the whole of it.
+    result = {}
+    for place, num_before, context in reversed(found):
+        if place < len(ids):
+            num_chars = min(num_chars, num_before)
+        result[place] = num_chars, context
+    return result
+
+
+def _shortened(
+    context: list[int], text: str, decode: Callable[[list[int]], str]
+) -> tuple[list[int], str]:
+    """The end of the context that is enough to decode what follows, and its text.
+
+    It has to show a whole character: then neither a space at the start of what follows
+    nor the rest of a character is decoded as if nothing came before.
+    """
+    size = CONTEXT
+    while size < len(context):
+        shown = decode(context[-size:])
+        whole = shown.lstrip(PART)
+        if whole and text.endswith(whole):
+            return context[-size:], shown
+        size *= 2
+    if len(context) > MAX_CONTEXT:
+        # Twice, as a space alone may decode to nothing.
+        context = [token for token in context if decode([token, token])][-CONTEXT:]
+        text = decode(context)
+    return context, text

@@ -1,14 +1,19 @@
-"""Tensor-parallel ranks act on one rank's measurements.
+"""Tensor-parallel ranks act on one rank's measurements, drafts and verdicts.
 
-Every rank runs the whole round, and all decide alike because they see the same logits
-and slots. Times differ, and a window that followed them would differ too.
+Every rank runs the whole round. Times differ from rank to rank, and logits may in their
+last bits: what decides the shape of a pass is the first rank's. Sampled tokens are
+agreed on in SGLang's sampler (sampling.py).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
+
+Number = TypeVar("Number", int, float)
 
 
 class Ranks:
@@ -20,10 +25,18 @@ class Ranks:
 
     def agree(self, value: int) -> int:
         """The first rank's value. A collective: every rank calls it every time."""
-        if self._group.world_size == 1:
-            return value
-        held = torch.tensor([value])
-        torch.distributed.broadcast(
-            held, src=self._group.ranks[0], group=self._group.cpu_group
-        )
-        return int(held)
+        return self.agree_all([[value]])[0][0]
+
+    def agree_all(self, lists: Sequence[Sequence[Number]]) -> list[tuple[Number, ...]]:
+        """The first rank's values, in lists of the same lengths on all ranks, of one
+        type. A collective where there is any value."""
+        values = [value for one in lists for value in one]
+        if values and self._group.world_size > 1:
+            is_int = isinstance(values[0], int)
+            held = torch.tensor(values, dtype=torch.int64 if is_int else torch.float64)
+            torch.distributed.broadcast(
+                held, src=self._group.ranks[0], group=self._group.cpu_group
+            )
+            values = held.tolist()
+        rest = iter(values)
+        return [tuple(islice(rest, len(one))) for one in lists]

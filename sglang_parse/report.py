@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from sglang_parse.metrics import RequestReport
@@ -49,6 +50,18 @@ def _with_report(base: Any) -> type:
             return result
 
     return ParseOutputStreamer
+
+
+def keep_report(
+    original: Callable[..., Any], meta_info: dict[Any, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """AROUND hook on tokenizer_manager._slice_streaming_output_meta_info, which takes
+    every list for one with an entry a token: the report is of the whole request."""
+    report = meta_info.get(KEY)
+    result = original(meta_info, *args, **kwargs)
+    if report is not None:
+        meta_info[KEY] = report
+    return result
 
 
 def _final_report(req: Any) -> list[dict[str, Any]]:

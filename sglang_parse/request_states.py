@@ -5,7 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_parse import report
 from sglang_parse.client import ClientText
@@ -33,6 +36,9 @@ class RequestStates:
     _states: weakref.WeakKeyDictionary[Any, RequestState] = field(
         default_factory=weakref.WeakKeyDictionary
     )
+    _recovering: weakref.WeakKeyDictionary[Any, int] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
     def of(self, req: Any) -> RequestState:
         """The request's state, a fresh one when it is first seen or was forgotten."""
@@ -42,21 +48,20 @@ class RequestStates:
         return state
 
     def forget(self, req: Any) -> None:
-        """Before a prefill: what was known of a retracted request's KV is void."""
-        self._states.pop(req, None)
+        """Before a prefill: what was known of a retracted request's KV is void, but not
+        what the target is still to write itself."""
+        state = self._states.pop(req, None)
+        if state is not None and state.recovering:
+            self._recovering[req] = state.recovering
 
     def _new(self, req: Any) -> RequestState:
-        options = RequestOptions.of(
-            req,
-            self.config,
-            has_draft_model=self.has_draft_model,
-            has_head=self.has_head,
-        )
-        judge = client = None
-        if options.mode == "semantic":
-            judge = self.make_judge(options.judge_suffix)
-        if options.client_text and options.mode != "off":
-            client = ClientText.of(options.client_text, self.tokenizer)
+        try:
+            options, judge, client = self._served(req)
+        except ValueError as e:
+            # No client may stop the scheduler, whatever let its request pass.
+            refuse(req, str(e))
+            req.sampling_params.custom_params = {"parse_mode": "off"}
+            options, judge, client = self._served(req)
         known = report.report_of(req)
         if known is not None:
             known.finish(req.output_ids)  # tokens decided ahead went with the KV
@@ -71,4 +76,40 @@ class RequestStates:
             judge=judge,
             report=known,
             client=client,
+            recovering=self._recovering.pop(req, 0),
         )
+
+    def _served(
+        self, req: Any
+    ) -> tuple[RequestOptions, JudgePrompt | None, ClientText | None]:
+        """Raises ValueError on options that nobody checked, a question that the chat
+        template changes, and a text that cannot follow the prompt."""
+        options = RequestOptions.of(
+            req,
+            self.config,
+            has_draft_model=self.has_draft_model,
+            has_head=self.has_head,
+        )
+        judge = client = None
+        if options.mode == "semantic":
+            judge = self.make_judge(options.judge_suffix)
+        if options.client_text and options.mode != "off":
+            client = ClientText.of(options.client_text, self.tokenizer)
+            if req.input_embeds is not None:
+                raise ValueError(
+                    "custom_params has a text behind the prompt's tokens, and the "
+                    "prompt came as input_embeds; send it as text or input_ids."
+                )
+            if not client.tokens:
+                raise ValueError(
+                    "custom_params has a text without tokens under this model's "
+                    "tokenizer; leave it out."
+                )
+        return options, judge, client
+
+
+def refuse(req: Any, message: str) -> None:
+    """End a request with HTTP 400, as SGLang's scheduler does."""
+    req.to_finish = FINISH_ABORT(
+        message, status_code=HTTPStatus.BAD_REQUEST, err_type="BadRequestError"
+    )

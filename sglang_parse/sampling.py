@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 
@@ -51,7 +52,19 @@ def draft_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
         return_sampling_masks=None,
         sampling_mask_batch_indices=None,
     )
-    return expand_rows(bare, index, device)
+    rows = expand_rows(bare, index, device)
+    rows.grammars = agree_across_ranks()
+    return rows
+
+
+def agree_across_ranks() -> list[None] | None:
+    """`SamplingBatchInfo.grammars` that has the sampler agree on tokens between ranks.
+
+    All that it reads of the list is whether there is one (layers/sampler.py,
+    `_sync_token_ids_across_tp`). Logits may differ in their last bits from rank to
+    rank, and the shapes of all that follows hang on the tokens.
+    """
+    return [None] if get_parallel().tp_size > 1 else None
 
 
 @dataclasses.dataclass
@@ -83,6 +96,7 @@ def sample_rows(
     sampling_info.grammar_mask = grammar_mask
     sampling_info.apply_logits_bias(logits)
     sampling_info.grammar_mask = None
+    sampling_info.grammars = agree_across_ranks()
     tokens = runner.sampler(
         output,
         sampling_info,

@@ -24,6 +24,9 @@ from sglang_parse.segment_rules import (
     token_flags,
 )
 
+# Tokens of a segment not ended yet that the rules of text look back at.
+REACH = 512
+
 RULES = {
     "line": line_boundaries,
     "paragraph": paragraph_boundaries,
@@ -73,6 +76,7 @@ class Segmenter:
     def __init__(self, name: str, token_texts: Sequence[str]) -> None:
         self.name = check_segmenter(name, "segmenter")
         self._fixed = parse_fixed_segmenter(name)
+        self.reach = self._fixed or REACH
         # The last entry stands for every id beyond the table; `fixed` reads no texts.
         self._texts = [] if self._fixed else [*token_texts, ""]
         self._flags = b"" if self._fixed else token_flags(self._texts)
@@ -84,13 +88,16 @@ class Segmenter:
         ended: bool,
         max_segments: int,
         previous_text: str = "",
+        settled: bool = False,
     ) -> tuple[int, ...]:
         """Boundaries of a draft, increasing, at most max_segments of them.
 
         tokens: draft token ids without the end token. ended: the draft stopped at the
         end of the response, so its end is a boundary; otherwise an unfinished tail has
         none, and a draft that is all tail gives (). previous_text: the last ~200
-        characters committed before the draft.
+        characters committed before the draft. settled: a sentence ends only where the
+        next is seen to begin, after the token that shows it, and `step` cuts no line
+        of a step into sentences.
 
         A boundary lies after the token that holds the end of the terminator; a line
         break belongs to the segment before it, and so do letters of the next segment
@@ -113,7 +120,9 @@ class Segmenter:
             ids = [min(token, last) for token in tokens]
             flags = [self._flags[i] for i in ids]
             pieces = [self._texts[i] for i in ids]
-            found = RULES[self.name](DraftText(pieces, flags, previous_text, ended))
+            found = RULES[self.name](
+                DraftText(pieces, flags, previous_text, ended, settled)
+            )
             cuts = _join_blank({*found, n} if ended else found, flags)
             if ended and not cuts:
                 cuts = [n]

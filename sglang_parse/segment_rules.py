@@ -20,6 +20,8 @@ BLANK = 4  # whitespace or nothing
 
 CLOSERS = r"""["'”’)\]»*_$]*"""
 SENTENCE_MARK = re.compile(rf"[.!?…]+{CLOSERS}(?=\s|$)|[。！？]+[”’」』）)]*")
+WIDE_MARKS = "。！？"  # no white space follows them
+NEXT_SENTENCE = re.compile(r"[^\S\n]+\S")  # on the same line
 
 # Words before "." that end no sentence: at all, before a number, before a small letter.
 ABBREVIATIONS = re.compile(
@@ -46,6 +48,7 @@ HEADER = re.compile(
     r"|(?:So|Therefore|Thus|Hence|Conclusion|In conclusion)\b"
     r"))"
 )
+BLANK_LINE = re.compile(r"\n[ \t]*\n")
 # The first word of a line, too short yet to tell whether it opens a step.
 UNDECIDED = re.compile(r"[ \t]*[^\w\s]*[ \t]*\w*[ \t]?\w{0,3}\Z")
 
@@ -64,13 +67,15 @@ def token_flags(texts: Sequence[str]) -> bytes:
 class DraftText:
     """One draft as token texts with their flags; `text` is joined only when asked for.
 
-    ended: the draft stopped at the end of the response.
+    ended: the draft stopped at the end of the response. settled: a sentence ends only
+    where the next is seen to begin.
     """
 
     pieces: Sequence[str]
     flags: Sequence[int]
     previous_text: str
     ended: bool
+    settled: bool = False
 
     @cached_property
     def text(self) -> str:
@@ -121,13 +126,19 @@ def paragraph_boundaries(draft: DraftText) -> list[int]:
 
 
 def sentence_boundaries(draft: DraftText) -> list[int]:
-    """After every sentence and every line break."""
+    """After every sentence and every line break.
+
+    Settled: after the token that shows the next sentence, since "12." may go on "12.5".
+    """
     found = line_boundaries(draft)
     for i in draft.tokens_with(MARK):
         end = draft.ends[i]
         start = end - len(draft.pieces[i])
         for mark in SENTENCE_MARK.finditer(draft.text, start, end):
             stop = _sentence_stop(draft.text, mark.start())
+            if stop is not None and draft.settled and mark.group()[0] not in WIDE_MARKS:
+                begun = NEXT_SENTENCE.match(draft.text, stop)
+                stop = begun.end() if begun else None
             if stop is not None:
                 found.append(draft.boundary_at(stop))
     return found
@@ -138,14 +149,18 @@ def step_boundaries(draft: DraftText) -> list[int]:
 
     An unfinished draft that ends right after a step line, or so soon after it that the
     next line cannot be told, also has a boundary there. A draft without any of these is
-    cut into lines, and one without line breaks into sentences.
+    cut into lines, and one without line breaks into sentences; settled, not within a
+    step that began earlier in the text.
     """
     found = [
         draft.boundary_at(at + 1)
         for at in draft.line_breaks()
         if _is_blank_line(draft.text, at) or _is_step_end(draft, at)
     ]
-    return found or line_boundaries(draft) or sentence_boundaries(draft)
+    found = found or line_boundaries(draft)
+    if found or (draft.settled and _is_within_step(draft.text)):
+        return found
+    return sentence_boundaries(draft)
 
 
 def _line_start(text: str, at: int) -> int:
@@ -157,6 +172,11 @@ def _is_blank_line(text: str, at: int) -> bool:
     """Whether a line of `text` that is blank breaks at `at`."""
     start = _line_start(text, at)
     return start > 0 and not text[start:at].strip()
+
+
+def _is_within_step(text: str) -> bool:
+    """Whether a line opens a step behind the last blank line."""
+    return any(map(HEADER.match, BLANK_LINE.split(text)[-1].split("\n")))
 
 
 def _is_step_end(draft: DraftText, at: int) -> bool:

@@ -27,6 +27,7 @@ from sglang_parse.judge import JudgePrompt, build_judge_prompt
 from sglang_parse.memory import RoundSlots
 from sglang_parse.pinned import pinned_agreement, pinned_verdicts
 from sglang_parse.plan import VerifyPlan
+from sglang_parse.request import REST
 from sglang_parse.sampling import (
     LogprobNeeds,
     expand_rows,
@@ -37,7 +38,7 @@ from sglang_parse.segment import Segmenter, build_token_texts, thin
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.verify import PassOutput, TargetVerifier
 
-# Committed text the segmenter sees before the draft.
+# Committed text the segmenter sees before the segment that the draft begins or ends.
 SEAM_TOKENS = 48
 # Requests name segmenters and questions as they like; so many of each are kept.
 NUM_CACHED = 64
@@ -115,20 +116,25 @@ class TargetStages:
             recovering, by_head = state.recovering, drafts[i].num_head
             if most == 0 and not recovering and not by_head:
                 continue
-            found = self.segmenter(state.options.segmenter).boundaries(
-                drafts[i].tokens,
+            before, begun = self._written(batch.reqs[i], state)
+            tokens = (*begun, *drafts[i].tokens)
+            find = partial(
+                self.segmenter(state.options.segmenter).boundaries,
+                tokens,
                 ended=drafts[i].ended,
-                max_segments=len(drafts[i].tokens) if recovering or by_head else most,
-                previous_text=self._seam_text(batch.reqs[i], state),
+                max_segments=len(tokens) if recovering or by_head else most,
+                previous_text=self._text(before),
             )
-            if recovering > len(found):
-                head_ends[i] = len(drafts[i].tokens)
-            elif recovering or by_head:
-                first = found[recovering - 1] if recovering else 0
-                head_ends[i] = max(first, by_head)
-            if head_ends[i]:
+            found = tuple(b - len(begun) for b in find())
+            if recovering:
+                ends = find(settled=True)
+                whole = recovering > len(ends)
+                head_end = len(tokens) if whole else ends[recovering - 1]
+                head_ends[i] = max(0, head_end - len(begun))
+            if recovering or by_head:
+                head_ends[i] = max(head_ends[i], by_head)
                 rest = [b for b in found if b > head_ends[i]]
-                found = thin(rest, most) if rest and most else ()
+                found = thin(rest, most) if most else ()
             boundaries[i] = found
             room -= len(found) * suffix_len
         return boundaries, head_ends
@@ -138,20 +144,28 @@ class TargetStages:
     ) -> int:
         """How many more segments the target writes itself after this decision.
 
-        rejected: a verdict failed, at the segment behind the `num_judged` tokens.
+        rejected: a verdict failed, at the segment behind the `num_judged` tokens. Sets
+        `state.num_begun`; a segment may take the target many rounds.
         """
         left = state.options.recover_limit if rejected else state.recovering
-        if not left:
-            return 0
-        tokens = decision.accept_tokens
+        if not left or left > REST // 2:
+            state.num_begun = 0
+            return left
+        before, begun = self._written(req, state)
+        tokens = [*begun, *decision.accept_tokens]
+        if rejected:
+            start = len(begun) + decision.num_judged
+            before, tokens = before + tokens[:start], tokens[start:]
         boundaries = self.segmenter(state.options.segmenter).boundaries(
             tokens,
             ended=False,
             max_segments=len(tokens),
-            previous_text=self._seam_text(req, state),
+            previous_text=self._text(before),
+            settled=True,
         )
-        start = decision.num_judged if rejected else 0
-        return max(0, left - sum(b > start for b in boundaries))
+        left = max(0, left - len(boundaries))
+        state.num_begun = len(tokens) - max(boundaries, default=0) if left else 0
+        return left
 
     def scores(
         self, plan: VerifyPlan, output: PassOutput, states: Sequence[RequestState]
@@ -273,10 +287,18 @@ class TargetStages:
             return chosen
         return self.pinned_agreement.follow(draft.tokens[:followed], chosen)
 
-    def _seam_text(self, req: Any, state: RequestState) -> str:
-        texts = self._token_texts
-        tokens = [*req.output_ids[-SEAM_TOKENS:], *state.ready][-SEAM_TOKENS:]
-        return "".join(texts[t] for t in tokens)
+    def _written(self, req: Any, state: RequestState) -> tuple[list[int], list[int]]:
+        """The last committed tokens: SEAM_TOKENS of them, and behind these what a
+        recovering target has written of a segment."""
+        reach = self.segmenter(state.options.segmenter).reach
+        num_begun = min(state.num_begun, reach)
+        most = SEAM_TOKENS + num_begun
+        tokens = [*req.output_ids[-most:], *state.ready][-most:]
+        start = len(tokens) - num_begun
+        return tokens[:start], tokens[start:]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return "".join(self._token_texts[t] for t in tokens)
 
 
 def shown_tokens(

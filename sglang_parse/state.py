@@ -27,7 +27,8 @@ class RequestState:
     unlimited: agreement token by token ends early, agreement in meaning does not.
     client: the text that came with the request. ready: tokens decided ahead of the
     output, the KV of all but the last written. recovering: segments the target still
-    writes itself. hint: where the EAGLE-3 head goes on, None if it cannot.
+    writes itself; num_begun: tokens, the last ones decided, that it has written of the
+    first of them. hint: where the EAGLE-3 head goes on, None if it cannot.
     """
 
     options: RequestOptions
@@ -43,6 +44,7 @@ class RequestState:
     client: ClientText | None = None
     ready: tuple[int, ...] = ()
     recovering: int = 0
+    num_begun: int = 0
     hint: HeadHint | None = None
 
     @property

@@ -126,7 +126,13 @@ class TurnPlanner:
         if any(windows):
             room = self.slots.num_free(batch.tree_cache)
             held = [r.kv.kv_allocated_len for r in batch.reqs]
-            windows = fit_windows(windows, seq_lens=seq_lens, held=held, room=room)
+            windows = fit_windows(
+                windows,
+                seq_lens=seq_lens,
+                held=held,
+                room=room,
+                max_rows=self.slots.max_rows,
+            )
         heads = [min(h, w) for h, w in zip(heads, windows, strict=True)]
         return Turn(batch, states, seq_lens, windows, heads, chains, judged)
 

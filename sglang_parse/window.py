@@ -49,25 +49,32 @@ def next_window(
 
 
 def fit_windows(
-    windows: Sequence[int], *, seq_lens: Sequence[int], held: Sequence[int], room: int
+    windows: Sequence[int],
+    *,
+    seq_lens: Sequence[int],
+    held: Sequence[int],
+    room: int,
+    max_rows: int,
 ) -> list[int]:
-    """Shrink windows until their slots fit the pool, the longest first.
+    """Shrink windows until their slots fit the pool and their rows one pass, the
+    longest first.
 
-    held: slots each row has already. room: free slots, of which a quarter is left
-    for judge suffixes.
+    held: slots each row has already. room: free slots, and max_rows: rows of a pass, of
+    which a quarter is left for judge suffixes.
     """
-    room = room * 3 // 4
+    room, max_rows = room * 3 // 4, max_rows * 3 // 4
 
-    def num_missing(cap: int) -> int:
-        return sum(
-            max(0, n + 1 + min(w, cap) - h)
-            for w, n, h in zip(windows, seq_lens, held, strict=True)
+    def fits(cap: int) -> bool:
+        rows = [min(w, cap) for w in windows]
+        missing = (
+            max(0, n + 1 + w - h) for w, n, h in zip(rows, seq_lens, held, strict=True)
         )
+        return sum(missing) <= room and sum(rows) <= max_rows
 
     low, high = 0, max(windows, default=0)
     while low < high:
         middle = (low + high + 1) // 2
-        if num_missing(middle) <= room:
+        if fits(middle):
             low = middle
         else:
             high = middle - 1

@@ -34,7 +34,13 @@ from sglang_parse.eagle import EagleHead
 from sglang_parse.flags import config_from_server_args
 from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
-from sglang_parse.memory import RoundSlots, describe_pools, full_pass_rows
+from sglang_parse.memory import (
+    LEAST_PREFILL,
+    RoundSlots,
+    describe_pools,
+    full_pass_rows,
+    longest_prefill,
+)
 from sglang_parse.metrics import RoundRecord
 from sglang_parse.pace import RoundTiming
 from sglang_parse.plan import build_verify_plan
@@ -75,7 +81,13 @@ class ParseWorker(BaseSpecWorker):
         )
         self.draft: DraftModel | None = None
         if server_args.speculative_draft_model_path:
-            self.draft = DraftModel(server_args, gpu_id, nccl_port, self.context_len)
+            self.draft = DraftModel(
+                server_args,
+                gpu_id,
+                nccl_port,
+                self.context_len,
+                vocab_size=model_config.vocab_size,
+            )
         self.head: EagleHead | None = None
         if self.config.composes:
             self.head = EagleHead(
@@ -131,7 +143,11 @@ class ParseWorker(BaseSpecWorker):
                 req_to_token_pool=req_to_token_pool,
                 token_to_kv_pool_allocator=token_to_kv_pool_allocator,
             )
-        self.slots = RoundSlots(req_to_token_pool, token_to_kv_pool_allocator)
+        self.slots = RoundSlots(
+            req_to_token_pool,
+            token_to_kv_pool_allocator,
+            max_rows=max(LEAST_PREFILL, longest_prefill()),
+        )
         self.stages.slots = self.slots
         num_slots, device = token_to_kv_pool_allocator.size, self.slots.table.device
         self.model_drafter = self.head_drafter = None
@@ -141,7 +157,7 @@ class ParseWorker(BaseSpecWorker):
         if self.head:
             cache = DraftCache(num_slots, device)
             self.head_drafter = HeadDrafter(
-                self.head, self.slots, cache, self.verifier.features_of
+                self.head, self.slots, cache, self.verifier.features_of, self.ranks
             )
         self.drafters: list[Drafter] = [
             d for d in (self.head_drafter, self.model_drafter) if d is not None
@@ -154,7 +170,7 @@ class ParseWorker(BaseSpecWorker):
             has_model=self.draft is not None,
             head_steps=self.config.eagle_steps if self.head else 0,
         )
-        self.client_judge = ClientJudge(self.stages, self.context_len)
+        self.client_judge = ClientJudge(self.stages, self.ranks, self.context_len)
         judge = self.stages.judge(self.config.judge_suffix)
         max_judge_tokens = self.config.max_segments * len(judge.suffix)
         if self.head:
@@ -164,7 +180,7 @@ class ParseWorker(BaseSpecWorker):
                     num_requests=req_to_token_pool.size,
                     window=self.config.window if judges else self.config.eagle_steps,
                     max_judge_tokens=max_judge_tokens if judges else 0,
-                    num_slots=num_slots,
+                    most=min(num_slots, self.slots.max_rows),
                 )
             )
         logger.info(
@@ -186,7 +202,9 @@ class ParseWorker(BaseSpecWorker):
             runner.init_cuda_graphs()
 
     def weight_update_runners(self) -> list[tuple[str, ModelRunner]]:
-        return [("draft", runner) for runner in self._draft_model_runners()]
+        """None: an update brings the target's weights, which SGLang would load into
+        what drafts as well."""
+        return []
 
     def _draft_model_runners(self) -> tuple[ModelRunner, ...]:
         return tuple(r.runner for r in self._runners)
@@ -239,11 +257,9 @@ class ParseWorker(BaseSpecWorker):
         result, features = self.verifier.prefill(batch, needed=needed)
         result.new_seq_lens = batch.seq_lens
         result.next_draft_input = ParseDraftInput()
-        judged_ups = []
-        if judged:
-            judged_ups = self.client_judge.judge(
-                batch, judged, [states[i] for i in judged], result.next_token_ids
-            )
+        judged_ups = self.client_judge.judge(
+            batch, judged, [states[i] for i in judged], result.next_token_ids
+        )
         if self.model_drafter:
             self.model_drafter.follow_client(judged_ups)
         if self.head_drafter:
@@ -284,7 +300,7 @@ class ParseWorker(BaseSpecWorker):
         )
         output = self.stages.verify(batch, plan)
         verified = time.perf_counter()
-        scores = self.stages.scores(plan, output, states)
+        scores = self.ranks.agree_all(self.stages.scores(plan, output, states))
         cuts = choose_cuts(plan, scores, states, drafts, head_ends)
         decisions, sampled = self.stages.follow_target(
             batch, plan, output, cuts, drafts, chains
@@ -332,10 +348,14 @@ class ParseWorker(BaseSpecWorker):
                     num_matched=decisions[i].num_matched,
                 )
             )
+        # Tokens decided ahead are emitted now, and were drafted once.
+        proposed = [
+            len(d.tokens) + len(s.ready) for d, s in zip(drafts, states, strict=True)
+        ]
         return build_result(
             [release_ready(s, d) for s, d in zip(states, decisions, strict=True)],
             seq_lens=batch.seq_lens,
-            num_draft_tokens=[len(d.tokens) for d in drafts],
+            num_draft_tokens=proposed,
             sampled=sampled,
             return_logprob=batch.return_logprob,
             return_hidden_states=batch.return_hidden_states,
@@ -382,10 +402,11 @@ class ParseWorker(BaseSpecWorker):
             )
             output_len = len(req.output_ids) + len(state.ready)
             state.report.record(RoundRecord(output_len, decision.accept_tokens))
+        proposed = [len(s.ready) for s in states]
         return build_result(
             [release_ready(s, d) for s, d in zip(states, decisions, strict=True)],
             seq_lens=batch.seq_lens,
-            num_draft_tokens=[0] * bs,
+            num_draft_tokens=proposed,
             sampled=SampledRows(
                 [[i] for i in index], sampled, output.hidden_states, index
             ),

@@ -89,6 +89,15 @@ REFUSED = {
     ),
     "mixed chunk": ((*DRAFT, "--enable-mixed-chunk"), "mixed-chunk|mixed_chunk"),
     "adaptive": ((*DRAFT, "--speculative-adaptive"), "--speculative-adaptive"),
+    "expert parallel": ((*DRAFT, "--tp", "2", "--ep-size", "2"), "--ep-size 2"),
+    "tokenizer workers": (
+        (*DRAFT, "--tokenizer-worker-num", "2"),
+        "does not support --tokenizer-worker-num 2",
+    ),
+    "streaming session": (
+        (*DRAFT, "--enable-streaming-session"),
+        "does not support --enable-streaming-session",
+    ),
     "outlines": (
         (*DRAFT, "--grammar-backend", "outlines"),
         "does not support --grammar-backend outlines",

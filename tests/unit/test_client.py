@@ -68,6 +68,18 @@ def test_accepted_tokens_are_those_of_the_output():
     assert client.num_accepted(output) == len(TEXT) - 1
 
 
+@pytest.mark.parametrize("num_left", [0, 3, 5, 6, 8, 30, 38])
+def test_accepted_tokens_end_where_a_stop_cut(num_left):
+    """Red if text that was followed ahead of the output counts behind a stop."""
+    client = ClientText(TEXT)
+    ahead = [*TEXT[:5], 7, *TEXT[6:39]]
+    client.propose(ahead[:3])
+    client.propose(ahead[:20])
+    client.propose(ahead)
+    assert client.num_accepted(ahead[:num_left]) == num_left - (num_left > 5)
+    assert client.num_accepted(ahead) == len(ahead) - 1
+
+
 def test_against_a_plain_search():
     """Red if the index misses an occurrence: compared with a scan of all places."""
     rng = random.Random(0)

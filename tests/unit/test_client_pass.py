@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from sglang_parse.client import ClientText
-from sglang_parse.client_pass import ClientJudge, verify_groups
+from sglang_parse.client_pass import ClientJudge, num_fitting, verify_groups
 from sglang_parse.decide import Decision
 from sglang_parse.plan import VerifyPlan
+from sglang_parse.ranks import Ranks
 from sglang_parse.verify import PassOutput
 
 
@@ -21,13 +22,17 @@ def test_groups_cover_every_boundary_in_order():
     assert verify_groups((), room=0, suffix_len=20) == [()]
 
 
+ALONE = Ranks(SimpleNamespace(world_size=1))
+
+
 class Slots:
     """A pool with `free` slots; a pass that asks for more would stop the scheduler."""
 
     table = torch.zeros(4, 64, dtype=torch.int32)
 
-    def __init__(self, free: int) -> None:
+    def __init__(self, free: int, max_rows: int = 10_000) -> None:
         self.free = free
+        self.max_rows = max_rows
 
     def num_free(self, tree_cache) -> int:
         return self.free
@@ -67,7 +72,9 @@ class Stages:
         return decisions, None
 
 
-def judge(monkeypatch, *, free: int, verify_only: bool, ends=(2, 4, 6)):
+def judge(
+    monkeypatch, *, free: int, verify_only: bool, ends=(2, 4, 6), max_rows=10_000
+):
     """One request: a prompt of 5, a text of 6 in three segments, a suffix of 10."""
     options = SimpleNamespace(
         verify_only=verify_only, mode="semantic", threshold=0.5,
@@ -89,12 +96,36 @@ def judge(monkeypatch, *, free: int, verify_only: bool, ends=(2, 4, 6)):
         sampling_info=None, tree_cache=None, device="cpu",
     )  # fmt: skip
     monkeypatch.setattr("sglang_parse.client_pass.expand_rows", lambda *_: None)
-    stages = Stages(Slots(free))
+    stages = Stages(Slots(free, max_rows))
     tokens = torch.tensor([50])
-    (up,) = ClientJudge(stages, 1000).judge(batch, [0], [state], tokens)
+    (up,) = ClientJudge(stages, ALONE, 1000).judge(batch, [0], [state], tokens)
     sent = () if verify_only else (tokens.item(), *state.ready)
     assert (up.start, tuple(up.tokens)) == (4, sent)
     return req, state, stages, tokens, records[0]
+
+
+def test_texts_that_fit_are_judged_together():
+    """Red if a request is refused for another's text, or a pass gets too long."""
+    assert num_fitting([30, 30, 15, 1], room=100) == 3
+    assert num_fitting([500, 1], room=100) == 1
+    assert num_fitting([1], room=0) == 1
+
+
+def test_text_longer_than_a_pass_is_refused(monkeypatch):
+    """Red if one request can ask for more activations than there is memory for."""
+    req, _, stages, _, _ = judge(monkeypatch, free=400, verify_only=True, max_rows=7)
+    assert req.to_finish.status_code == 400
+    assert "parse_verify has 6 tokens and there is room for 5" in req.to_finish.message
+    assert "at most 7 (--chunked-prefill-size)" in req.to_finish.message
+
+
+def test_suffixes_beyond_a_pass_take_more_passes(monkeypatch):
+    """Red if suffix rows are not counted among those of a pass."""
+    req, _, stages, _, record = judge(
+        monkeypatch, free=400, verify_only=True, max_rows=28
+    )
+    assert req.to_finish is None and record.num_passes == 2
+    assert [p.num_suffix_tokens for p in stages.plans] == [20, 10]
 
 
 def test_kept_text_is_sent_from_its_first_token(monkeypatch):

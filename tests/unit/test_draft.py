@@ -14,13 +14,18 @@ from sglang_parse.draft import DraftModel, DraftRequest, StepPacer, StopWatch
 from sglang_parse.draft_runner import plan_plain_decode
 
 VOCAB = 64
+GREEDY = SimpleNamespace(is_all_greedy=True, grammars=None)
 
 
 class CountingDraft(DraftModel):
     """DraftModel with its forwards replaced; keeps every batch it was asked to run."""
 
-    def __init__(self, interval: int) -> None:
+    def __init__(
+        self, interval: int, vocab_size: int = VOCAB, longest_extend: int = 100
+    ) -> None:
         self.stop_check_interval = interval
+        self.vocab_size = vocab_size
+        self.longest_extend = longest_extend
         self.batches: list[SimpleNamespace] = []
 
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:
@@ -38,8 +43,7 @@ class CountingDraft(DraftModel):
 
 @pytest.fixture(autouse=True)
 def greedy(monkeypatch):
-    info = SimpleNamespace(is_all_greedy=True)
-    monkeypatch.setattr(draft_module, "draft_rows", lambda *_: info)
+    monkeypatch.setattr(draft_module, "draft_rows", lambda *_: GREEDY)
 
 
 def request(row: int, tokens: list[int], num_new: int, **more) -> DraftRequest:
@@ -49,7 +53,7 @@ def request(row: int, tokens: list[int], num_new: int, **more) -> DraftRequest:
 
 def propose(model: CountingDraft, requests: list[DraftRequest]):
     table = 100 * torch.arange(4)[:, None] + torch.arange(40)
-    return model._propose(requests, table, SimpleNamespace(is_all_greedy=True)), table
+    return model._propose(requests, table, GREEDY), table
 
 
 @pytest.mark.parametrize("interval", [1, 3, 8])
@@ -66,6 +70,32 @@ def test_windows_and_stops_do_not_depend_on_how_often_one_looks(interval):
     assert proposal.ended == (False, False, True)
     # The last drafted token of a request was never forwarded.
     assert proposal.num_forwarded[:2] == (7, 3)
+
+
+def test_whole_prompts_are_read_in_parts(monkeypatch):
+    """Red if the draft's catch-up is longer than a prefill, or loses its place."""
+    prompts = [list(range(1, 21)), [30, 31, 32], list(range(40, 54))]
+    requests = [request(i, p, 4, num_cached=i) for i, p in enumerate(prompts)]
+    expected, _ = propose(CountingDraft(1), requests)
+    for limit in (1, 5, 8, 36, 37):
+        model = CountingDraft(1, longest_extend=limit)
+        proposal, table = propose(model, requests)
+        assert proposal == expected
+        parts = [b for b in model.batches if b.mode.is_extend()]
+        lens = [len(b.input_ids) for b in parts]
+        assert max(lens) <= limit and sum(lens) == 20 + 2 + 12
+        ids = torch.cat([b.input_ids for b in parts]).tolist()
+        assert ids == [t for r in requests for t in r.tokens[r.num_cached :]]
+        slots = torch.cat([b.out_cache_loc for b in parts]).tolist()
+        assert slots == [
+            int(table[r.row, n]) for r in requests for n in range(r.row, len(r.tokens))
+        ]
+
+
+def test_draft_with_more_padded_rows_keeps_to_the_target():
+    """Red if a token that the target's embedding lacks is drafted."""
+    proposal, _ = propose(CountingDraft(1, vocab_size=32), [request(0, [30], 3)])
+    assert proposal.tokens == ((31, 0, 1),)
 
 
 def test_lengths_on_the_host_are_those_on_the_device():

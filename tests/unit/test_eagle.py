@@ -12,6 +12,7 @@ from sglang_parse.draft_cache import DraftCache
 from sglang_parse.drafters import FollowUp, HeadDrafter, Turn
 from sglang_parse.eagle import ChainRequest, EagleHead, HeadHint, HeadRows
 from sglang_parse.plan import build_verify_plan
+from sglang_parse.ranks import Ranks
 from sglang_parse.state import RoundDraft
 from sglang_parse.verify import PassOutput
 from sglang_parse.worker import follow_ups
@@ -136,9 +137,12 @@ class Slots:
         self.out -= len(slots)
 
 
+ALONE = Ranks(SimpleNamespace(world_size=1))
+
+
 def drafter(slots: Slots | None = None) -> HeadDrafter:
     cache = DraftCache(400, "cpu")
-    return HeadDrafter(CountingHead(), slots or Slots(), cache, read_features)
+    return HeadDrafter(CountingHead(), slots or Slots(), cache, read_features, ALONE)
 
 
 def state(*, compose: bool = True, known: HeadHint | None = None, stop: int = -1):

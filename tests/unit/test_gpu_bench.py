@@ -111,7 +111,7 @@ def test_arms_that_follow_token_by_token_agree_alike(pair, tmp_path):
 
 
 def test_results_of_a_cut_run_are_kept_and_not_measured_again(tmp_path, capsys):
-    """Red if a second call of a lease starts from nothing."""
+    """Red if a second call on a lent machine starts from nothing."""
     first = Records(tmp_path / "r.jsonl")
     first.add("forwards", "a", ms=1.0)
     first.add("forwards", "b", error="out of memory")
@@ -193,7 +193,7 @@ def test_bound_counts_kept_tokens_over_drafts_and_pass():
 
 
 def test_tables_and_figures_are_drawn_from_the_files(tmp_path, monkeypatch):
-    """Red if what a lease brings back cannot be read any more."""
+    """Red if what a lent machine brings back cannot be read any more."""
     forwards = forwards_records()
     waves = {"median": 10.0, "min": 9.0, "max": 11.0}
     serve = [

@@ -46,6 +46,26 @@ def chain_of(backend, regex):
     return GrammarChain(backend.dispatch_regex(regex), VOCAB, CPU)
 
 
+def test_mask_is_as_wide_as_the_draft_models_logits(backend):
+    """Red if a draft with fewer padded rows than the target gets a mask that kernels
+    on a GPU refuse (bitmask_ops.py), or loses what it masks."""
+    chain = GrammarChain(backend.dispatch_regex("Step [0-9]"), VOCAB, CPU)
+    widths = []
+    move = chain.grammar.move_vocab_mask
+
+    def noted(mask, device):
+        widths.append(mask.shape[1])
+        return move(mask, device)
+
+    chain.grammar.move_vocab_mask = noted
+    for width in (VOCAB, VOCAB - 40):
+        logits = torch.zeros(1, width)
+        chain.mask_next(logits)
+        expected = {t for t in allowed(chain.masks[0], chain.grammar) if t < width}
+        assert {int(t) for t in (logits[0] == 0).nonzero()} == expected
+    assert widths == [-(-VOCAB // 32), -(-(VOCAB - 40) // 32)]
+
+
 def test_text_is_walked_up_to_the_first_token_that_breaks_the_grammar(backend):
     """Red if a text that nobody masked is drafted without masks behind its tokens."""
     chain = chain_of(backend, "Step [0-9]: [a-z ]+")

@@ -38,6 +38,6 @@ def test_pure_modules_import_neither_torch_nor_sglang():
 
 
 def test_tensor_stages_import_torch_but_not_sglang():
-    """Red if plan or decide stop running anywhere (STYLE.md, Layout)."""
+    """Red if plan or decide stop running anywhere."""
     names = ["sglang_parse.plan", "sglang_parse.decide", "sglang_parse.draft_cache"]
     assert loaded(names) == "['torch']"

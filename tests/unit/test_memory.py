@@ -122,7 +122,7 @@ def test_only_target_pools_of_parse_servers_are_charged(published, monkeypatch):
 
 
 def test_largest_pass_has_a_slot_for_every_row():
-    room = {"num_requests": 4, "max_judge_tokens": 48, "num_slots": 1000}
+    room = {"num_requests": 4, "max_judge_tokens": 48, "most": 1000}
     assert memory.full_pass_rows(window=101, **room) == 4 * 150
     assert memory.full_pass_rows(window=400, **room) == 1000
     assert memory.full_pass_rows(window=0, **room) == 1000
@@ -151,7 +151,7 @@ def test_features_of_a_full_pass_that_may_not_fit_are_told(caplog):
 @pytest.mark.parametrize("context_len", [64, 512])
 def test_no_request_can_reach_past_its_row(published, context_len):
     """Red if the row SGLang makes is narrower than what PARSE or the scheduler may
-    write: the writer runs on into the next request's row (contract, trap 3)."""
+    write: the writer runs on into the next request's row."""
     from sglang.srt.mem_cache.allocation_sizing import (
         get_alloc_reserve_per_decode,
         get_req_to_token_extra_context_len,
@@ -173,7 +173,7 @@ def test_no_request_can_reach_past_its_row(published, context_len):
 def test_row_that_is_too_short_is_noticed():
     """Red if a wrong length is written into the next request's row instead."""
     pool = SimpleNamespace(req_to_token=torch.zeros(3, 16, dtype=torch.int32))
-    slots = memory.RoundSlots(pool, None)
+    slots = memory.RoundSlots(pool, None, 2048)
     req = SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=10))
     with pytest.raises(AssertionError):
         slots.extend_rows(SimpleNamespace(reqs=[req]), [17])

@@ -1,10 +1,14 @@
 """Counters of one request, each defined once."""
 
 import json
+import random
+from collections.abc import Callable
 
 import pytest
+from tokenizers import decoders
 
-from sglang_parse.metrics import RequestReport, RoundRecord
+from sglang_parse.client import ClientText
+from sglang_parse.metrics import CONTEXT, PART, RequestReport, RoundRecord
 
 
 def report(want_segments: bool = True, fallback: str = "") -> RequestReport:
@@ -148,6 +152,71 @@ def test_a_stop_inside_a_round_is_not_counted(num_left):
         assert result["kept_client_tokens"] == min(1, num_left - 4)
 
 
+TEXT = list(range(100, 150))
+STOPPED = [*TEXT, 7, 200, 201, 8, 9]  # what `decided_ahead` decides
+
+
+def decided_ahead(want_segments: bool = True) -> RequestReport:
+    """A text of 50 kept whole with a token of the target's behind it, then a round of
+    two kept tokens of the head's, one by agreement, and a plain one."""
+    r = report(want_segments)
+    r.client = ClientText(TEXT)
+    r.record(
+        RoundRecord(
+            0, STOPPED[:51], TEXT, num_client=50, boundaries=[25, 50],
+            scores=[0.9, 0.9], num_judged=50,
+        )
+    )  # fmt: skip
+    r.client.propose(STOPPED[:51])
+    r.record(
+        RoundRecord(
+            51, [200, 201, 8], [200, 201], num_eagle=2, boundaries=[1],
+            scores=[0.9], num_judged=1, num_matched=1,
+        )
+    )  # fmt: skip
+    r.client.propose(STOPPED[:54])
+    r.record(RoundRecord(54, [9]))
+    return r
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 20, 24, *range(49, 56)])
+def test_a_stop_several_rounds_back_is_not_counted(num_left):
+    """Red if tokens decided ahead count where a stop cut them off."""
+    output = STOPPED[:num_left]
+    result = as_dict(decided_ahead(), output)
+    head = min(2, max(0, num_left - 51))
+    kept = min(50, num_left) + head
+    assert result["kept_tokens"] == kept
+    assert result["kept_client_tokens"] == min(50, num_left)
+    assert result["eagle_kept_tokens"] == head
+    assert result["matched_tokens"] == max(0, head - 1)
+    assert result["written_tokens"] == num_left - kept
+    assert result["accepted_client_text_tokens"] == min(50, num_left)
+    assert "".join(
+        s["text"] for s in result["segments"] if s["outcome"] != "rejected"
+    ) == "".join(f"<{i}>" for i in output)
+
+
+def test_verdicts_count_whatever_a_stop_cuts():
+    """Red if a stop turns segments that passed into rejected ones on /metrics."""
+    result = as_dict(decided_ahead(), STOPPED[:20])
+    assert result["judged_segments"] == result["kept_segments"] == 3
+    assert result["target_passes"] == 3 and result["client_tokens"] == 50
+
+
+def test_a_request_goes_on_after_a_cut():
+    """Red if a retraction's cut, or the end told twice, is taken back again."""
+    r = decided_ahead(want_segments=False)
+    r.finish(STOPPED[:20])
+    r.record(RoundRecord(20, [1, 2, 3], [1, 2], num_judged=1, num_matched=1))
+    output = [*STOPPED[:20], 1, 2, 3]
+    counts = r.counters
+    for num_left, kept, matched in ((23, 22, 1), (23, 22, 1), (21, 21, 0), (5, 5, 0)):
+        r.finish(output[:num_left])
+        assert (counts.kept_tokens, counts.matched_tokens) == (kept, matched)
+        assert counts.kept_tokens + counts.written_tokens == num_left
+
+
 def test_judging_alone_keeps_nothing_in_the_output():
     """Red if parse_verify counts tokens that were never emitted."""
     r = report()
@@ -187,3 +256,160 @@ def test_as_dict_is_json_and_names_the_fallback(fallback):
     assert result["mode"] == "semantic"
     assert result.get("fallback", "") == fallback
     assert ("fallback" in result) == bool(fallback)
+
+
+BYTES = [bytes([b]) for b in "é你😀 ß".encode()]
+PIECES = ["▁", "▁", "▁a", "b", "▁the", ".", "<0x0A>", "好"]
+FALLBACK = [*PIECES, *(f"<0x{b:02X}>" for b in "你😀".encode())]
+INVISIBLE = -1  # a special token, which decoding leaves out
+SENTENCEPIECE = decoders.Sequence(
+    [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+)
+METASPACE = decoders.Metaspace()
+
+Decode = Callable[[list[int]], str]
+
+
+def decode_bytes(ids: list[int]) -> str:
+    """Byte-level BPE: tokens are parts of characters, words and valid characters."""
+    vocab = [*BYTES, b"\xff", b"a", b" the", "é".encode(), "x你".encode()]
+    tokens = [vocab[i % len(vocab)] for i in ids if i != INVISIBLE]
+    return b"".join(tokens).decode("utf-8", "replace")
+
+
+def decode_metaspace(ids: list[int]) -> str:
+    """The first token that is shown loses its leading space."""
+    return METASPACE.decode([PIECES[i % len(PIECES)] for i in ids if i != INVISIBLE])
+
+
+def decode_fallback(ids: list[int]) -> str:
+    """The same; bytes in a row are a text or, if one is missing, one part each."""
+    tokens = [FALLBACK[i % len(FALLBACK)] for i in ids if i != INVISIBLE]
+    return SENTENCEPIECE.decode(tokens)
+
+
+def random_report(rng: random.Random) -> tuple[RequestReport, list[int]]:
+    """Rounds with kept, rejected and written tokens, cut in the end."""
+    r, output = report(), []
+    share = rng.choice([0, 0.2, 0.9])
+
+    def tokens(num: int) -> list[int]:
+        return [
+            INVISIBLE if rng.random() < share else rng.randrange(1000)
+            for _ in range(num)
+        ]
+
+    for _ in range(rng.randrange(1, 60)):
+        draft = tokens(rng.randrange(7))
+        kept = rng.randint(0, len(draft))
+        ends = sorted({kept, len(draft)} - {0})
+        accepted = [*draft[:kept], *tokens(1)]
+        r.record(
+            RoundRecord(
+                len(output), accepted, draft, num_client=min(1, len(draft)),
+                boundaries=ends, scores=[0.5] * len(ends), num_judged=kept,
+            )
+        )  # fmt: skip
+        output += accepted
+    output = output[: len(output) - rng.choice([0, 0, 5])]
+    r.finish(output)
+    return r, output
+
+
+@pytest.mark.parametrize("decode", [decode_bytes, decode_metaspace, decode_fallback])
+def test_texts_are_those_of_the_whole_output_decoded(decode: Decode):
+    """Red if a text depends on how many tokens before it are decoded with it: a lost
+    space or character, or one too many. A character that two segments share stands in
+    the first."""
+    rng = random.Random(0)
+    for _ in range(200):
+        r, output = random_report(rng)
+        whole, spelt = decode(output), ""
+        for s in r.as_dict(output, decode)["segments"]:
+            before = decode(output[: s["start"]])
+            behind = decode([*output[: s["start"]], *s["token_ids"]])
+            is_rejected = s["outcome"] == "rejected"
+            if not is_rejected:
+                assert s["text_start"] == len(spelt)
+                spelt += s["text"]
+            if decode is decode_fallback and (
+                before.endswith(PART) or not whole.startswith(before)
+            ):
+                continue  # bytes that the output shows with others as one character
+            assert s["text_start"] == len(before)
+            if is_rejected or (not behind.endswith(PART) and whole.startswith(behind)):
+                assert s["text"] == behind[len(before) :]
+        assert spelt == whole
+
+
+def test_a_character_in_two_segments_stands_in_the_first():
+    """Red if segments spell a part of a character that the output has whole."""
+    r = report()
+    r.record(RoundRecord(0, [13, 0, 1, 13], [13, 0], num_matched=2))
+    spans = as_text(r, [13, 0, 1, 13], decode_bytes)
+    assert spans == [("aé", 0), ("a", 2)]
+
+
+def as_text(r: RequestReport, output: list[int], decode: Decode) -> list:
+    r.finish(output)
+    spans = r.as_dict(output, decode)["segments"]
+    return [(s["text"], s["text_start"]) for s in spans]
+
+
+@pytest.mark.parametrize("num_hidden", [0, CONTEXT, 40 * CONTEXT])
+def test_a_space_behind_hidden_tokens_is_kept(num_hidden):
+    """Red if a run of special tokens leaves nothing to decode a space behind."""
+    r, output = report(), [2, *[INVISIBLE] * num_hidden, 2, 2]
+    for i, token in enumerate(output):
+        kept = i % 2
+        r.record(RoundRecord(i, [token], [token] * kept, num_matched=kept))
+    texts = [text for text, _ in as_text(r, output, decode_metaspace)]
+    assert "".join(texts) == "a a a" and texts[-1] == " a"
+
+
+class Meter:
+    """Counts the tokens that are decoded."""
+
+    num_tokens = 0
+
+    def __init__(self, decode: Decode) -> None:
+        self.decode = decode
+
+    def __call__(self, ids: list[int]) -> str:
+        self.num_tokens += len(ids)
+        return self.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda ids: "x" * len(ids),
+        lambda ids: "",
+        lambda ids: PART * len(ids),
+        lambda ids: PART if ids else "",
+    ],
+    ids=["text", "hidden", "parts", "one part"],
+)
+def test_decoding_is_linear_in_the_output(decode: Decode):
+    """Red if the texts of a long report decode prefix after prefix: the scheduler
+    stands still meanwhile."""
+
+    def num_decoded(num_rounds: int) -> int:
+        r, meter = report(), Meter(decode)
+        for i in range(num_rounds):
+            r.record(
+                RoundRecord(
+                    2 * i, [1, 9], [1, 2, 3], boundaries=[1, 3],
+                    scores=[0.9, 0.1], num_judged=1,
+                )
+            )  # fmt: skip
+        as_text(r, [1, 9] * num_rounds, meter)
+        return meter.num_tokens
+
+    assert num_decoded(2000) < 5 * num_decoded(500)
+    assert num_decoded(2000) < 4000 * 1000

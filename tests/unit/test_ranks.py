@@ -10,7 +10,9 @@ from sglang_parse.ranks import Ranks
 
 def test_a_rank_alone_keeps_its_value():
     """Red if a server without tensor parallelism needs a process group."""
-    assert Ranks(SimpleNamespace(world_size=1)).agree(7) == 7
+    ranks = Ranks(SimpleNamespace(world_size=1))
+    assert ranks.agree(7) == 7
+    assert ranks.agree_all([(1, 2), (), (3,)]) == [(1, 2), (), (3,)]
 
 
 def run_rank(rank: int, path: str, found) -> None:
@@ -22,12 +24,16 @@ def run_rank(rank: int, path: str, found) -> None:
     )
     ranks = Ranks(group)
     # What each measured differs, and differs again the next round.
-    found.put((rank, [ranks.agree(10 + rank), ranks.agree(1 << (30 + rank))]))
+    own = [ranks.agree(10 + rank), ranks.agree(1 << (30 + rank))]
+    own.append(ranks.agree_all([(), (0.1 + rank, 1 / 3), (float(rank),)]))
+    own.append(ranks.agree_all([(rank, 2), ()]))
+    own.append(ranks.agree_all([(), ()]))
+    found.put((rank, own))
     torch.distributed.destroy_process_group()
 
 
 def test_all_ranks_get_the_first_ones_value(tmp_path):
-    """Red if ranks draft windows of different lengths: their next collective hangs."""
+    """Red if what ranks draft or judge differs: their next collective hangs."""
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
     args = [(rank, str(tmp_path / "store"), found) for rank in range(2)]
@@ -40,4 +46,5 @@ def test_all_ranks_get_the_first_ones_value(tmp_path):
         for process in processes:
             process.join(30)
             process.kill()
-    assert results == {0: [10, 1 << 30], 1: [10, 1 << 30]}
+    lists = [[(), (0.1, 1 / 3), (0.0,)], [(0, 2), ()], [(), ()]]
+    assert results == {rank: [10, 1 << 30, *lists] for rank in range(2)}

@@ -1,34 +1,35 @@
 """After a rejection the target writes on to a boundary before verdicts count again."""
 
 import dataclasses
+import random
 from types import SimpleNamespace
 
 import pytest
 
 from sglang_parse.decide import Decision, choose_cut, decide, exact_cut
-from sglang_parse.segment import Segmenter
-from sglang_parse.stages import TargetStages
-from sglang_parse.state import RoundDraft
+from sglang_parse.request import REST
+from sglang_parse.segment import REACH, RULES, Segmenter
+from sglang_parse.stages import SEAM_TOKENS, TargetStages
+from sglang_parse.state import RequestState, RoundDraft
 
 TEXTS = ["a", "b", "\n", "c"]
 LINE = 2
 
 
-def stages(room: int = 100) -> TargetStages:
-    """The stages' segmenting, over a vocabulary of four tokens."""
+def stages(room: int = 100, texts=TEXTS) -> TargetStages:
+    """The stages' segmenting, over a small vocabulary."""
     self = object.__new__(TargetStages)
     self.config = SimpleNamespace(max_segments=16)
-    self.slots = SimpleNamespace(num_free=lambda _: room)
-    self._token_texts = TEXTS
-    self.segmenter = lambda name: Segmenter(name, TEXTS)
+    self.slots = SimpleNamespace(num_free=lambda _: room, max_rows=10_000)
+    self._token_texts = texts
+    self.segmenter = lambda name: Segmenter(name, texts)
     return self
 
 
-def state(recovering: int = 0, limit: int = 1):
-    options = SimpleNamespace(mode="semantic", segmenter="line", recover_limit=limit)
-    return SimpleNamespace(
-        options=options, suffix=(9,) * 5, recovering=recovering, ready=()
-    )
+def state(recovering: int = 0, limit: int = 1, segmenter="line") -> RequestState:
+    options = SimpleNamespace(mode="semantic", segmenter=segmenter, recover_limit=limit)
+    judge = SimpleNamespace(suffix=(9,) * 5)
+    return RequestState(options, frozenset(), judge, None, recovering=recovering)
 
 
 REQ = SimpleNamespace(output_ids=[0])
@@ -108,3 +109,182 @@ def test_a_round_that_is_not_judged_follows_every_draft_token_by_token():
     for target in ([*DRAFT.tokens, 1], [0, LINE, 0, *DRAFT.tokens[3:], 1]):
         got, exact = (decide(c, DRAFT.tokens, target) for c in (cut, exact_cut(8)))
         assert (got.accept_tokens, got.pending) == (exact.accept_tokens, ())
+
+
+class Request:
+    """A request whose rounds are told as texts of tokens; num_ready: tokens of the
+    output that are decided ahead of it, as behind a judged client's text."""
+
+    def __init__(self, segmenter, before=(), *, limit=1, num_ready=0, recovering=0):
+        self.texts: list[str] = []
+        self.state = state(recovering, limit, segmenter)
+        self.tokens = self.ids(before)
+        self.num_ready = num_ready
+
+    def ids(self, pieces) -> list[int]:
+        self.texts += [p for p in dict.fromkeys(pieces) if p not in self.texts]
+        return [self.texts.index(p) for p in pieces]
+
+    def req(self):
+        split = max(0, len(self.tokens) - self.num_ready)
+        self.state.ready = tuple(self.tokens[split:])
+        return SimpleNamespace(output_ids=self.tokens[:split])
+
+    def round(self, *pieces, num_judged=None) -> int:
+        """num_judged: of a rejected round."""
+        tokens = self.ids(pieces)
+        decision = Decision(tuple(tokens), num_judged or 0, 0, ())
+        self.state.recovering = stages(texts=self.texts).segments_to_recover(
+            self.req(), self.state, decision, rejected=num_judged is not None
+        )
+        self.tokens += tokens
+        return self.state.recovering
+
+    def draft(self, *pieces, ended=False):
+        """Boundaries and head end of a draft."""
+        draft = RoundDraft(tuple(self.ids(pieces)), ended)
+        batch = SimpleNamespace(reqs=[self.req()], tree_cache=None)
+        found = stages(1000, self.texts).segment(batch, [self.state], [draft])
+        return found[0][0], found[1][0]
+
+
+@pytest.mark.parametrize("segmenter", ["step", "sentence"])
+@pytest.mark.parametrize("num_ready", [0, 4])
+def test_a_mark_ends_no_sentence_before_the_next_one_begins(segmenter, num_ready):
+    """Red if the "." of "12.5", alone in its round, counts as a recovered segment, or
+    the end of a sentence is lost because its round does not show it."""
+    req = Request(segmenter, ["it", " costs"], num_ready=num_ready)
+    assert req.round(" 12", num_judged=0) == 1
+    assert [req.round(piece) for piece in (".", "5", " kg", ".")] == [1] * 4
+    assert req.state.num_begun == 5
+    assert req.round(" Then") == 0
+    assert req.state.num_begun == 0
+
+
+@pytest.mark.parametrize("num_ready", [0, 5])
+def test_a_sentence_inside_a_step_ends_no_recovery(num_ready):
+    """Red if a run without a step start is cut into sentences, where the step began in
+    an earlier round or before the rejection."""
+    req = Request("step", ["x", "\n"], num_ready=num_ready)
+    assert req.round("Step 3", ":", " 12", num_judged=0) == 1
+    assert req.round(".", " Then", " add") == 1
+    assert req.draft(".", " Then", " 4", "\n", "Step 4", "\n", "Step 5") == ((6,), 4)
+    assert req.round(" 4", ".", "\n") == 0
+    req = Request("step", ["Step 3", ":", " 12"], num_ready=num_ready)
+    assert req.round(".", " Then", " add", num_judged=0) == 1
+
+
+def test_tokens_are_counted_over_rounds():
+    """Red if `fixed:N` recovers only where N tokens are accepted in one round, or the
+    draft's head ends elsewhere than the recovery."""
+    req = Request("fixed:8", ["a"])
+    assert req.round(*"abc", num_judged=1) == 1
+    assert req.round(*"abc") == 1
+    assert req.state.num_begun == 5
+    assert req.draft(*"abcdefghijklmnopqrst") == ((11, 19), 3)
+    assert req.draft(*"ab") == ((), 2)
+    assert req.round(*"abc") == 0
+    assert req.state.num_begun == 0
+    assert req.draft(*"abcdefghi") == ((8,), 0)
+
+
+@pytest.mark.parametrize(
+    ("segmenter", "run", "num_judged"),
+    [
+        ("fixed:2", "abcde", 2),
+        ("line", "a\nb\nc", 2),
+        ("step", ["Step 1", "\n", "Step 2", " a", "\n", "Step 3"], 2),
+        ("step", ["a", ".", " b", ".", " c"], 2),
+    ],
+)
+def test_a_boundary_behind_the_cut_already_counts(segmenter, run, num_judged):
+    """Red if a rejected round that itself ends the segment goes on recovering."""
+    req = Request(segmenter)
+    assert req.round(*run, num_judged=num_judged) == 0
+    assert req.state.num_begun == 0
+    req = Request(segmenter, limit=2)
+    assert req.round(*run, num_judged=num_judged) == 1
+    req = Request(segmenter, limit=REST)
+    assert req.round(*run, num_judged=num_judged) == REST
+    assert req.state.num_begun == 0
+
+
+def test_several_segments_are_counted_over_rounds():
+    """Red if a boundary counts in every round after it, or what lies behind it is
+    forgotten."""
+    req = Request("fixed:4", limit=2)
+    assert req.round(*"abc", num_judged=0) == 2
+    assert req.draft(*"abcdefghij") == ((9,), 5)
+    assert req.round(*"abc") == 1
+    assert req.state.num_begun == 2
+    assert req.draft(*"abcdefghij") == ((6, 10), 2)
+    assert req.round("a") == 1
+    assert req.round("a") == 0
+    req = Request("step", limit=2)
+    assert req.round("Step 1", ":", num_judged=0) == 2
+    assert req.round(" a", "\n", "Step 2") == 1
+    assert req.round(":", " b", ".", " c") == 1
+    assert req.round("\n") == 0
+
+
+def test_the_rest_is_recovered_whatever_it_holds():
+    """Red if `all` ends, or keeps what is never looked at."""
+    req = Request("line", limit=REST)
+    assert req.round("a", "\n", num_judged=0) == REST
+    assert req.round("a", "\n", "b", "\n") == REST
+    assert req.state.is_exact and req.state.num_begun == 0
+    assert req.draft("a", "\n", "b") == ((), 3)
+
+
+def test_another_rejection_begins_a_new_segment():
+    """Red if tokens of an earlier recovery count for the next one."""
+    req = Request("fixed:8", recovering=1)
+    assert req.round(*"abcde") == 1
+    assert req.round(*"abcde", num_judged=3) == 1
+    assert req.state.num_begun == 2
+
+
+def test_the_draft_shows_where_the_written_sentence_ends():
+    """Red if a draft is judged from a sentence end on that only the draft sees."""
+    req = Request("step", ["it", " costs", " 12"], recovering=1)
+    assert req.round(".") == 1
+    assert req.draft(" Then", " add", ".", " So") == ((3,), 1)
+    assert req.draft("5", " kg") == ((), 2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("segmenter", [*RULES, "fixed:5"])
+def test_head_end_and_recovery_agree(segmenter, seed):
+    """Red if a request whose draft stood up to its head's end recovers on."""
+    rng = random.Random(seed)
+    pieces = ["a", " b", " 12", ".", ".", "5", " Then", "\n", "\n", "Step 4", ":"]
+    pieces += ["x(", ")"]
+    req = Request(segmenter, rng.choices(pieces, k=20))
+    req.round(*rng.choices(pieces, k=3), num_judged=rng.choice([0, 1]))
+    for _ in range(20):
+        if not req.state.recovering:
+            req.round(*rng.choices(pieces, k=2), num_judged=0)
+            continue
+        draft = rng.choices(pieces, k=rng.randint(1, 12))
+        boundaries, head_end = req.draft(*draft)
+        assert all(b > head_end for b in boundaries)
+        num = rng.randint(1, len(draft))
+        left = req.round(*draft[:num])
+        if head_end < len(draft) and num >= head_end:
+            assert left == 0
+
+
+def test_a_long_segment_costs_a_bounded_look_back(monkeypatch):
+    """Red if every round decodes all that was written since the rejection."""
+    seen = []
+    boundaries = Segmenter.boundaries
+
+    def spy(self, tokens, **settings):
+        seen.append((len(tokens), len(settings["previous_text"])))
+        return boundaries(self, tokens, **settings)
+
+    monkeypatch.setattr(Segmenter, "boundaries", spy)
+    req = Request("line", ["a"] * 3000, recovering=1)
+    req.state.num_begun = 2000
+    assert req.round("b") == 1
+    assert seen == [(REACH + 1, SEAM_TOKENS)]

@@ -278,6 +278,35 @@ def test_step_falls_back_to_lines_then_sentences(marked):
 
 
 @pytest.mark.parametrize(
+    ("name", "previous_text", "marked"),
+    [
+        ("sentence", "it is 12", ". T|hen 3"),
+        ("sentence", "it is 12", "."),
+        ("sentence", "it is 12", ". "),
+        ("sentence", "it is 12", ".5 kg."),
+        ("sentence", "", "One.\n|Two. T|hree etc. and e.g. this (or not). S|o"),
+        ("sentence", "", "你好。|再见！|x"),
+        ("step", "it is 12", ". T|hen 3"),
+        ("step", "it is 12", "."),
+        ("step", "Step 3: it is 12", ". Then 3"),
+        ("step", "", "Step 3: it is 12. Then 3"),
+        ("step", "", "Step 3: it is 12. Then\n|3"),
+        ("step", "Step 3: it is\n12", ". Then 3"),
+        ("step", "Step 3: it is 12.\n \n", "It is. T|hen 3"),
+        ("step", "Step 3: it is 12", ". Then\n|Step 4"),
+    ],
+)
+def test_settled_sentences_end_where_the_next_begins(name, previous_text, marked):
+    """Red if a mark that may be inside a number ends a sentence, or one ends a step."""
+    parts = marked.split("|")
+    tokens = tokenize("".join(parts))
+    found = Segmenter(name, TEXTS).boundaries(
+        tokens, ended=False, max_segments=99, previous_text=previous_text, settled=True
+    )
+    assert cut(tokens, found) == parts
+
+
+@pytest.mark.parametrize(
     "marked",
     [
         "x = 1\n|y = 2\n|z",

@@ -107,7 +107,7 @@ def test_custom_algorithm_lacks_exactly_the_methods_we_add():
     lacking = {
         n for n in public(SpeculativeAlgorithm) if not hasattr(CustomSpecAlgo, n)
     }
-    # Called for built-in algorithms only (contract, section 0).
+    # Called for built-in algorithms only.
     assert lacking - ours <= {"get_speculative_worker_cls", "get_platform_worker_cls"}
 
 
@@ -381,6 +381,23 @@ def test_filter_batch_repeats_and_reorders_rows():
     assert rows.acc_additive_penalties[0].tolist() == [8.0, 9.0, 10.0, 11.0]
     assert info.top_ks.tolist() == [1, 2, 3], "the batch's own record was changed"
     assert rows.penalizer_orchestrator is None
+
+
+def test_report_outlives_incremental_streaming():
+    """Red if the report goes by the number of tokens sent before it, or if SGLang's
+    slices are no longer what they were."""
+    from sglang.srt.managers import tokenizer_manager
+
+    from sglang_parse.report import keep_report
+
+    original = tokenizer_manager._slice_streaming_output_meta_info
+    original = getattr(original, "__wrapped__", original)
+    meta_info = {"parse": [{"mode": "exact"}], "other": [1, 2, 3], "id": "x"}
+    keep_report(original, meta_info, 2, ["parse", "other"])
+    assert meta_info == {"parse": [{"mode": "exact"}], "other": [3], "id": "x"}
+    plain = {"other": [1, 2, 3]}
+    keep_report(original, plain, 2, ["parse", "other"])
+    assert plain == {"other": [3]}
 
 
 def test_sampling_params_verify_is_the_gate_of_requests():

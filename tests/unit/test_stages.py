@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse import stages
+from sglang_parse import sampling, stages
 from sglang_parse.decide import Cut, decide, exact_cut
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.stages import WAVE_ROWS, WAVE_WIDTH, TargetStages
@@ -52,6 +52,7 @@ def follow(monkeypatch):
     their rows -> decisions, sampled rows, and the rows asked for."""
     info = SimpleNamespace(apply_logits_bias=lambda logits: None)
     monkeypatch.setattr(stages, "expand_rows", lambda *_: info)
+    monkeypatch.setattr(sampling, "agree_across_ranks", lambda: None)
 
     def run(requests, own, top_nums=None):
         plan = build_verify_plan(

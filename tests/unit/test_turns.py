@@ -18,7 +18,7 @@ HINT = SimpleNamespace()
 
 def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> TurnPlanner:
     ranks = SimpleNamespace(agree=lambda value: value)
-    slots = SimpleNamespace(num_free=lambda _: 10_000)
+    slots = SimpleNamespace(num_free=lambda _: 10_000, max_rows=10_000)
     return TurnPlanner(
         ParseConfig(**settings), ranks, slots,
         context_len=1000, has_model=has_model, head_steps=head_steps,

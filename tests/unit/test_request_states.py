@@ -1,0 +1,87 @@
+"""What the worker keeps of a request, and what it refuses."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.config import ParseConfig
+from sglang_parse.judge import JudgePrompt
+from sglang_parse.request import REST
+from sglang_parse.request_states import RequestStates
+
+JUDGE = JudgePrompt((7, 8), ((1, 2),), uses_chat_template=True)
+
+
+class Request:
+    """The fields of SGLang's Req that are read; a weak key like it."""
+
+    def __init__(self, **custom_params) -> None:
+        self.sampling_params = SimpleNamespace(
+            custom_params=custom_params, frequency_penalty=0, presence_penalty=0,
+            repetition_penalty=1, min_new_tokens=0, logit_bias=None, ignore_eos=False,
+            stop_token_ids=None,
+        )  # fmt: skip
+        self.custom_logit_processor = self.grammar = self.input_embeds = None
+        self.tokenizer = self.to_finish = None
+        self.return_logprob = self.return_hidden_states = False
+        self.eos_token_ids, self.output_ids = {9}, []
+
+
+def states(**changes) -> RequestStates:
+    tokenizer = SimpleNamespace(encode=lambda text, **_: [ord(c) for c in text.strip()])
+    fields = {"tokenizer": tokenizer, "make_judge": lambda question: JUDGE}
+    return RequestStates(
+        ParseConfig(), model_eos_ids=frozenset({3}), has_draft_model=True,
+        has_head=False, **{**fields, **changes},
+    )  # fmt: skip
+
+
+def refuse_question(question):
+    raise ValueError("The chat template changes the question.")
+
+
+@pytest.mark.parametrize(
+    ("custom_params", "changes", "message"),
+    [
+        ({"parse_mode": "fast"}, {}, "custom_params.parse_mode is 'fast'"),
+        ({}, {"make_judge": refuse_question}, "chat template changes the question"),
+        ({"parse_draft": "  "}, {}, "expected non-empty text"),
+        ({"parse_draft": "\u200b"}, {"tokenizer": None}, "without tokens"),
+    ],
+)
+def test_no_request_stops_the_scheduler(custom_params, changes, message):
+    """Red if options that nobody checked before the scheduler raise in it."""
+    if "tokenizer" in changes:
+        changes = {"tokenizer": SimpleNamespace(encode=lambda *_, **__: [])}
+    req = Request(**custom_params)
+    state = states(**changes).of(req)
+    assert req.to_finish.status_code == 400 and message in req.to_finish.message
+    assert state.options.mode == "off" and state.client is None
+
+
+@pytest.mark.parametrize("field", ["parse_draft", "parse_verify"])
+def test_text_behind_embeddings_is_refused(field):
+    """Red if the prompt's last token is computed again from an id that stands for an
+    embedding."""
+    req = Request(**{field: "abc"})
+    req.input_embeds = [[0.0]]
+    state = states().of(req)
+    assert "input_embeds" in req.to_finish.message and state.client is None
+    other = Request()
+    other.input_embeds = [[0.0]]
+    assert states().of(other).options.mode == "semantic" and other.to_finish is None
+
+
+@pytest.mark.parametrize("left", [2, REST])
+def test_recovery_outlives_a_retraction(left):
+    """Red if verdicts count again although the target was to write the rest."""
+    known, req = states(), Request()
+    known.of(req).recovering = left
+    known.forget(req)
+    known.forget(req)  # every chunk of its prefill
+    assert known.of(req).recovering == left
+    known.forget(req)
+    assert known.of(req).recovering == left
+    known.of(req).recovering = 0
+    known.forget(req)
+    assert known.of(req).recovering == 0
