@@ -93,10 +93,10 @@ class TargetStages:
         *,
         judged: bool = True,
     ) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Boundaries to judge, as many as there are scratch slots for, and per request
-        the end of the leading draft tokens that only the target can confirm: those of
-        segments it recovers and those the EAGLE-3 head wrote; all of them where the
-        round is not judged."""
+        """Boundaries to judge, as many as there are scratch slots for and rows left in
+        a pass, and per request the end of the leading draft tokens that only the target
+        can confirm: those of segments it recovers and those the EAGLE-3 head wrote; all
+        of them where the round is not judged."""
         semantic = [
             i
             for i, s in enumerate(states)
@@ -108,7 +108,9 @@ class TargetStages:
             for i in semantic:
                 head_ends[i] = len(drafts[i].tokens)
             return boundaries, head_ends
-        room = self.slots.num_free(batch.tree_cache)
+        num_rows = sum(1 + len(d.tokens) for d in drafts)
+        rows_left = max(0, self.slots.max_rows - num_rows)
+        room = min(self.slots.num_free(batch.tree_cache), rows_left)
         for num_left, i in zip(range(len(semantic), 0, -1), semantic, strict=True):
             state = states[i]
             suffix_len = len(state.suffix)

@@ -16,11 +16,11 @@ TEXTS = ["a", "b", "\n", "c"]
 LINE = 2
 
 
-def stages(room: int = 100, texts=TEXTS) -> TargetStages:
+def stages(room: int = 100, texts=TEXTS, max_rows: int = 10_000) -> TargetStages:
     """The stages' segmenting, over a small vocabulary."""
     self = object.__new__(TargetStages)
     self.config = SimpleNamespace(max_segments=16)
-    self.slots = SimpleNamespace(num_free=lambda _: room, max_rows=10_000)
+    self.slots = SimpleNamespace(num_free=lambda _: room, max_rows=max_rows)
     self._token_texts = texts
     self.segmenter = lambda name: Segmenter(name, texts)
     return self
@@ -66,6 +66,16 @@ def test_the_heads_tokens_are_never_judged(num_head, recovering, boundaries, hea
     draft = dataclasses.replace(DRAFT, num_head=num_head)
     found = stages().segment(batch, [state(recovering)], [draft])
     assert found == ([boundaries], [head_end])
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "boundaries"), [(24, (2, 4, 7)), (23, (2, 7)), (9, ()), (3, ())]
+)
+def test_suffixes_are_rows_of_the_pass(max_rows, boundaries):
+    """Red if judge suffixes outgrow the memory left for activations."""
+    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
+    found, _ = stages(max_rows=max_rows).segment(batch, [state()], [DRAFT])
+    assert found == [boundaries]
 
 
 def test_recovery_goes_on_where_no_suffix_fits():
