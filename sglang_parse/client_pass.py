@@ -55,21 +55,20 @@ class ClientJudge:
             room = min(slots.num_free(batch.tree_cache), slots.max_rows)
             rows = [1 + len(s.client.tokens) + len(s.suffix) for s in states[at:]]
             end = at + num_fitting(rows, room)
-            follow_ups += self._judge(
-                batch, index[at:end], states[at:end], next_token_ids
-            )
+            now = index[at:end]
+            view = batch_view(batch, now)
+            follow_ups += self._judge(view, now, states[at:end], next_token_ids)
             at = end
         return follow_ups
 
     def _judge(
         self,
-        batch: Any,
+        view: Any,
         index: Sequence[int],
         states: Sequence[RequestState],
         next_token_ids: Tensor,
     ) -> list[FollowUp]:
-        """One pass, or several for texts to verify alone."""
-        view = batch_view(batch, index)
+        """One pass, or several for texts to verify alone. view: of the batch."""
         seq_lens = [len(req.origin_input_ids) - 1 for req in view.reqs]
         drafts, boundaries = self._drafts(view, states, seq_lens)
         room = self.stages.slots.num_free(view.tree_cache) // len(states)

@@ -32,7 +32,7 @@ class Ranks:
         type. A collective where there is any value."""
         values = [value for one in lists for value in one]
         if values and self._group.world_size > 1:
-            is_int = isinstance(values[0], int)
+            is_int = all(isinstance(value, int) for value in values)
             held = torch.tensor(values, dtype=torch.int64 if is_int else torch.float64)
             torch.distributed.broadcast(
                 held, src=self._group.ranks[0], group=self._group.cpu_group
