@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sglang_parse.window import MIN_WINDOW, SHORT_WINDOW
 
 # Rounds without drafting after speculation was seen not to pay; doubles each time, and
-# is at least so long that the probe before it cost this share of the time.
+# from the second on is so long that the probe before it cost this share of the time.
 FIRST_PAUSE = 8
 MAX_PAUSE = 256
 PROBE_COST = 0.04
@@ -286,6 +286,8 @@ def _pays(bucket: _Bucket, way: _Way) -> bool:
         return True
     lost_ms = round_ms - tokens * plain_ms
     least = math.ceil(lost_ms / (PROBE_COST * plain_ms))
+    if bucket.next_pause == FIRST_PAUSE:
+        least = 0  # a kernel's first use, or a neighbour, may have held the round up
     bucket.pause = min(max(bucket.next_pause, least), LONGEST_PAUSE) - 1
     bucket.next_pause = min(2 * bucket.next_pause, MAX_PAUSE)
     return False

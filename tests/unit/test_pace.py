@@ -4,7 +4,13 @@ import dataclasses
 
 import pytest
 
-from sglang_parse.pace import RoundController, RoundLimits, RoundTiming
+from sglang_parse.pace import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    RoundController,
+    RoundLimits,
+    RoundTiming,
+)
 from sglang_parse.window import MIN_WINDOW, SHORT_WINDOW, next_window
 
 
@@ -50,12 +56,15 @@ def test_controller_pauses_where_the_draft_is_hostile(verify_ms):
     assert rate >= 0.93 * plain
 
 
-def test_one_slow_probe_does_not_end_drafting():
-    """Red if a probe that the machine held up pauses drafting for hours."""
+def test_slow_rounds_do_not_end_drafting():
+    """Red if one round that the machine held up, such as a kernel's first, pauses
+    drafting for long, or a few of them for hours."""
     controller = RoundController(0)
-    controller.observe(RoundTiming(4, 60, 4, draft_ms=9e6, verify_ms=9e6))
-    controller.observe(RoundTiming(4, 0, 4, draft_ms=0.0, verify_ms=10.0))
-    assert any(steps(controller, 4) for _ in range(1100))
+    for longest in (FIRST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE):
+        controller.observe(RoundTiming(4, 60, 4, draft_ms=9e6, verify_ms=9e6))
+        controller.observe(RoundTiming(4, 0, 4, draft_ms=0.0, verify_ms=10.0))
+        assert not steps(controller, 4)
+        assert any(steps(controller, 4) for _ in range(longest))
 
 
 def test_probe_reaches_a_boundary():
