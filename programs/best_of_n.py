@@ -15,7 +15,14 @@ from dataclasses import dataclass
 import sglang as sgl
 from sglang.lang.ir import SglConstantText
 
-from programs.common import arguments, connect, embedded_problem, report, text
+from programs.common import (
+    arguments,
+    connect,
+    embedded_problem,
+    is_valid,
+    report,
+    text,
+)
 from sglang_parse import parse_gen, parse_verify
 
 
@@ -26,10 +33,7 @@ class Branch:
     answer: str
     prefix: str
     weakest: float
-
-    @property
-    def is_valid(self) -> bool:
-        return bool(self.answer) and self.prefix == self.answer
+    is_valid: bool = False
 
     @property
     def rank(self) -> tuple[bool, int, float]:
@@ -55,7 +59,9 @@ def search(s, question, n, rounds, threshold, temperature):
             judge += parse_verify("valid", answer, threshold=threshold)
         for judge, answer in zip(judges, answers, strict=False):
             scores = report(judge, "valid")["scores"]
-            branch = Branch(answer, text(judge, "valid"), min(scores))
+            branch = Branch(
+                answer, text(judge, "valid"), min(scores), is_valid(judge, "valid")
+            )
             best = max(best, branch, key=lambda b: b.rank)
         prefix = best.prefix
         if best.is_valid:

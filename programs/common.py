@@ -43,7 +43,7 @@ def connect(args: argparse.Namespace) -> sgl.RuntimeEndpoint:
     """The server as a backend. Exits with one sentence if nothing answers."""
     try:
         backend = sgl.RuntimeEndpoint(args.url)
-    except (OSError, ValueError) as e:
+    except (OSError, RuntimeError, ValueError) as e:
         raise SystemExit(f"{args.url} does not answer ({e}); see --url.") from e
     is_embedded = backend.get_model_name() == str(TARGET_PATH)
     name = args.chat_template or ("chatml" if is_embedded else None)
@@ -61,9 +61,16 @@ def report(state: Any, name: str) -> dict[str, Any]:
     """PARSE's report of one call; waits for it."""
     meta_info = state.get_meta_info(name)
     if meta_info is None:
-        raise state.error()
+        raise state.error() or RuntimeError(f"{name} got no answer.")
     result: dict[str, Any] = meta_info["parse"][0]
     return result
+
+
+def is_valid(state: Any, name: str) -> bool:
+    """Whether the judge kept the whole text. Not whether it is what was sent: a
+    tokenizer may write it otherwise."""
+    judged = report(state, name)
+    return bool(judged["cut"]["segments"] == len(judged["segments"]))
 
 
 def text(state: Any, name: str) -> str:

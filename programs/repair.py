@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 import sglang as sgl
 
-from programs.common import arguments, connect, embedded_problem, text, text_file
+from programs.common import (
+    arguments,
+    connect,
+    embedded_problem,
+    is_valid,
+    text,
+    text_file,
+)
 from programs.grade import wrong_solution
 from sglang_parse import parse_gen, parse_verify
 
@@ -32,7 +39,7 @@ def repair(s, question, answer, rounds, threshold):
     """
     s += sgl.user(question)
     kept: list[int] = []
-    is_valid = False
+    holds = False
     for k in range(rounds + 1):
         attempt = s.fork(1)[0]
         attempt += sgl.assistant_begin()
@@ -40,8 +47,8 @@ def repair(s, question, answer, rounds, threshold):
         if answer.strip():
             attempt += parse_verify("valid", answer, threshold=threshold)
             valid = text(attempt, "valid")
-        is_valid = bool(answer) and valid == answer
-        if is_valid or k == rounds:
+            holds = is_valid(attempt, "valid")
+        if holds or k == rounds:
             break
         kept.append(len(valid))
         # The same prefix would go wrong in the same way again.
@@ -49,7 +56,7 @@ def repair(s, question, answer, rounds, threshold):
         attempt += parse_gen("rest", 512, temperature=temperature, threshold=threshold)
         answer = valid + text(attempt, "rest")
     s += sgl.assistant(answer)
-    return Repair(answer, is_valid, tuple(kept))
+    return Repair(answer, holds, tuple(kept))
 
 
 def main(argv: Sequence[str] | None = None) -> Repair:

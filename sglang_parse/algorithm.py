@@ -89,7 +89,7 @@ def validate_server_args(server_args: Any) -> None:
         if backend == ATTENTION_BACKEND and not on_cpu:
             raise ValueError(
                 f"--{field.replace('_', '-')} {backend} runs on CPU alone; leave it "
-                "out, or give --device cpu."
+                "out, or set SGLANG_PLATFORM=parse_cpu."
             )
         if backend is not None and backend not in SUPPORTED_ATTENTION_BACKENDS:
             raise ValueError(

@@ -157,9 +157,9 @@ def check_platform() -> str:
         return f"platform {name}, device cpu"
     if not torch.cuda.is_available():
         raise Problem(
-            f"platform {name}, but no GPU is in sight and the CPU platform of "
-            "sglang_parse is off; unset SGLANG_PARSE_CPU_PLATFORM, SGLANG_PLATFORM "
-            "and SGLANG_USE_CPU_ENGINE."
+            f"platform {name}, but no CUDA GPU is in sight and the CPU platform of "
+            "sglang_parse is off; set SGLANG_PLATFORM=parse_cpu, or unset "
+            "SGLANG_PARSE_CPU_PLATFORM, SGLANG_PLATFORM and SGLANG_USE_CPU_ENGINE."
         )
     return f"platform {name}, device {torch.cuda.get_device_name()}"
 
@@ -198,12 +198,14 @@ def check_model(path: str, flag: str) -> str:
         raise Problem(f"{flag} {path!r} is not a folder; expected a model folder.")
     missing = [
         what
-        for what, pattern in (
-            ("config.json", "config.json"),
-            ("weights (*.safetensors or *.bin)", "*.[sb][ai][fn]*"),
-            ("a tokenizer", "token*"),
+        for what, patterns in (
+            ("config.json", ("config.json",)),
+            ("weights (*.safetensors or *.bin)", ("*.safetensors", "*.bin")),
+            ("a tokenizer", ("token*", "vocab.*", "*.model")),
         )
-        if not any(p for p in folder.glob(pattern) if p.stat().st_size)
+        if not any(
+            p.stat().st_size for pattern in patterns for p in folder.glob(pattern)
+        )
     ]
     if missing:
         raise Problem(f"{flag} {path!r} lacks {', '.join(missing)}; complete it.")

@@ -66,7 +66,16 @@ def answer_spans(text: str, report: Mapping[str, Any]) -> list[Span]:
             at += len(segment["text"])
     if at < len(text):
         spans.append(Span("written", text[at:]))
-    return [s for s in spans if s.text]
+    return [replace(s, text=printable(s.text)) for s in spans if s.text]
+
+
+# C0 and C1, but for tab and line feed: a terminal would obey them.
+_CONTROLS = {c: "\ufffd" for c in (*range(32), *range(127, 160)) if c not in (9, 10)}
+
+
+def printable(text: str) -> str:
+    """`text` with a replacement character for each control character."""
+    return text.translate(_CONTROLS)
 
 
 def _kind(segment: Mapping[str, Any]) -> str:

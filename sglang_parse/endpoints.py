@@ -96,8 +96,12 @@ def translate(path: str, body: dict[str, Any]) -> Exchange:
             raise ValueError(
                 f"prediction and custom_params.{clash[0]} are both given; expected one."
             )
-        if text:
-            body["custom_params"] = {**custom, "parse_prediction": text}
+        # Without a text nobody says that it is to be judged: the target's own answer.
+        body["custom_params"] = (
+            {**custom, "parse_prediction": text}
+            if text
+            else {"parse_mode": "exact", **custom}
+        )
         exchange.add_usage = True
     # SGLang has the field for chat without streaming; we serve the rest.
     if body.get("return_meta_info") and (path != CHAT or body.get("stream")):
@@ -167,7 +171,9 @@ class ParseEndpoints:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope.get("path") not in PATHS:
+        # Servers put their root path before the path (--fastapi-root-path).
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path not in PATHS:
             await self.app(scope, receive, send)
             return
         raw = await _read_body(receive)
@@ -177,11 +183,14 @@ class ParseEndpoints:
             "prediction" in body or "return_meta_info" in body
         ):
             try:
-                exchange = translate(scope["path"], body)
+                exchange = translate(path, body)
+                raw = orjson.dumps(body)
+            except orjson.JSONEncodeError:
+                await _refuse(send, "The request body is nested too deeply.")
+                return
             except ValueError as e:
                 await _refuse(send, str(e))
                 return
-            raw = orjson.dumps(body)
             scope = {**scope, "headers": _with_length(scope["headers"], len(raw))}
         token = _exchange.set(exchange if exchange.adds else None)
         try:

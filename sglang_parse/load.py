@@ -20,7 +20,7 @@ MAX_NEW_TOKENS = 320
 # aiohttp refuses lines longer than twice this; a report of segments is one line.
 READ_BYTES = 1 << 20
 _DATA = b"data: "
-_DONE = b"[DONE]"
+_DONE = b"data: [DONE]"
 
 
 class LoadError(RuntimeError):
@@ -109,14 +109,17 @@ async def _measure(
 
 
 async def flush_cache(url: str) -> None:
-    """Empty the server's radix cache. Raises LoadError if it refuses."""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(url + "/flush_cache", params={"timeout": "30"}) as response,
-    ):
-        if response.status != 200:
-            text = (await response.text())[:200].strip()
-            raise LoadError(f"{url}/flush_cache answered {response.status}: {text}")
+    """Empty the server's radix cache. Raises LoadError if it refuses or is gone."""
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url + "/flush_cache", params={"timeout": "30"}) as response,
+        ):
+            if response.status != 200:
+                text = (await response.text())[:200].strip()
+                raise LoadError(f"{url}/flush_cache answered {response.status}: {text}")
+    except (aiohttp.ClientError, TimeoutError) as e:
+        raise LoadError(f"{url}/flush_cache failed: {e or type(e).__name__}") from e
 
 
 async def _send_all(
@@ -182,7 +185,7 @@ async def post_stream(
                 text = (await response.text())[:200].strip()
                 raise LoadError(f"{url}/generate answered {response.status}: {text}")
             async for line in response.content:
-                if not line.startswith(_DATA) or _DONE in line:
+                if not line.startswith(_DATA) or line.strip() == _DONE:
                     continue
                 ttft = ttft or time.perf_counter() - start
                 last = line

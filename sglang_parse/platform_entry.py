@@ -20,7 +20,7 @@ def activate() -> str | None:
 
     Source: sglang/srt/platforms/__init__.py, `_resolve_platform`.
     """
-    if os.environ.get(SWITCH_ENV, "1") == "0":
+    if os.environ.get(SWITCH_ENV, "1").lower() in ("0", "false", "no", "off"):
         return None
     asked = os.environ.get("SGLANG_PLATFORM") or None
     if asked is not None:

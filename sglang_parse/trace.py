@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from sglang_parse import draw, page
+from sglang_parse.config import shown
 
 TIMEOUT_S = 600.0
 COUNTS = (
@@ -78,14 +79,17 @@ def ask(options: TraceOptions) -> Trace:
     }
     url = options.url.rstrip("/").removesuffix("/v1")
     reply = post(url + "/v1/chat/completions", body, options.api_key)
-    choice = reply["choices"][0]
+    try:
+        choice = reply["choices"][0]
+        answer = choice["message"].get("content") or ""
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
+        raise RuntimeError(f"{url} sent no chat completion: {shown(reply)}") from e
     reports = (choice.get("meta_info") or {}).get("parse")
     if not reports:
         raise RuntimeError(
             f"{options.url} does not serve PARSE; start the server with "
             "--speculative-algorithm PARSE and this plugin installed."
         )
-    answer = choice["message"].get("content") or ""
     return Trace(str(reply.get("model", "")), options.prompt, answer, reports[0])
 
 
@@ -117,7 +121,7 @@ def _reason(body: bytes) -> str:
         text = str(error.get("message") or text)
     except (ValueError, AttributeError):
         pass
-    return " ".join(text[:300].split())
+    return draw.printable(" ".join(text[:300].split()))
 
 
 def show(trace: Trace, console: Console) -> None:

@@ -125,9 +125,10 @@ _serves_parse: WeakKeyDictionary[Any, bool | None] = WeakKeyDictionary()
 def check_server(backend: Any) -> None:
     """Raise ParseUnavailableError before anything is sent to another kind of server."""
     if backend not in _serves_parse:
-        _serves_parse[backend] = _ask_algorithm(backend)
-    if _serves_parse[backend] is False:
-        raise unavailable(backend)
+        answer = _ask_algorithm(backend)
+        if answer is False:
+            raise unavailable(backend)  # asked again: it may be started anew
+        _serves_parse[backend] = answer
 
 
 def _ask_algorithm(backend: Any) -> bool | None:
@@ -142,8 +143,13 @@ def _ask_algorithm(backend: Any) -> bool | None:
 
 
 def report_of(backend: Any, meta_info: Any) -> dict[str, Any]:
-    """The report in a response. Raises ParseUnavailableError where there is none."""
-    reports = meta_info.get(KEY) if isinstance(meta_info, dict) else None
+    """The report in a response. Raises ParseUnavailableError where there is none, and
+    RuntimeError where the request was aborted."""
+    meta_info = meta_info if isinstance(meta_info, dict) else {}
+    reports = meta_info.get(KEY)
+    reason = meta_info.get("finish_reason")
+    if not reports and isinstance(reason, dict) and reason.get("type") == "abort":
+        raise RuntimeError(f"The request was aborted: {reason.get('message')}")
     if not reports:
         raise unavailable(backend)
     report: dict[str, Any] = reports[0]

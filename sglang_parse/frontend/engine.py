@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ from sglang.lang.chat_template import get_chat_template, get_chat_template_by_mo
 from sglang.lang.global_config import global_config
 from sglang.lang.ir import SglSamplingParams
 
+CLOSED = "The EngineBackend is closed; read a program's results inside its with block."
 _BESIDE_SAMPLING = (
     "return_logprob",
     "logprob_start_len",
@@ -49,6 +51,9 @@ class EngineBackend(RuntimeEndpoint):
             if chat_template_name
             else get_chat_template_by_model_path(args.model_path)
         )
+        self._open: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._thread: threading.Thread | None = None
         if not engine.loop.is_running():
             self._thread = threading.Thread(target=engine.loop.run_forever, daemon=True)
@@ -66,7 +71,13 @@ class EngineBackend(RuntimeEndpoint):
         self.close()
 
     def close(self) -> None:
-        """Give the engine's event loop back. The engine lives on."""
+        """Give the engine's event loop back. The engine lives on; what programs still
+        wait for fails."""
+        with self._lock:
+            self._is_closed = True
+            waiting = list(self._open)
+        for future in waiting:
+            future.cancel()
         if self._thread is not None:
             self.engine.loop.call_soon_threadsafe(self.engine.loop.stop)
             self._thread.join()
@@ -102,7 +113,8 @@ class EngineBackend(RuntimeEndpoint):
         chunks = self._start(body)
         at = 0
         while (chunk := self._wait(_next(chunks))) is not None:
-            text = chunk["text"][at:]
+            is_whole = not self.engine.server_args.incremental_streaming_output
+            text = chunk["text"][at:] if is_whole else chunk["text"]
             at += len(text)
             yield text, chunk["meta_info"]
 
@@ -139,7 +151,20 @@ class EngineBackend(RuntimeEndpoint):
         return outputs
 
     def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(call, self.engine.loop).result()
+        """Raises RuntimeError if the backend is closed, now or meanwhile."""
+        with self._lock:
+            if self._is_closed:
+                call.close()
+                raise RuntimeError(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(call, self.engine.loop)
+            self._open.add(future)
+        try:
+            return future.result()
+        except CancelledError as e:
+            raise RuntimeError(CLOSED) from e
+        finally:
+            with self._lock:
+                self._open.discard(future)
 
 
 async def _next(outputs: AsyncIterator[Any]) -> Any:

@@ -86,7 +86,7 @@ class Start:
 
     def meta_info(self, meta_info: dict[str, Any], written: str) -> dict[str, Any]:
         """meta_info of the whole answer, given that of the generated rest."""
-        num_written = meta_info["completion_tokens"]
+        num_written = meta_info.get("completion_tokens", 0)  # none where aborted
         report = {**NOTHING_JUDGED, **self.report}
         report["target_passes"] += num_written
         report["written_tokens"] = num_written
@@ -115,11 +115,12 @@ def keep_draft(
 ) -> Start:
     """Judge the draft, if any, and keep its valid prefix.
 
-    In mode `exact` and `off` the answer is the target's own, whatever the draft says.
+    The answer is the target's own, whatever the draft says, in mode `exact` and `off`,
+    and where a PARSE server would not judge it either or a stop cannot be found in it.
     """
     mode = options.get("parse_mode", DEFAULTS.mode)
     draft = options.get("parse_draft")
-    if not draft or mode != "semantic":
+    if not draft or mode != "semantic" or not _is_judgeable(params):
         return Start("", executor)
     target = load_target(tokenizer_path or _served_tokenizer(backend))
     draft, stop = _before_stop(draft, params.stop)
@@ -147,6 +148,19 @@ def keep_draft(
     elif stop and len(kept) == len(boundaries):
         finish_reason = {"type": "stop", "matched": stop}
     return Start(text, request, num_tokens, finish_reason, report)
+
+
+def _is_judgeable(params: SglSamplingParams) -> bool:
+    """Whether nothing asked for concerns the target's distribution at single tokens
+    (request.py, `strongest_mode`) or ends the answer at a token or pattern."""
+    return not any(
+        (
+            *(params.regex, params.json_schema, params.dtype, params.return_logprob),
+            *(params.frequency_penalty, params.presence_penalty),
+            *(params.min_new_tokens, params.stop_token_ids),
+            getattr(params, "stop_regex", None),
+        )
+    )
 
 
 def _before_stop(text: str, stop: str | Iterable[str]) -> tuple[str, str]:

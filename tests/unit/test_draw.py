@@ -38,6 +38,12 @@ def test_spans_hold_the_whole_answer_once_in_order():
     assert [s.origin for s in spans[:3]] == ["target", "client", "draft"]
 
 
+def test_controls_do_not_reach_the_terminal():
+    """Red if an answer can clear the screen or change the title."""
+    (span,) = answer_spans("a\x1b[2Jb\tc\n\x9b", {})
+    assert span.text == "a\ufffd[2Jb\tc\n\ufffd"
+
+
 def test_answer_without_segments_is_the_targets():
     (span,) = answer_spans("abc", {})
     assert (span.kind, span.text) == ("written", "abc")

@@ -24,6 +24,17 @@ def test_prediction_becomes_a_custom_param():
     assert body == {"custom_params": custom}
 
 
+@pytest.mark.parametrize("content", ["", " \n", []])
+def test_empty_prediction_is_followed_too(content):
+    """Red if a client that predicts an empty file gets a judged answer."""
+    body = prediction(content)
+    assert translate(CHAT, body).add_usage
+    assert body == {"custom_params": {"parse_mode": "exact"}}
+    body = {**prediction(content), "custom_params": {"parse_mode": "semantic"}}
+    translate(CHAT, body)
+    assert body == {"custom_params": {"parse_mode": "semantic"}}
+
+
 def test_text_completions_have_no_prediction():
     """Red if a field that OpenAI defines for chat only is served elsewhere."""
     body = prediction("some text")
@@ -95,7 +106,7 @@ class App:
 
 
 def call(
-    app, body: bytes, path: str = CHAT, chunks: int = 1
+    app, body: bytes, path: str = CHAT, chunks: int = 1, root_path: str = ""
 ) -> tuple[int, dict, bytes]:
     sent: list[dict] = []
     size = -(-len(body) // chunks) or 1
@@ -115,7 +126,8 @@ def call(
         sent.append(message)
 
     headers = [(b"content-length", str(len(body)).encode())]
-    scope = {"type": "http", "path": path, "headers": headers}
+    scope = {"type": "http", "path": root_path + path, "headers": headers}
+    scope["root_path"] = root_path
     asyncio.run(ParseEndpoints(app)(scope, receive, send))
     start, *rest = sent
     return start["status"], dict(start["headers"]), b"".join(m["body"] for m in rest)
@@ -128,6 +140,23 @@ def test_plain_requests_pass_unchanged():
     status, headers, out = call(app, body, chunks=3)
     assert (status, out, app.body) == (200, b'{"choices": []}', body)
     assert headers[b"content-length"] == b"1"
+
+
+def test_root_path_is_not_part_of_the_path():
+    """Red if --fastapi-root-path switches predictions off."""
+    app = App([b'{"choices": []}'], b"application/json")
+    call(app, json.dumps(prediction("text")).encode(), root_path="/api")
+    assert json.loads(app.body) == {"custom_params": {"parse_prediction": "text"}}
+
+
+def test_deep_body_is_refused():
+    """Red if a body that can be read and not written again is a server error."""
+    deep: dict = {}
+    for _ in range(280):
+        deep = {"a": deep}
+    body = json.dumps({**prediction("text"), "response_format": deep}).encode()
+    status, _, out = call(App([], b"application/json"), body)
+    assert status == 400 and b"nested too deeply" in out
 
 
 def test_broken_json_is_left_to_sglang():

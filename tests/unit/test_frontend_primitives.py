@@ -1,7 +1,10 @@
 """The primitives under SGLang's own interpreter, against a backend made here."""
 
+import asyncio
 import dataclasses
 import inspect
+import threading
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -17,7 +20,12 @@ from sglang.lang.ir import SglGen, SglSamplingParams, SglSelect  # noqa: E402
 
 from sglang_parse import parse_gen, parse_verify  # noqa: E402
 from sglang_parse.embedded import TARGET_PATH  # noqa: E402
-from sglang_parse.frontend import ParseUnavailableError, adapter  # noqa: E402
+from sglang_parse.frontend import (  # noqa: E402
+    EngineBackend,
+    ParseUnavailableError,
+    adapter,
+)
+from sglang_parse.frontend.adapter import check_server, report_of  # noqa: E402
 from sglang_parse.frontend.portable import load_target  # noqa: E402
 
 STEPS = ["Step 1: a.\n", "Step 2: b.\n", "Step 3: c.\n"]
@@ -338,6 +346,54 @@ def test_response_without_report_is_an_error():
         failure(check.run(text=STEPS, backend=backend))
 
 
+def test_aborted_request_says_so():
+    """Red if an operator's abort reads as the wrong kind of server."""
+    reason = {"type": "abort", "message": "Abort in waiting queue"}
+    with pytest.raises(RuntimeError, match="aborted: Abort in waiting queue"):
+        report_of(FakeBackend(), {"finish_reason": reason})
+
+
+def test_server_is_asked_again_after_a_refusal():
+    """Red if a server that was started anew with PARSE is still refused."""
+    backend = FakeBackend(algorithm="EAGLE")
+    with pytest.raises(ParseUnavailableError):
+        check_server(backend)
+    backend.get_server_info = lambda: {"speculative_algorithm": "PARSE"}
+    check_server(backend)
+
+
+class SlowEngine:
+    """Answers nothing in time."""
+
+    server_args = SimpleNamespace(model_path="m", tokenizer_path=None)
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.tokenizer_manager = SimpleNamespace(flush_cache=lambda: asyncio.sleep(600))
+
+
+def test_closed_engine_backend_lets_programs_go():
+    """Red if what a program still waits for keeps its thread, and the process, for
+    ever."""
+    errors = []
+
+    def wait(backend):
+        try:
+            backend.flush_cache()
+        except RuntimeError as e:
+            errors.append(str(e))
+
+    with EngineBackend(SlowEngine(), "chatml") as backend:
+        thread = threading.Thread(target=wait, args=(backend,), daemon=True)
+        thread.start()
+        while not backend._open:
+            time.sleep(0.01)
+    thread.join(20)
+    assert not thread.is_alive()
+    wait(backend)
+    assert len(errors) == 2 and all("inside its with block" in e for e in errors)
+
+
 class ScoringBackend(FakeBackend):
     """A plain server whose verdict is No from the third prefix on."""
 
@@ -434,7 +490,17 @@ def test_portable_gen_stops_where_the_kept_draft_does():
 
 
 def test_portable_gen_without_a_draft_is_plain_generation():
-    for options in ({}, {"draft": "".join(STEPS), "mode": "exact"}):
+    """Red if a draft is judged where a PARSE server would follow it at most."""
+    draft = {"draft": "".join(STEPS)}
+    for options in (
+        {},
+        {**draft, "mode": "exact"},
+        {**draft, "regex": "[a-z ]+"},
+        {**draft, "json_schema": "{}"},
+        {**draft, "min_tokens": 3},
+        {**draft, "presence_penalty": 0.5},
+        {**draft, "stop_token_ids": [3]},
+    ):
         backend = ScoringBackend()
         state = run(answer, backend, question="Q", portable=True, **options)
         assert state["answer"] == "one two" and not backend.batches

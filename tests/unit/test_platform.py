@@ -28,9 +28,10 @@ def test_bare_machine_is_ours():
     assert activate() == OURS
 
 
-def test_switch_leaves_the_machine_alone(monkeypatch):
+@pytest.mark.parametrize("value", ["0", "false", "No", "off"])
+def test_switch_leaves_the_machine_alone(monkeypatch, value):
     """Red if the platform cannot be switched off."""
-    monkeypatch.setenv(SWITCH_ENV, "0")
+    monkeypatch.setenv(SWITCH_ENV, value)
     assert activate() is None
 
 
