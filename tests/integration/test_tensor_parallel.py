@@ -7,7 +7,7 @@ prefix that is shown other columns gets other verdicts.
 from client import Server, report
 
 # Servers of several tests at a time on two cores: a few prompts say enough.
-NUM_PROMPTS = 8
+NUM_PROMPTS = 5
 CASES = {
     "exact": {"parse_mode": "exact"},
     "nothing valid": {"parse_threshold": 1.5},
