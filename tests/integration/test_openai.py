@@ -45,10 +45,10 @@ def report_of(choice) -> dict:
     return report
 
 
-@pytest.fixture
-def answers(target, problems):
+@pytest.fixture(scope="module")
+def answers(pool, problems):
     """What the target alone answers."""
-    url = target.url + "/v1"
+    url = pool.get("target").url + "/v1"
     alone = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     return [text_of(chat(alone, p.prompt)) for p in problems]
 

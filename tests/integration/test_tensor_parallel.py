@@ -19,7 +19,9 @@ def answers(server: Server, prompts) -> dict[str, list]:
     return {
         name: [
             r["output_ids"]
-            for r in server.generate_all(prompts[:NUM_PROMPTS], 4, custom=custom)
+            for r in server.generate_all(
+                prompts[:NUM_PROMPTS], 4, custom=custom, max_new_tokens=48
+            )
         ]
         for name, custom in CASES.items()
     }
