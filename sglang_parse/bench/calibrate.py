@@ -347,13 +347,19 @@ SERVERS_OWN = ("compose", "eagle_model_path", "eagle_steps")
 def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
     """The server's PARSE settings where they are not the defaults, as keys of the file
     for --speculative-parse-config: what was measured is the swept fields on top of
-    them. Raises ValueError if the server does not serve with PARSE."""
+    them. Raises ValueError if the server does not serve with PARSE, or streams what the
+    client here does not read."""
     states = info.get("internal_states") or [{}]
     settings = (states[0].get("parse") or {}).get("settings")
     if settings is None:
         raise ValueError(
             f"--url {url}: the server there does not serve with PARSE; start one with "
             "--speculative-algorithm PARSE."
+        )
+    if info.get("incremental_streaming_output"):
+        raise ValueError(
+            f"--url {url}: the server there streams answers in pieces; "
+            "start it without --incremental-streaming-output."
         )
     usual = json.loads(json.dumps(vars(ParseConfig())))
     return {

@@ -191,6 +191,16 @@ def test_written_setting_is_the_whole_one_that_was_measured(server, tmp_path):
     assert report["provenance"]["versions"]["sglang"]
 
 
+def test_server_that_streams_pieces_is_refused():
+    """Red if the last piece of an answer is graded as the whole: then all settings fail
+    alike, and any is chosen."""
+    info = {"internal_states": [{"parse": {"settings": {}}}]}
+    assert calibrate.served_settings(info, "URL") == {}
+    info["incremental_streaming_output"] = True
+    with pytest.raises(ValueError, match="without --incremental-streaming-output"):
+        calibrate.served_settings(info, "URL")
+
+
 def test_server_without_parse_is_refused(server, tmp_path, capsys):
     server.settings = None
     assert run(server, tmp_path / "parse.json") == 1
