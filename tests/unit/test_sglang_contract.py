@@ -383,6 +383,40 @@ def test_filter_batch_repeats_and_reorders_rows():
     assert rows.penalizer_orchestrator is None
 
 
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_ranks_agree_on_sampled_tokens(monkeypatch, tp_size):
+    """Red if ranks sample for themselves, or SGLang's sampler asks something else
+    whether they have to agree: one different token and their next collective hangs."""
+    import torch
+    from sglang.srt.layers.sampler import Sampler
+
+    from sglang_parse import sampling
+
+    parallel = SimpleNamespace(tp_size=tp_size)
+    monkeypatch.setattr(sampling, "get_parallel", lambda: parallel)
+    seen = []
+
+    def sampler(output, info, *_):
+        seen.append(bool(info.grammars))
+        return torch.zeros(1)
+
+    info = SimpleNamespace(apply_logits_bias=lambda logits: None)
+    sampling.sample_rows(
+        SimpleNamespace(sampler=sampler),
+        torch.zeros(1, 4),
+        sampling_info=info,
+        positions=torch.zeros(1),
+        grammar_mask=None,
+        needs=sampling.LogprobNeeds(False, [0], [None]),
+    )
+    monkeypatch.setattr(sampling, "expand_rows", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(sampling.dataclasses, "replace", lambda *_, **__: None)
+    seen.append(bool(sampling.draft_rows(None, [0], "cpu").grammars))
+    assert seen == [tp_size > 1] * 2
+    source = inspect.getsource(Sampler._sync_token_ids_across_tp)
+    assert "or sampling_info.grammars:" in source
+
+
 def test_report_outlives_incremental_streaming():
     """Red if the report goes by the number of tokens sent before it, or if SGLang's
     slices are no longer what they were."""
