@@ -158,6 +158,9 @@ class ParseConfig:
     # Prefixes judged per request in one pass.
     max_segments: int = 16
     segmenter: str = "step"
+    # Judge at every so-manieth boundary; 0: as it pays (spacing.py), at every one where
+    # nothing is adaptive.
+    judge_every: int = 0
     judge_suffix: str = DEFAULT_JUDGE_SUFFIX
     verdict_tokens: str = "Yes/No"
     # A prefix is valid when P(yes) / (P(yes) + P(no)) >= threshold.
@@ -186,6 +189,7 @@ class ParseConfig:
         check_count(self.window, flag("window"), 0, 1 << 20)
         check_count(self.max_segments, flag("max_segments"), 1, 1024)
         check_segmenter(self.segmenter, flag("segmenter"))
+        check_count(self.judge_every, flag("judge_every"), 0, 1024)
         check_question(self.judge_suffix, flag("judge_suffix"))
         parse_verdict_tokens(self.verdict_tokens, flag("verdict_tokens"))
         check_number(self.threshold, flag("threshold"), 0.0, MAX_THRESHOLD)

@@ -15,6 +15,7 @@ import psutil
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+from torch.profiler import ProfilerActivity
 
 from sglang_parse.platform_entry import ATTENTION_BACKEND
 
@@ -75,6 +76,12 @@ class ParseCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
+
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"  # `/start_profile` of an out-of-tree platform asks for these
+
+    def get_torch_profiler_activity(self) -> ProfilerActivity:
+        return ProfilerActivity.CPU
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill what the user left open; refuse nothing here."""

@@ -33,7 +33,8 @@ class Turn:
     seq_lens: tokens before the bonus token. windows: draft tokens a request may hold,
     pending ones included; head_windows: how many of them the EAGLE-3 head may write.
     chains: grammars, None for a request without one. judged: whether verdicts are asked
-    for; else every draft is followed token by token.
+    for; else every draft is followed token by token. judge_every: at every so-manieth
+    boundary.
     """
 
     batch: Any
@@ -43,6 +44,7 @@ class Turn:
     head_windows: Sequence[int]
     chains: Sequence[GrammarChain | None]
     judged: bool = True
+    judge_every: int = 1
 
 
 @dataclass(frozen=True)

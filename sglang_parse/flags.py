@@ -35,7 +35,7 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
             flag_name(field),
             dest=_dest(field),
             default=None,
-            help=f"{text} Default: {getattr(default, field) or 'none'}.",
+            help=f"{text} Default: {_shown_default(default, field)}.",
             **kwargs,
         )
 
@@ -56,6 +56,13 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         f"Where the draft is cut: {', '.join(SEGMENTERS)} or fixed:N.",
         type=str,
         metavar="NAME",
+    )
+    add(
+        "judge_every",
+        "Judge at every N-th boundary; 0 judges at each, or up to every third where "
+        "windows adapt and suffixes are measured to cost more than they save.",
+        type=int,
+        metavar="N",
     )
     add("judge_suffix", "The question asked after each prefix.", type=str)
     add(
@@ -174,6 +181,11 @@ def config_from_server_args(server_args: Any) -> ParseConfig:
 def _count_or_word(text: str) -> int | str:
     """What ParseConfig checks: a whole number, or any other word as it is."""
     return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _shown_default(config: ParseConfig, field: str) -> Any:
+    value = getattr(config, field)
+    return "none" if value == "" else value
 
 
 def _dest(field: str) -> str:

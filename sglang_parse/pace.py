@@ -53,7 +53,8 @@ class RoundTiming:
     """One measured round. num_steps: draft steps. num_emitted: tokens of all
     requests. Milliseconds of the draft loop and of everything after it. segment_len:
     mean length of the segments judged, 0 if there were none. judged: whether verdicts
-    were asked for; else the draft was followed token by token."""
+    were asked for; else the draft was followed token by token. num_rows: of the pass.
+    """
 
     bs: int
     num_steps: int
@@ -62,6 +63,7 @@ class RoundTiming:
     verify_ms: float
     segment_len: float = 0.0
     judged: bool = True
+    num_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class RoundController:
             return RoundLimits(0, judged)
         if bucket.probing:
             # A probe that reaches no boundary tells nothing of what a verdict keeps.
-            least = round(2 * (self._segment_len.value or 0.0))
+            least = round(2 * self.segment_len)
             return RoundLimits(max(SHORT_WINDOW, least), judged)
         step_ms = self._step_ms(bs, way)
         if not self.max_round_ms or not step_ms:
@@ -227,11 +229,16 @@ class RoundController:
         known = [way, *(w for key in near for w in self._buckets[key].ways)]
         return next((w.step_ms.value for w in known if w.step_ms.value), None)
 
+    @property
+    def segment_len(self) -> float:
+        """Mean tokens of a segment, 0 before the first."""
+        return self._segment_len.value or 0.0
+
     def least_window(self, *, judged: bool) -> int:
         """A draft that reaches no boundary cannot be judged, so it is worth little."""
         if not judged:
             return MIN_WINDOW
-        return max(MIN_WINDOW, round(1.5 * (self._segment_len.value or 0.0)))
+        return max(MIN_WINDOW, round(1.5 * self.segment_len))
 
     def observe(self, timing: RoundTiming) -> None:
         """Learn from a finished round."""

@@ -57,6 +57,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "parse_threshold": lambda v, f: check_number(v, f, 0.0, MAX_THRESHOLD),
     "parse_keep_rule": lambda v, f: check_choice(v, f, KEEP_RULES),
     "parse_segmenter": check_segmenter,
+    "parse_judge_every": lambda v, f: check_count(v, f, 0, 1024),
     "parse_window": lambda v, f: check_count(v, f, 0, 1 << 20),
     "parse_judge_suffix": check_question,
     "parse_exact_tail": check_flag,
@@ -146,6 +147,7 @@ class RequestOptions:
     threshold: float
     keep_rule: str
     segmenter: str
+    judge_every: int
     window: int
     judge_suffix: str
     exact_tail: bool
@@ -190,6 +192,7 @@ class RequestOptions:
             threshold=asked.get("parse_threshold", config.threshold),
             keep_rule=asked.get("parse_keep_rule", config.keep_rule),
             segmenter=asked.get("parse_segmenter", config.segmenter),
+            judge_every=asked.get("parse_judge_every", config.judge_every),
             window=asked.get("parse_window", config.window),
             judge_suffix=asked.get("parse_judge_suffix", config.judge_suffix),
             exact_tail=asked.get("parse_exact_tail", config.exact_tail),

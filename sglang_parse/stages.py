@@ -5,7 +5,9 @@ They hold models, tables and slots, and nothing of any request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -54,6 +56,21 @@ def wave_width(num_requests: int) -> int:
     return min(max(least, WAVE_ROWS // num_requests), most)
 
 
+@dataclass(frozen=True)
+class Segments:
+    """The drafts of a round, cut.
+
+    boundaries: per request, those to judge. head_ends: per request the end of the
+    leading draft tokens that only the target can confirm: those of segments it recovers
+    and those the EAGLE-3 head wrote; all of them where the round is not judged.
+    mean_len: tokens of a segment, judged on its own or not; 0 without one.
+    """
+
+    boundaries: list[tuple[int, ...]]
+    head_ends: list[int]
+    mean_len: float
+
+
 class TargetStages:
     """vocab_size: the model's, at least the tokenizer's. Raises ValueError where the
     configured segmenter or judge suffix cannot serve this tokenizer."""
@@ -92,11 +109,14 @@ class TargetStages:
         drafts: Sequence[RoundDraft],
         *,
         judged: bool = True,
-    ) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Boundaries to judge, as many as there are scratch slots for and rows left in
-        a pass, and per request the end of the leading draft tokens that only the target
-        can confirm: those of segments it recovers and those the EAGLE-3 head wrote; all
-        of them where the round is not judged."""
+        judge_every: int = 1,
+    ) -> Segments:
+        """Cut the drafts, and choose what to judge: as many boundaries as there are
+        scratch slots for and rows left in a pass.
+
+        judged: whether the round is. judge_every: boundaries to a verdict of requests
+        that do not say themselves.
+        """
         semantic = [
             i
             for i, s in enumerate(states)
@@ -107,7 +127,8 @@ class TargetStages:
         if not judged:
             for i in semantic:
                 head_ends[i] = len(drafts[i].tokens)
-            return boundaries, head_ends
+            return Segments(boundaries, head_ends, 0.0)
+        num_found = num_tokens = 0
         num_rows = sum(1 + len(d.tokens) for d in drafts)
         rows_left = max(0, self.slots.max_rows - num_rows)
         room = min(self.slots.num_free(batch.tree_cache), rows_left)
@@ -124,7 +145,7 @@ class TargetStages:
                 self.segmenter(state.options.segmenter).boundaries,
                 tokens,
                 ended=drafts[i].ended,
-                max_segments=len(tokens) if recovering or by_head else most,
+                max_segments=len(tokens),
                 previous_text=self._text(before),
             )
             found = tuple(b - len(begun) for b in find())
@@ -133,13 +154,17 @@ class TargetStages:
                 whole = recovering > len(ends)
                 head_end = len(tokens) if whole else ends[recovering - 1]
                 head_ends[i] = max(0, head_end - len(begun))
-            if recovering or by_head:
-                head_ends[i] = max(head_ends[i], by_head)
-                rest = [b for b in found if b > head_ends[i]]
-                found = thin(rest, most) if most else ()
-            boundaries[i] = found
-            room -= len(found) * suffix_len
-        return boundaries, head_ends
+            head_ends[i] = max(head_ends[i], by_head)
+            found = tuple(b for b in found if b > head_ends[i])
+            num_found += len(found)
+            num_tokens += found[-1] - head_ends[i] if found else 0
+            every = state.options.judge_every or judge_every
+            if state.num_suspect > head_ends[i] or state.num_client:
+                every = 1  # one of them is wrong: which? or they are a client's
+            most = min(most, math.ceil(len(found) / every))
+            boundaries[i] = thin(found, most) if most else ()
+            room -= len(boundaries[i]) * suffix_len
+        return Segments(boundaries, head_ends, num_tokens / max(1, num_found))
 
     def segments_to_recover(
         self, req: Any, state: RequestState, decision: Decision, *, rejected: bool

@@ -28,7 +28,8 @@ class RequestState:
     client: the text that came with the request. ready: tokens decided ahead of the
     output, the KV of all but the last written. recovering: segments the target still
     writes itself; num_begun: tokens, the last ones decided, that it has written of the
-    first of them. hint: where the EAGLE-3 head goes on, None if it cannot.
+    first of them. num_suspect: tokens left of those at whose end a verdict failed, the
+    wrong segment among them. hint: where the EAGLE-3 head goes on, None if it cannot.
     """
 
     options: RequestOptions
@@ -45,6 +46,7 @@ class RequestState:
     ready: tuple[int, ...] = ()
     recovering: int = 0
     num_begun: int = 0
+    num_suspect: int = 0
     hint: HeadHint | None = None
 
     @property
@@ -65,6 +67,11 @@ class RequestState:
     def window(self, *, judged: bool) -> int:
         """The adapted window of a round with verdicts or without."""
         return self.judged_window if judged else self.followed_window
+
+    def follow_verdict(self, num_accepted: int, rejected_end: int) -> None:
+        """After a round. rejected_end: of its draft, 0 where no verdict failed."""
+        end = rejected_end or self.num_suspect
+        self.num_suspect = max(0, end - num_accepted)
 
     def leave_head_out(self) -> None:
         """The EAGLE-3 head lacks part of the prompt: it neither drafts nor follows."""

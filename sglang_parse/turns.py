@@ -13,6 +13,7 @@ from sglang_parse.grammar import MAX_GRAMMAR_WINDOW, GrammarChain
 from sglang_parse.memory import RoundSlots
 from sglang_parse.pace import RoundController, RoundLimits, RoundTiming
 from sglang_parse.ranks import Ranks
+from sglang_parse.spacing import JudgeSpacing
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.telemetry import TELEMETRY
 from sglang_parse.window import SHORT_WINDOW, draft_window, fit_windows, next_window
@@ -61,6 +62,7 @@ class TurnPlanner:
         self.head_steps = head_steps
         self.model_controller = RoundController(config.max_round_ms)
         self.head_controller = RoundController(0)
+        self.spacing = JudgeSpacing()
 
     def plan(
         self,
@@ -93,11 +95,11 @@ class TurnPlanner:
             for w, drafted, s in zip(limits, by_model, states, strict=True)
         ]
         semantic = _is_semantic(states)
-        paused, judged = False, semantic
+        paused, judged, judge_every = False, semantic, 1
         if self.adaptive and any(
             w and drafted for w, drafted in zip(windows, by_model, strict=True)
         ):
-            limits_now = self._agreed_limits(batch, states, judged=judged)
+            limits_now, judge_every = self._agreed_limits(batch, states, judged=judged)
             judged, paused = limits_now.judged, limits_now.steps == 0
             windows = [
                 min(w, limits_now.steps + len(s.pending))
@@ -134,12 +136,15 @@ class TurnPlanner:
                 max_rows=self.slots.max_rows,
             )
         heads = [min(h, w) for h, w in zip(heads, windows, strict=True)]
-        return Turn(batch, states, seq_lens, windows, heads, chains, judged)
+        return Turn(
+            batch, states, seq_lens, windows, heads, chains, judged, judge_every
+        )
 
     def _agreed_limits(
         self, batch: Any, states: Sequence[RequestState], *, judged: bool
-    ) -> RoundLimits:
-        """The first rank's limits. judged: whether there is anything to judge.
+    ) -> tuple[RoundLimits, int]:
+        """The first rank's limits, and at every so-manieth boundary it would judge.
+        judged: whether there is anything to judge.
 
         Only where every semantic request may be followed token by token instead is
         that tried: not without the exact tail, nor for a client's text.
@@ -151,8 +156,13 @@ class TurnPlanner:
         limits = self.model_controller.limits(
             len(states), ways=ways, num_waiting=getattr(batch, NUM_WAITING, 0)
         )
-        agreed = self.ranks.agree(2 * limits.steps + limits.judged)
-        return RoundLimits(agreed // 2, bool(agreed % 2))
+        every = self.spacing.every(
+            suffix_len=max((len(s.suffix) for s in semantic), default=0),
+            segment_len=self.model_controller.segment_len,
+        )
+        measured = [limits.steps, int(limits.judged), every]
+        steps, is_judged, every = self.ranks.agree_all([measured])[0]
+        return RoundLimits(steps, bool(is_judged)), every
 
     def _by_model(self, state: RequestState, chain: GrammarChain | None) -> bool:
         """Whether the draft model writes for this request: unless the head does."""
@@ -184,12 +194,17 @@ class TurnPlanner:
         decisions: Sequence[Decision],
     ) -> None:
         """Each request's next window, from what became of this one."""
+        num_tokens = num_failures = 0
         for i, state in enumerate(turn.states):
+            failed = cuts[i].failed_at_verdict(decisions[i])
+            rejected_end = cuts[i].rejected_end if failed else 0
+            state.follow_verdict(len(decisions[i].accept_tokens), rejected_end)
+            end = max(rejected_end, decisions[i].num_judged)
+            num_tokens += max(0, end - cuts[i].head_end)
+            num_failures += failed
             if drafts[i].num_head and not drafts[i].num_new:
                 continue  # the head's agreement says nothing of the draft model's
-            rejected_len = 0
-            if cuts[i].failed_at_verdict(decisions[i]):
-                rejected_len = cuts[i].rejected_end - cuts[i].num_kept
+            rejected_len = max(0, rejected_end - cuts[i].num_kept)
             judged = turn.judged and not state.is_exact
             window = next_window(
                 state.window(judged=judged),
@@ -202,11 +217,17 @@ class TurnPlanner:
                 state.judged_window = window
             else:
                 state.followed_window = window
+        if turn.judged:
+            self.spacing.observe_verdicts(num_tokens, num_failures)
 
     def observe(
         self, turn: Turn, drafts: Sequence[RoundDraft], timing: RoundTiming
     ) -> None:
         """Learn from a round with drafts; timing.num_steps: of the draft model."""
+        self.spacing.observe_pass(timing.num_rows, timing.verify_ms)
+        if timing.num_steps:
+            num_new = sum(d.num_new for d in drafts)
+            self.spacing.observe_draft(num_new, timing.draft_ms)
         if timing.num_steps:
             self.model_controller.observe(timing)
             return

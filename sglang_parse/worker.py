@@ -288,9 +288,10 @@ class ParseWorker(BaseSpecWorker):
         drafted = time.perf_counter()
         if not any(d.tokens for d in drafts):
             return self._plain_round(turn)
-        boundaries, head_ends = self.stages.segment(
-            batch, states, drafts, judged=turn.judged
+        segments = self.stages.segment(
+            batch, states, drafts, judged=turn.judged, judge_every=turn.judge_every
         )
+        boundaries, head_ends = segments.boundaries, segments.head_ends
         plan = build_verify_plan(
             seq_lens=seq_lens,
             bonus_tokens=bonus_tokens(batch, states),
@@ -327,8 +328,9 @@ class ParseWorker(BaseSpecWorker):
             num_emitted=sum(len(d.accept_tokens) for d in decisions),
             draft_ms=1000 * (drafted - started),
             verify_ms=1000 * (ended - drafted),
-            segment_len=mean_segment_len(boundaries),
+            segment_len=segments.mean_len,
             judged=turn.judged,
+            num_rows=plan.num_verify_tokens,
         )
         logger.debug("PARSE round: %s", timing)
         self.planner.observe(turn, drafts, timing)
@@ -457,12 +459,6 @@ class ParseWorker(BaseSpecWorker):
         if self.model_drafter:
             self.model_drafter.follow(turn, drafts, decisions)
         self.slots.trim_rows(turn.batch, keep)
-
-
-def mean_segment_len(boundaries: Sequence[Sequence[int]]) -> float:
-    """Tokens a segment, 0 without one."""
-    num_tokens = sum(b[-1] for b in boundaries if b)
-    return num_tokens / max(1, sum(map(len, boundaries)))
 
 
 def follow_ups(

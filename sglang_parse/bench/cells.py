@@ -3,7 +3,8 @@
 A cell is one arm with one set of options on one data set at one concurrency, once. It
 is written request by request to `NAME.jsonl.partial`; when its last request is answered
 it becomes `NAME.jsonl.gz` in one step, so a finished cell is one that has this file. A
-cell that was cut short is measured anew: its clock ran over all its requests.
+cell that was cut short is measured anew, all its laps: its clock ran over all its
+requests.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Cell:
     is_sweep: bool = False
 
     @property
+    def laps(self) -> int:
+        """Parts that it is measured in; a spec without this is of one."""
+        return int(self.spec.get("laps", 1))
+
+    @property
     def name(self) -> str:
         """Path below the run's `cells` folder, without ending."""
         place = f"{self.dataset}-c{self.concurrency}-r{self.repeat}"
@@ -61,7 +67,7 @@ def options_label(options: Mapping[str, Any]) -> str:
 @dataclass(frozen=True)
 class CellResult:
     """A finished cell. ids: of its items. answers: per item, one per turn. wall_s:
-    first send to last answer."""
+    first send to last answer, of all its parts together."""
 
     cell: Cell
     provenance: Mapping[str, Any]

@@ -78,11 +78,12 @@ class BenchConfig:
     server_args: flags of every server of every arm. model_cpus: cores shared by the
     processes that run the models of an arm, however many servers it has; () leaves
     them alone. repeats: whole runs one after the other, each on fresh servers.
-    boot_together: arms whose servers start side by side; they are measured one after
-    the other, and models alone are served once for all of them. step_stop: ends a step
-    of the sequential arm. judge: OpenAI-compatible endpoint {url, model} that rates
-    open answers. boot_timeout_s: for a server to be ready, downloads included.
-    request_timeout_s: for one answer.
+    boot_together: arms whose servers start side by side; never two are measured at
+    once, and models alone are served once for all of them. laps: parts that a cell is
+    measured in, in turns with the same cell of the other arms whose servers are up.
+    step_stop: ends a step of the sequential arm. judge: OpenAI-compatible endpoint
+    {url, model} that rates open answers. boot_timeout_s: for a server to be ready,
+    downloads included. request_timeout_s: for one answer.
     """
 
     out: Path
@@ -96,6 +97,7 @@ class BenchConfig:
     server_args: tuple[str, ...] = ()
     model_cpus: tuple[int, ...] = ()
     boot_together: int = 1
+    laps: int = 1
     temperature: float = 0.0
     threshold: float = 0.5
     judge_suffix: str = DEFAULT_JUDGE_SUFFIX
@@ -107,7 +109,7 @@ class BenchConfig:
     request_timeout_s: float = REQUEST_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "warm_up", "boot_together"):
+        for name in ("repeats", "warm_up", "boot_together", "laps"):
             check_count(getattr(self, name), name, 1, 1000)
         for concurrency in self.concurrency:
             check_count(concurrency, "concurrency", 1, 4096)

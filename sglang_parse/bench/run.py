@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from sglang_parse.bench.arms import (
     refusal,
     server_flags,
 )
-from sglang_parse.bench.cells import Cell, CellStore
+from sglang_parse.bench.cells import Cell, CellStore, CellWriter
 from sglang_parse.bench.config import BenchConfig, DataSetSpec
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
 from sglang_parse.bench.grade import grade_cell, rated
@@ -70,13 +70,13 @@ def run_benchmark(config: BenchConfig) -> Path:
         for batch, todo in batches(config, pending):
             bar.set_description(f"starting {', '.join(a.name for a in batch)}")
             with arm_servers(batch, config) as urls:
-                for arm, cell in itertools.product(batch, todo):
-                    if cell.arm != arm.name:
-                        continue
-                    bar.set_description(cell.name)
-                    found = items[cell_spec(cell)]
-                    job = Job(cell, arm, config, found, urls[arm.name], chat)
-                    measure_cell(job, store, bar.update)
+                jobs = [
+                    Job(cell, arm, config, items[cell_spec(cell)], urls[arm.name], chat)
+                    for arm, cell in itertools.product(batch, todo)
+                    if cell.arm == arm.name
+                ]
+                for group in taking_turns(jobs, config.laps):
+                    measure_cells(group, store, bar)
     for cell in cells:
         rater = config.rater if rated(cell) else ""
         if store.read_grades(cell, rater) is None:
@@ -121,6 +121,9 @@ def plan_cells(
     def cell(
         arm: Arm, spec: DataSetSpec, concurrency: int, repeat: int, **more: Any
     ) -> Cell:
+        is_sweep = "options" in more
+        if config.laps > 1 and not is_sweep:
+            more["laps"] = config.laps
         return Cell(
             arm=arm.name,
             dataset=spec.name,
@@ -138,7 +141,7 @@ def plan_cells(
                 **more,
             },
             options=more.get("options", {}),
-            is_sweep="options" in more,
+            is_sweep=is_sweep,
         )
 
     cells = []
@@ -312,14 +315,31 @@ class Job:
     chat: Chat
 
 
-def measure_cell(
-    job: Job, store: CellStore, on_answer: Callable[[], object] = lambda: None
-) -> None:
-    """Warm up, flush, ask every item, and store the cell. Raises LoadError."""
-    try:
-        asyncio.run(_measure_cell(job, store, on_answer))
-    except* LoadError as group:
-        raise LoadError(f"{job.cell.name}: {first_error(group)}") from group
+def taking_turns(jobs: Sequence[Job], laps: int) -> list[list[Job]]:
+    """Jobs that are measured in turns: with laps those that differ by their arm alone,
+    else each by itself. Settings of a sweep take no turns."""
+    groups: dict[tuple[str | int, ...], list[Job]] = {}
+    for job in jobs:
+        cell = job.cell
+        place = (cell.dataset, cell.concurrency, cell.repeat)
+        is_alone = laps == 1 or cell.is_sweep
+        groups.setdefault((cell.name,) if is_alone else place, []).append(job)
+    return list(groups.values())
+
+
+def measure_cells(jobs: Sequence[Job], store: CellStore, bar: tqdm[Any]) -> None:
+    """Measure a part of every cell, then the next of every cell from last to first,
+    and so on. A cell is stored when its last part is done. Raises LoadError."""
+    asyncio.run(_measure_cells(jobs, store, bar))
+
+
+async def _measure_cells(jobs: Sequence[Job], store: CellStore, bar: tqdm[Any]) -> None:
+    cells = [measure_cell(job, store, bar) for job in jobs]
+    async with contextlib.AsyncExitStack() as stack:
+        for cell in cells:
+            await stack.enter_async_context(contextlib.aclosing(cell))
+        while cells:
+            cells = [cell for cell in cells if await anext(cell, False)][::-1]
 
 
 def first_error(group: BaseExceptionGroup[Any]) -> BaseException:
@@ -328,29 +348,69 @@ def first_error(group: BaseExceptionGroup[Any]) -> BaseException:
     return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _measure_cell(
-    job: Job, store: CellStore, on_answer: Callable[[], object]
-) -> None:
-    concurrency = job.cell.concurrency
-    timeout_s = job.config.request_timeout_s
-    async with open_session(2 * concurrency, timeout_s) as session:
-        client = make_client(job, session)
-        await ask_all(client, job.arm, warm_up_items(job), concurrency, job.chat)
-        for url in job.urls.values():
-            await flush_cache(url)
-        servers = {
-            role: await server_facts(session, url) for role, url in job.urls.items()
-        }
-        origin = provenance() | {"servers": servers}
-        with store.writing(job.cell, origin) as writer:
+async def measure_cell(
+    job: Job, store: CellStore, bar: tqdm[Any]
+) -> AsyncGenerator[bool, None]:
+    """Warm up, then flush and ask the items, part by part; yields True between two
+    parts, where others have their turn. Raises LoadError."""
+    concurrency, timeout_s = job.cell.concurrency, job.config.request_timeout_s
+    wall_s = 0.0
+    with named_errors(job.cell), contextlib.ExitStack() as stack:
+        for part in cut(len(job.items), job.cell.laps):
+            bar.set_description(job.cell.name)
+            # Of its own: servers close connections that wait for the other arms.
+            async with open_session(2 * concurrency, timeout_s) as session:
+                client = make_client(job, session)
+                if not part.start:
+                    warm_up = warm_up_items(job)
+                    await ask_all(client, job.arm, warm_up, concurrency, job.chat)
+                for url in job.urls.values():
+                    await flush_cache(url)
+                if not part.start:
+                    origin = await cell_origin(job, session)
+                    writer = stack.enter_context(store.writing(job.cell, origin))
+                wall_s += await ask_part(job, client, part, writer, bar)
+            if part.stop < len(job.items):
+                yield True
+        writer.line({"wall_s": wall_s})
 
-            def answered(index: int, answers: tuple[Answer, ...]) -> None:
-                writer.answers(index, job.items[index].id, answers)
-                on_answer()
 
-            start = time.perf_counter()
-            await ask_all(client, job.arm, job.items, concurrency, job.chat, answered)
-            writer.line({"wall_s": time.perf_counter() - start})
+@contextlib.contextmanager
+def named_errors(cell: Cell) -> Iterator[None]:
+    """LoadErrors inside come out as one that names the cell."""
+    try:
+        yield
+    except* LoadError as group:
+        raise LoadError(f"{cell.name}: {first_error(group)}") from group
+
+
+def cut(num_items: int, laps: int) -> list[range]:
+    """Contiguous parts, equal but for one item; one each where `laps` are more."""
+    num = max(1, min(laps, num_items))
+    marks = [num_items * k // num for k in range(num + 1)]
+    return [range(start, stop) for start, stop in itertools.pairwise(marks)]
+
+
+async def cell_origin(job: Job, session: Any) -> dict[str, Any]:
+    """Where the cell's results come from, its servers included. Raises LoadError."""
+    servers = {role: await server_facts(session, url) for role, url in job.urls.items()}
+    return provenance() | {"servers": servers}
+
+
+async def ask_part(
+    job: Job, client: Client, part: range, writer: CellWriter, bar: tqdm[Any]
+) -> float:
+    """Ask a part's items and write their answers; returns the seconds it took."""
+
+    def answered(index: int, answers: tuple[Answer, ...]) -> None:
+        index += part.start
+        writer.answers(index, job.items[index].id, answers)
+        bar.update()
+
+    items = job.items[part.start : part.stop]
+    start = time.perf_counter()
+    await ask_all(client, job.arm, items, job.cell.concurrency, job.chat, answered)
+    return time.perf_counter() - start
 
 
 async def server_facts(session: Any, url: str) -> dict[str, Any]:

@@ -59,8 +59,9 @@ def report_text(
         "# Benchmark report\n",
         "Ratios and differences are to the arm `target` on the same items. Answers/s "
         "ratio: of mean latencies, which at a fixed number of requests in flight is "
-        "that of throughput while all places are taken (a set of fewer than five times "
-        "as many items empties them too long: read its answers/s instead); with its "
+        "that of throughput while all places are taken (a set, or a part of it under "
+        "`laps`, of fewer than five times as many items empties them too long: read "
+        "its answers/s instead); with its "
         "95% paired bootstrap interval over items; behind it, where "
         "there are repeats, their lowest and highest ratio; all else is about means of "
         "items over repeats. Difference: in points, with the 95% score "

@@ -149,6 +149,7 @@ OWN = {
     "verify-route": ["masks"],
     "window": ["-1", "9999999"],
     "max-segments": ["0", "5000"],
+    "judge-every": ["-1", "5000"],
     "segmenter": ["words", "fixed:0"],
     "judge-suffix": ["", "   "],
     "verdict-tokens": ["Yes", "Yes/Yes"],

@@ -60,6 +60,8 @@ def test_embedded_config_has_every_arm_that_needs_no_gpu():
             {"arms": [{"name": "parse", "concurrency": 8}]},
             "arms.parse.concurrency is 8; expected a list",
         ),
+        ({"laps": 0}, "laps is 0; expected a whole number from 1 to 1000"),
+        ({"laps": 2.5}, "laps is 2.5; expected a whole number from 1 to 1000"),
         ({"threshold": 3}, "threshold is 3; expected a number"),
         ({"colour": 1}, r"unknown keys \['colour'\]"),
         ({"target": ""}, "target is missing"),

@@ -1,6 +1,7 @@
 """The benchmark's procedures, cells and report, against fake servers."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_sglang import (
@@ -318,17 +320,28 @@ def child(config, delay_s):
     )
 
 
-def test_killed_run_continues_and_gives_the_same_table(fakes, tmp_path):
+def is_half_done(cells):
+    """Whether a cell is finished, its partial file gone, and another half done."""
+    finished = {p.with_suffix("") for p in cells.rglob("*.gz")}
+    try:
+        sizes = {p.with_suffix(""): p.stat().st_size for p in cells.rglob("*.partial")}
+    except FileNotFoundError:  # just finished
+        return False
+    return (
+        finished and not finished & set(sizes) and max(sizes.values(), default=0) > 4000
+    )
+
+
+@pytest.mark.parametrize("more", ["", "laps: 3\nboot_together: 2\n"])
+def test_killed_run_continues_and_gives_the_same_table(fakes, tmp_path, more):
     run_benchmark(load_config(write_config(tmp_path / "whole")))
-    config = write_config(tmp_path / "killed")
+    config = write_config(tmp_path / "killed", CONFIG + more)
     cells = tmp_path / "killed" / "out" / "cells"
     process = child(config, 0.05)
     try:
         deadline = time.monotonic() + 120
-        # In the middle of the second cell.
         while process.poll() is None and time.monotonic() < deadline:
-            partial = [p for p in cells.rglob("*.partial") if p.stat().st_size > 4000]
-            if list(cells.rglob("*.gz")) and partial:
+            if is_half_done(cells):
                 break
             time.sleep(0.01)
         assert process.poll() is None, process.stderr.read().decode()
@@ -454,6 +467,195 @@ def test_arms_that_boot_together_are_measured_one_by_one(fakes, tmp_path):
     # Warm-up and problems, each server its own arm's.
     assert [len(server.bodies) for _, _, server in fakes] == [12 + 8] * 2
     assert "| parse |" in report.read_text()
+
+
+LAPS = CONFIG.replace("[target, parse]", "[target, parse, exact]") + (
+    "boot_together: 3\nlaps: {laps}\n"
+)
+WARM_UP, FLUSH = "warm-up", "flush"
+
+
+def laps_config(folder, laps, text=LAPS):
+    return load_config(write_config(folder, text.replace("{laps}", str(laps))))
+
+
+@pytest.fixture
+def events(fakes, monkeypatch):
+    """What servers were asked, as (server's name, number of the problem), with
+    WARM_UP and FLUSH in place of a number."""
+    found = []
+    flush, answer = run.flush_cache, FakeServer.answer
+    numbers = {p.prompt: k for k, p in enumerate(PROBLEMS)}
+
+    def name_of(url):
+        return next(name for name, _, server in fakes if server.url == url)
+
+    async def flushed(url):
+        found.append((name_of(url), FLUSH))
+        await flush(url)
+
+    def answered(self, body):
+        text = CHAT.decode(body["input_ids"])
+        prompt = text.removeprefix("<user>").removesuffix("<assistant>")
+        found.append((name_of(self.url), numbers.get(prompt, WARM_UP)))
+        return answer(self, body)
+
+    monkeypatch.setattr(run, "flush_cache", flushed)
+    monkeypatch.setattr(FakeServer, "answer", answered)
+    return found
+
+
+def in_groups(events):
+    """(arm, the problems asked without a break); a warm-up as (arm, None).
+
+    Every part must lie behind a flush of its own server."""
+    groups, flushed = [], None
+    for (server, is_flush, is_warm), group in itertools.groupby(
+        events, lambda e: (e[0], e[1] == FLUSH, e[1] == WARM_UP)
+    ):
+        arm = server.removesuffix("-main")
+        if is_flush:
+            assert len(list(group)) == 1
+            flushed = arm
+        elif is_warm:
+            groups.append((arm, None))
+        else:
+            assert flushed == arm
+            flushed = None
+            groups.append((arm, sorted(number for _, number in group)))
+    return groups
+
+
+def rotation(*arms):
+    """Groups of a cell of 12 problems in 3 laps."""
+    first = [group for arm in arms for group in ((arm, None), (arm, [0, 1, 2, 3]))]
+    second = [(arm, [4, 5, 6, 7]) for arm in reversed(arms)]
+    return first + second + [(arm, [8, 9, 10, 11]) for arm in arms]
+
+
+def swept():
+    return [("parse", None), ("parse", [*range(6)])] * 2
+
+
+def test_arms_take_turns_by_laps_and_the_sweep_does_not(events, tmp_path):
+    run_benchmark(laps_config(tmp_path, 3))
+    arms = ("target", "parse", "exact")
+    assert in_groups(events) == rotation(*arms) + rotation(*arms) + swept()
+
+
+def test_another_repeat_takes_its_turns_from_the_last_arm_on(events, tmp_path):
+    text = LAPS[: LAPS.index("sweep:")].replace("[1, 3]", "[1]")
+    run_benchmark(
+        laps_config(tmp_path, 3, text + "boot_together: 3\nlaps: 3\nrepeats: 2\n")
+    )
+    arms = ("target", "parse", "exact")
+    assert in_groups(events) == rotation(*arms) + rotation(*reversed(arms))
+
+
+@pytest.mark.parametrize("more", ["", "laps: 1\n"])
+def test_without_laps_an_arm_is_measured_to_its_end(events, tmp_path, more):
+    text = LAPS.replace("laps: {laps}\n", more)
+    run_benchmark(load_config(write_config(tmp_path, text)))
+
+    def whole(arm):
+        return [(arm, None), (arm, [*range(12)])] * 2
+
+    expected = whole("target") + whole("parse") + swept() + whole("exact")
+    assert in_groups(events) == expected
+
+
+@pytest.mark.parametrize("laps", [1, 3, 5])
+def test_wall_clock_of_a_cell_is_that_of_its_own_parts(
+    events, tmp_path, laps, monkeypatch
+):
+    """Red if a cell's clock runs while other arms answer, or is the last part's."""
+
+    def answers():  # one second each
+        return float(sum(what != FLUSH for _, what in events))
+
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=answers))
+    config = laps_config(tmp_path, laps)
+    run_benchmark(config)
+    items = {s: load_set(config, s) for s in run.data_sets(config)}
+    store = CellStore(config.out)
+    results = [store.read(cell) for cell in plan_cells(config, items)]
+    assert [r.wall_s for r in results] == [float(r.cell.num_items) for r in results]
+    for result in results:
+        assert result.ids == tuple(
+            f"embedded-{k}" for k in range(result.cell.num_items)
+        )
+        assert len(result.provenance["load_average"]) == 3
+        assert result.provenance["servers"]["main"]["attention_backend"] == "fake"
+
+
+@pytest.mark.parametrize(
+    ("broken_at", "finished", "unfinished"),
+    [
+        # Problem 5 is of the second lap, 9 of the last, which goes forwards.
+        (5, [], ["target", "parse", "exact"]),
+        (9, ["target"], ["parse", "exact"]),
+    ],
+)
+def test_cells_cut_short_between_laps_are_measured_whole_and_alone(
+    events, tmp_path, monkeypatch, broken_at, finished, unfinished
+):
+    """Red if a cell without all its parts counts as finished, a finished one is lost or
+    measured again, or the others go on where they were."""
+    answer = FakeServer.answer
+
+    def fail(self, body):
+        found = answer(self, body)
+        if events[-1] == ("parse-main", broken_at):
+            raise ConnectionError
+        return found
+
+    text = LAPS[: LAPS.index("sweep:")].replace("[1, 3]", "[1]")
+    config = laps_config(tmp_path, 3, text + "boot_together: 3\nlaps: 3\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(FakeServer, "answer", fail)
+        with pytest.raises(LoadError, match="^parse/embedded-c1-r0: .*generate failed"):
+            run_benchmark(config)
+    kept = {p: p.read_bytes() for p in config.out.rglob("*.gz")}
+    assert [p.parent.name for p in kept] == finished
+    partial = {p.parent.name for p in config.out.rglob("*.partial")}
+    assert partial == set(unfinished)
+    events.clear()
+    run_benchmark(config)
+    assert in_groups(events) == rotation(*unfinished)
+    assert all(p.read_bytes() == data for p, data in kept.items())
+    assert len(list(config.out.rglob("*.gz"))) == 3
+    assert not list(config.out.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 4)])
+def test_cells_of_other_laps_are_refused_and_the_sweep_is_of_none(
+    fakes, tmp_path, before, after
+):
+    """Red if runs with other laps are mixed, or results from before there were laps
+    are not those of one."""
+    config = laps_config(tmp_path, before)
+    run_benchmark(config)
+    other = laps_config(tmp_path, after)
+    items = {s: load_set(other, s) for s in run.data_sets(other)}
+    store = CellStore(other.out)
+    for cell in plan_cells(other, items):
+        assert cell.laps == (1 if cell.is_sweep else after)
+        assert ("laps" in cell.spec) == (cell.laps > 1)
+        if cell.is_sweep:
+            assert store.is_finished(cell)
+            continue
+        with pytest.raises(ValueError, match=r"with other settings \(laps\)"):
+            store.is_finished(cell)
+
+
+@pytest.mark.parametrize(
+    ("num_items", "laps", "sizes"),
+    [(200, 4, [50] * 4), (10, 4, [2, 3, 2, 3]), (2, 5, [1, 1]), (7, 1, [7])],
+)
+def test_parts_are_contiguous_and_equal_but_for_one_item(num_items, laps, sizes):
+    parts = run.cut(num_items, laps)
+    assert [len(part) for part in parts] == sizes
+    assert [k for part in parts for k in part] == [*range(num_items)]
 
 
 def test_models_alone_are_served_once_for_arms_that_boot_together(fakes, tmp_path):

@@ -11,6 +11,7 @@ from sglang_parse.config import CONFIG_ENV, ParseConfig, flag_name, parse_verdic
 BAD = {
     "window": [-1, 1.5, "256", True, None, (1 << 20) + 1, [1]],
     "max_segments": [0, -3, 2.0, "16", True, 1025],
+    "judge_every": [-1, 1.0, "2", None, True, 1025],
     "segmenter": ["", "steps", "fixed:0", "fixed:x", "fixed:１", None, 3],
     "judge_suffix": ["", "Is PARSE-CUT-MARK ok?", " \n\t", None, 7, "x" * 2001],
     "verdict_tokens": ["", "Yes", "Yes/", "/No", "Yes/No,", "a/a", None, 3, ["Yes/No"]],

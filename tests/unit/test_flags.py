@@ -53,7 +53,7 @@ def test_every_setting_has_a_flag_in_help(help_text, field):
 def test_help_shows_defaults(help_text):
     """Red if a flag's help does not say what happens without it."""
     shown = " ".join(help_text.split())
-    for field in ("window", "max_segments", "segmenter", "threshold", "keep_rule"):
+    for field in ("window", "judge_every", "segmenter", "threshold", "keep_rule"):
         assert f"Default: {getattr(ParseConfig(), field)}." in shown
 
 
@@ -68,6 +68,7 @@ def test_flags_round_trip():
         *("--speculative-parse-window", "0"),
         *("--speculative-parse-max-segments", "3"),
         *("--speculative-parse-segmenter", "fixed:5"),
+        *("--speculative-parse-judge-every", "2"),
         *("--speculative-parse-judge-suffix", "Right so far?"),
         *("--speculative-parse-verdict-tokens", "Yes/No,yes/no"),
         *("--speculative-parse-threshold", "2"),
@@ -86,6 +87,7 @@ def test_flags_round_trip():
         window=0,
         max_segments=3,
         segmenter="fixed:5",
+        judge_every=2,
         judge_suffix="Right so far?",
         verdict_tokens="Yes/No,yes/no",
         threshold=2.0,

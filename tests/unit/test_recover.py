@@ -26,10 +26,26 @@ def stages(room: int = 100, texts=TEXTS, max_rows: int = 10_000) -> TargetStages
     return self
 
 
-def state(recovering: int = 0, limit: int = 1, segmenter="line") -> RequestState:
-    options = SimpleNamespace(mode="semantic", segmenter=segmenter, recover_limit=limit)
+def state(
+    recovering: int = 0, limit: int = 1, segmenter="line", judge_every: int = 0, **more
+) -> RequestState:
+    options = SimpleNamespace(
+        mode="semantic",
+        segmenter=segmenter,
+        recover_limit=limit,
+        judge_every=judge_every,
+    )
     judge = SimpleNamespace(suffix=(9,) * 5)
-    return RequestState(options, frozenset(), judge, None, recovering=recovering)
+    return RequestState(
+        options, frozenset(), judge, None, recovering=recovering, **more
+    )
+
+
+def cut(stage: TargetStages, states, drafts, **kwargs):
+    """Boundaries to judge and head ends of a round."""
+    batch = SimpleNamespace(reqs=[REQ] * len(states), tree_cache=None)
+    found = stage.segment(batch, states, drafts, **kwargs)
+    return found.boundaries, found.head_ends
 
 
 REQ = SimpleNamespace(output_ids=[0])
@@ -49,11 +65,7 @@ DRAFT = RoundDraft((0, LINE, 1, LINE, 3, 3, LINE, 0))  # boundaries 2, 4, 7
 )
 def test_leading_segments_are_the_targets(recovering, boundaries, head_end):
     """Red if a segment the target has to write is judged instead."""
-    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
-    assert stages().segment(batch, [state(recovering)], [DRAFT]) == (
-        [boundaries],
-        [head_end],
-    )
+    assert cut(stages(), [state(recovering)], [DRAFT]) == ([boundaries], [head_end])
 
 
 @pytest.mark.parametrize(
@@ -62,10 +74,51 @@ def test_leading_segments_are_the_targets(recovering, boundaries, head_end):
 )
 def test_the_heads_tokens_are_never_judged(num_head, recovering, boundaries, head_end):
     """Red if a verdict keeps a token of the EAGLE-3 head that the target denies."""
-    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
     draft = dataclasses.replace(DRAFT, num_head=num_head)
-    found = stages().segment(batch, [state(recovering)], [draft])
+    found = cut(stages(), [state(recovering)], [draft])
     assert found == ([boundaries], [head_end])
+
+
+@pytest.mark.parametrize(
+    ("asked", "every", "num_suspect", "boundaries"),
+    [
+        (0, 1, 0, (2, 4, 7)),
+        (0, 2, 0, (2, 7)),
+        (0, 3, 0, (7,)),
+        (0, 9, 0, (7,)),
+        (1, 3, 0, (2, 4, 7)),
+        (3, 1, 0, (7,)),
+        (0, 3, 5, (2, 4, 7)),
+        (3, 3, 1, (2, 4, 7)),
+    ],
+)
+def test_every_nth_boundary_is_judged(asked, every, num_suspect, boundaries):
+    """Red if the last boundary is left out, the request's own setting is, or the wrong
+    segment of several that failed together is not looked for one by one."""
+    one = state(judge_every=asked, num_suspect=num_suspect)
+    assert cut(stages(), [one], [DRAFT], judge_every=every) == ([boundaries], [0])
+
+
+def test_a_clients_text_is_judged_at_every_boundary():
+    """Red if less of a client's text is kept than its valid prefix."""
+    one = state(num_client=3)
+    assert cut(stages(), [one], [DRAFT], judge_every=3) == ([(2, 4, 7)], [0])
+
+
+def test_what_the_target_writes_itself_is_not_suspect():
+    """Red if suffixes are spent on a part that no longer is the draft's."""
+    one = state(1, num_suspect=2)
+    assert cut(stages(), [one], [DRAFT], judge_every=2) == ([(7,)], [2])
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_segments_have_their_own_length_however_few_are_judged(every):
+    """Red if leaving boundaries out makes segments look longer, so that windows and
+    distances grow by themselves."""
+    batch = SimpleNamespace(reqs=[REQ] * 2, tree_cache=None)
+    two = [state(), state(1)]
+    found = stages().segment(batch, two, [DRAFT, DRAFT], judge_every=every)
+    assert found.mean_len == (7 + 5) / (3 + 2)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +126,13 @@ def test_the_heads_tokens_are_never_judged(num_head, recovering, boundaries, hea
 )
 def test_suffixes_are_rows_of_the_pass(max_rows, boundaries):
     """Red if judge suffixes outgrow the memory left for activations."""
-    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
-    found, _ = stages(max_rows=max_rows).segment(batch, [state()], [DRAFT])
+    found, _ = cut(stages(max_rows=max_rows), [state()], [DRAFT])
     assert found == [boundaries]
 
 
 def test_recovery_goes_on_where_no_suffix_fits():
     """Red if a short pool lets a draft pass that only the target could confirm."""
-    batch = SimpleNamespace(reqs=[REQ], tree_cache=None)
-    found = stages(room=4).segment(batch, [state(1)], [DRAFT])
+    found = cut(stages(room=4), [state(1)], [DRAFT])
     assert found == ([()], [2])
 
 
@@ -108,16 +159,15 @@ def test_a_rejection_is_recovered_up_to_the_next_boundary():
 def test_a_round_that_is_not_judged_follows_every_draft_token_by_token():
     """Red if a draft token stands without a verdict and without the target's consent,
     or waits for a boundary that nobody judges."""
-    batch = SimpleNamespace(reqs=[REQ, REQ], tree_cache=None)
-    found = stages().segment(batch, [state(), state(1)], [DRAFT, DRAFT], judged=False)
+    found = cut(stages(), [state(), state(1)], [DRAFT, DRAFT], judged=False)
     assert found == ([(), ()], [8, 8])
-    cut = choose_cut(
+    tail = choose_cut(
         (), (), num_draft_tokens=8, threshold=0.5, keep_rule="first-failure",
         exact_tail=True, head_end=8,
     )  # fmt: skip
-    assert cut.rows == exact_cut(8).rows
+    assert tail.rows == exact_cut(8).rows
     for target in ([*DRAFT.tokens, 1], [0, LINE, 0, *DRAFT.tokens[3:], 1]):
-        got, exact = (decide(c, DRAFT.tokens, target) for c in (cut, exact_cut(8)))
+        got, exact = (decide(c, DRAFT.tokens, target) for c in (tail, exact_cut(8)))
         assert (got.accept_tokens, got.pending) == (exact.accept_tokens, ())
 
 
@@ -155,7 +205,7 @@ class Request:
         draft = RoundDraft(tuple(self.ids(pieces)), ended)
         batch = SimpleNamespace(reqs=[self.req()], tree_cache=None)
         found = stages(1000, self.texts).segment(batch, [self.state], [draft])
-        return found[0][0], found[1][0]
+        return found.boundaries[0], found.head_ends[0]
 
 
 @pytest.mark.parametrize("segmenter", ["step", "sentence"])

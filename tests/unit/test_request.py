@@ -19,6 +19,7 @@ GOOD = {
     "parse_threshold": [0, 0.5, 1, 2.0],
     "parse_keep_rule": ["first-failure", "longest"],
     "parse_segmenter": ["step", "line", "paragraph", "sentence", "code", "fixed:7"],
+    "parse_judge_every": [0, 1, 2, 1024],
     "parse_window": [0, 1, 256, 1 << 20],
     "parse_judge_suffix": ["Is it right?", "对吗？ Yes or No", "x" * 2000],
     "parse_exact_tail": [True, False],
@@ -27,6 +28,7 @@ GOOD = {
     "parse_report": [True, False],
 }
 BAD = {
+    "parse_judge_every": [-1, 1025, 1.0, True, "2", None, [1]],
     "parse_recover_segments": [-1, 1025, 1.0, True, "1", "All", "", None, [1]],
     "parse_compose": ["eagle3", 1, 0, None],
     "parse_mode": ["Semantic", "", None, 1, True, ["off"], {"mode": "off"}, "off "],
@@ -183,6 +185,7 @@ def test_options_default_to_the_server_config():
     config = ParseConfig(
         window=9,
         segmenter="line",
+        judge_every=2,
         judge_suffix="Right?",
         threshold=0.7,
         keep_rule="longest",
@@ -195,6 +198,7 @@ def test_options_default_to_the_server_config():
         threshold=0.7,
         keep_rule="longest",
         segmenter="line",
+        judge_every=2,
         window=9,
         judge_suffix="Right?",
         exact_tail=False,
@@ -212,6 +216,7 @@ def test_options_of_the_request_win():
         "parse_threshold": 0,
         "parse_keep_rule": "longest",
         "parse_segmenter": "fixed:3",
+        "parse_judge_every": 4,
         "parse_window": 0,
         "parse_judge_suffix": "Sure?",
         "parse_exact_tail": False,
@@ -225,6 +230,7 @@ def test_options_of_the_request_win():
         threshold=0.0,
         keep_rule="longest",
         segmenter="fixed:3",
+        judge_every=4,
         window=0,
         judge_suffix="Sure?",
         exact_tail=False,

@@ -17,7 +17,7 @@ HINT = SimpleNamespace()
 
 
 def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> TurnPlanner:
-    ranks = SimpleNamespace(agree=lambda value: value)
+    ranks = SimpleNamespace(agree=lambda value: value, agree_all=lambda lists: lists)
     slots = SimpleNamespace(num_free=lambda _: 10_000, max_rows=10_000)
     return TurnPlanner(
         ParseConfig(**settings), ranks, slots,
@@ -26,10 +26,10 @@ def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> TurnP
 
 
 def state(
-    mode: str = "semantic", *, hint=HINT, exact_tail: bool = True, **more
+    mode: str = "semantic", *, hint=HINT, exact_tail: bool = True, judge=None, **more
 ) -> RequestState:
     options = SimpleNamespace(mode=mode, window=32, exact_tail=exact_tail)
-    return RequestState(options, frozenset(), None, None, hint=hint, **more)
+    return RequestState(options, frozenset(), judge, None, hint=hint, **more)
 
 
 def plan_turn(
@@ -61,9 +61,10 @@ def test_round_knows_how_many_wait(monkeypatch):
     asked = {}
     plan = planner()
     plan.model_controller = SimpleNamespace(
-        limits=lambda bs, **kwargs: asked.update(kwargs) or RoundLimits(5, True)
+        limits=lambda bs, **kwargs: asked.update(kwargs) or RoundLimits(5, True),
+        segment_len=0.0,
     )
-    limits = plan._agreed_limits(batch, [state()], judged=True)
+    limits, _ = plan._agreed_limits(batch, [state()], judged=True)
     assert asked["num_waiting"] == 3 and limits == RoundLimits(5, True)
     # Shorter rounds let nobody in where there is no row for them.
     note_waiting(scheduler, full := SimpleNamespace(reqs=[1] * 8))
@@ -245,6 +246,35 @@ def adapted(one: RequestState, *, judged: bool, kept: int, rejected_end: int = 0
     decision = Decision((1,) * (kept + 1), cut.num_kept, kept - cut.num_kept, ())
     planner().adapt(turn, [draft], [cut], [decision])
     return one.judged_window, one.followed_window
+
+
+def test_the_rejected_part_of_a_draft_stays_suspect():
+    """Red if, after a verdict over several segments has failed, the wrong one among
+    them is looked for by verdicts that cover several again."""
+    one = state()
+    adapted(one, judged=True, kept=4, rejected_end=12)
+    assert one.num_suspect == 12 - 5
+    adapted(one, judged=True, kept=3)
+    assert one.num_suspect == 7 - 4
+    adapted(one, judged=True, kept=16)
+    assert one.num_suspect == 0
+
+
+def test_costly_suffixes_are_attached_less_often():
+    """Red if what rows cost does not reach the plan, or does without adaptation."""
+    for adaptive, expected in ((True, 3), (False, 1)):
+        plan = planner(adaptive=adaptive)
+        one = state(judge=SimpleNamespace(suffix=(9,) * 14))
+        for rows in range(100, 700, 40):
+            turn = plan_turn(plan, one)
+            draft = RoundDraft((1,) * 30, num_new=30)
+            accepted = Decision((1,) * 31, 30, 0, ())
+            plan.adapt(turn, [draft], [Cut(30, 30, False)], [accepted])
+            timing = RoundTiming(
+                1, 30, 31, 10.0, 0.2 * rows, segment_len=10.0, num_rows=rows
+            )
+            plan.observe(turn, [draft], timing)
+        assert plan_turn(plan, one).judge_every == expected
 
 
 def test_a_round_changes_the_window_of_its_own_kind():

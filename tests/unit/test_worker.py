@@ -18,7 +18,7 @@ from sglang_parse.state import RequestState, RoundDraft
 def options(mode: str = "semantic", **settings) -> RequestOptions:
     config = ParseConfig(mode=mode, **settings)
     names = ("threshold", "keep_rule", "segmenter", "window", "judge_suffix")
-    names += ("recover_segments",)
+    names += ("recover_segments", "judge_every")
     return RequestOptions(
         mode=mode,
         exact_tail=config.exact_tail,
