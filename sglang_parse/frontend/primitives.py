@@ -27,6 +27,7 @@ def parse_gen(
     mode: str | None = None,
     draft: str | None = None,
     keep_rule: str | None = None,
+    judge_every: int | None = None,
     window: int | None = None,
     judge_suffix: str | None = None,
     exact_tail: bool | None = None,
@@ -39,9 +40,9 @@ def parse_gen(
 ) -> SglGen | SglSelect:
     """`sgl.gen` on a PARSE server; takes all its arguments, and these:
 
-    threshold, segment, mode, keep_rule, window, judge_suffix, exact_tail,
-        recover_segments, compose: this call's own `parse_*` settings (segment: the
-        segmenter); None leaves the server's.
+    threshold, segment, mode, keep_rule, judge_every, window, judge_suffix,
+        exact_tail, recover_segments, compose: this call's own `parse_*` settings
+        (segment: the segmenter); None leaves the server's.
     draft: text taken as the draft of the answer from its first token. Its prefixes are
         judged in one pass, the valid one is kept, and generation goes on from there.
     report: list the segments in `state.get_meta_info(name)["parse"][0]`.
@@ -60,6 +61,7 @@ def parse_gen(
         parse_mode=mode,
         parse_draft=draft,
         parse_keep_rule=keep_rule,
+        parse_judge_every=judge_every,
         parse_window=window,
         parse_judge_suffix=judge_suffix,
         parse_exact_tail=exact_tail,

@@ -160,6 +160,7 @@ def test_gen_sends_every_option_under_its_wire_name():
         "mode": "semantic",
         "draft": "Step 1",
         "keep_rule": "longest",
+        "judge_every": 2,
         "window": 8,
         "judge_suffix": "Right?",
         "exact_tail": False,

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from sglang.srt import platforms
+from torch.profiler import ProfilerActivity
 
 from sglang_parse import cpu_platform, platform_entry
 from sglang_parse.cpu_platform import ParseCpuPlatform
@@ -153,6 +154,15 @@ def test_platform_serves_parse_but_no_other_speculation():
     platform = ParseCpuPlatform()
     assert platform.supports_speculative_algorithm("PARSE")
     assert not platform.supports_speculative_algorithm("EAGLE")
+
+
+def test_start_profile_finds_what_it_asks_for():
+    """Red if `/start_profile` stops a server on the CPU platform, which has no answer
+    (profiler_manager.py, `_start_profile`)."""
+    platform = ParseCpuPlatform()
+    name = platform.get_torch_profiler_activity_str()
+    activity = platform.get_torch_profiler_activity()
+    assert activity == getattr(ProfilerActivity, name)
 
 
 def test_ranks_share_the_cores_of_the_process():
