@@ -4,6 +4,8 @@
 #   make test            make lint            make clean
 
 VENV ?= .venv
+# Test files run in so many processes; most of their time is waiting for servers.
+WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
@@ -21,7 +23,7 @@ demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -174,10 +174,11 @@ def batches(
         todo = [cell for cell in pending if cell.repeat == repeat]
         names = {cell.arm for cell in todo}
         arms = [arm for arm in config.arms if arm.name in names]
-        if repeat % 2:
-            arms.reverse()
-        for start in range(0, len(arms), config.boot_together):
-            yield arms[start : start + config.boot_together], todo
+        size = config.boot_together
+        together = [arms[at : at + size] for at in range(0, len(arms), size)]
+        # The same arms are up together, whichever way round.
+        for group in together[::-1] if repeat % 2 else together:
+            yield group[::-1] if repeat % 2 else group, todo
 
 
 def settings(config: BenchConfig) -> dict[str, Any]:

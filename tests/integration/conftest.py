@@ -1,6 +1,7 @@
 """Real servers of the embedded pair, started once and always stopped.
 
-At most two are alive at a time: the one used least recently makes room. With
+At most two are alive at a time in each test process: the one used least recently makes
+room. With
 SGLANG_PARSE_TEST_URLS="target=http://...,parse=http://..." running servers are used
 instead of new ones.
 """
@@ -17,7 +18,11 @@ from sglang_parse.launch import ServerError, ServerProcess
 
 MAX_ALIVE = 2
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
-COMMON = ("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK))
+COMMON = (
+    *("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK)),
+    # Test processes side by side have two servers each.
+    *("--max-total-tokens", "16384"),
+)
 PARSE = (
     *("--speculative-algorithm", "PARSE"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),

@@ -676,6 +676,17 @@ def test_models_alone_are_served_once_for_arms_that_boot_together(fakes, tmp_pat
     assert urls["parse"] != urls["parse-no-tail"]
 
 
+def test_the_same_arms_are_up_together_in_every_repeat():
+    """Red if arms that took turns in one run are apart in the next."""
+    arms = [SimpleNamespace(name=name) for name in "abcde"]
+    config = SimpleNamespace(arms=arms, repeats=2, boot_together=2)
+    pending = [SimpleNamespace(arm=a.name, repeat=r) for r in (0, 1) for a in arms]
+    found = [
+        "".join(arm.name for arm in group) for group, _ in run.batches(config, pending)
+    ]
+    assert found == ["ab", "cd", "e", "e", "dc", "ba"]
+
+
 def test_repeats_asked_for_later_are_added_on_fresh_servers(fakes, tmp_path):
     """Red if finished repeats are measured anew, or the report hides their range."""
     path = write_config(tmp_path)
