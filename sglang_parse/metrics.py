@@ -40,11 +40,11 @@ class RequestCounters:
     target_passes: forwards of the target after the prefill. draft_tokens: newly
     drafted by the draft model. eagle_draft_tokens: drafted by the EAGLE-3 head, of
     which eagle_kept_tokens stand in the output. client_tokens: of the client's own
-    text, tried as a draft. judged_segments: that got a verdict, of which kept_segments
-    passed, even where a stop cut them off. judged_tokens: draft tokens under some
-    verdict. kept_tokens: drafted and client tokens in the output, of which
-    matched_tokens token by token and kept_client_tokens from the client.
-    written_tokens: the target's own in the output.
+    text, tried as a draft. judged_segments: that got a verdict (several under one count
+    as one), of which kept_segments passed, even where a stop cut them off.
+    judged_tokens: draft tokens under some verdict. kept_tokens: drafted and client
+    tokens in the output, of which matched_tokens token by token and kept_client_tokens
+    from the client. written_tokens: the target's own in the output.
     """
 
     target_passes: int = 0

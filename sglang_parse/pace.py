@@ -52,8 +52,9 @@ LOAD_SCALE = 5
 class RoundTiming:
     """One measured round. num_steps: draft steps. num_emitted: tokens of all
     requests. Milliseconds of the draft loop and of everything after it. segment_len:
-    mean length of the segments judged, 0 if there were none. judged: whether verdicts
-    were asked for; else the draft was followed token by token. num_rows: of the pass.
+    mean length of the segments, judged each or not, 0 if there were none. judged:
+    whether verdicts were asked for; else the draft was followed token by token.
+    num_rows, pass_ms: of a pass with judge suffixes, its verdicts read; 0 without any.
     """
 
     bs: int
@@ -64,6 +65,7 @@ class RoundTiming:
     segment_len: float = 0.0
     judged: bool = True
     num_rows: int = 0
+    pass_ms: float = 0.0
 
 
 @dataclass(frozen=True)

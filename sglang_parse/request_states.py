@@ -36,7 +36,7 @@ class RequestStates:
     _states: weakref.WeakKeyDictionary[Any, RequestState] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    _recovering: weakref.WeakKeyDictionary[Any, int] = field(
+    _in_trouble: weakref.WeakKeyDictionary[Any, tuple[int, int]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
 
@@ -49,10 +49,11 @@ class RequestStates:
 
     def forget(self, req: Any) -> None:
         """Before a prefill: what was known of a retracted request's KV is void, but not
-        what the target is still to write itself."""
+        what the target is still to write itself, nor where a verdict failed."""
         state = self._states.pop(req, None)
-        if state is not None and state.recovering:
-            self._recovering[req] = state.recovering
+        if state is not None and (state.recovering or state.num_suspect):
+            num_lost = len(state.ready) if state.num_suspect else 0
+            self._in_trouble[req] = state.recovering, state.num_suspect + num_lost
 
     def _new(self, req: Any) -> RequestState:
         try:
@@ -70,13 +71,15 @@ class RequestStates:
             known = RequestReport(served, options.fallback, options.report)
         known.client = client
         report.attach(req, known)
+        recovering, num_suspect = self._in_trouble.pop(req, (0, 0))
         return RequestState(
             options=options,
             stop_ids=stop_token_ids(req, self.model_eos_ids),
             judge=judge,
             report=known,
             client=client,
-            recovering=self._recovering.pop(req, 0),
+            recovering=recovering,
+            num_suspect=num_suspect,
         )
 
     def _served(

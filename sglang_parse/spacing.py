@@ -4,51 +4,83 @@ A judge suffix is a checkpoint. It costs rows of the pass; without it a failing 
 further on takes more of the draft with it. Where failures are rare, the best distance
 between checkpoints is sqrt(2 * cost / rate of failures), cost in units of the work that
 one token is (J. W. Young, A first order approximation to the optimum checkpoint
-interval, CACM 17(9), 1974). All of it is measured while serving. Where rows are free,
-as on a GPU with few requests, every boundary is judged.
+interval, CACM 17(9), 1974). All of it is measured while serving. Where suffixes cost
+next to nothing, as on a GPU with few requests, every boundary is judged.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from statistics import median
 
 # No verdict answers for more segments than this unless a setting says so.
 MAX_EVERY = 3
+# Suffixes that cost a smaller share of the work than this are not worth leaving out.
+WORTH = 0.05
 # Passes before their cost a row is known.
 MIN_PASSES = 8
 # Weight of a new pass, once there are many.
 SMOOTHING = 0.03
-# What a round's verdicts still count for after the next one.
+# What a round's verdicts and drafts still count for after the next one.
 MEMORY = 0.98
-# Failures and judged tokens before the first verdict: about what a draft gives that is
-# wrong every fifth segment.
+# Failures and judged tokens added to what was seen: a draft that is wrong every fifth
+# segment or so, until verdicts say otherwise.
 PRIOR = (1.0, 64.0)
 # A pass that took more than this many times what its rows explain was held up.
 HELD_UP = 2.0
 
 
-class JudgeSpacing:
-    """Learns what rows, draft tokens and failing verdicts cost; all averages."""
+class PassCost:
+    """What passes of one batch size cost: a line through their times over their rows.
+
+    Its slope is the cost of a row; what a pass costs whatever its rows is not.
+    """
 
     def __init__(self) -> None:
-        self._num_passes = 0
+        self._first: list[tuple[int, float]] = []
+        self._num = 0
         self._rows = self._ms = 0.0  # means, and below their (co)variances
         self._var_rows = self._cov = 0.0
-        self._draft_ms = self._drafted = 0.0
-        self._failures, self._tokens = PRIOR
 
-    def observe_pass(self, num_rows: int, pass_ms: float) -> None:
-        """A verify pass of num_rows rows took pass_ms milliseconds."""
-        self._num_passes += 1
-        weight = max(SMOOTHING, 1 / self._num_passes)
-        if self._num_passes > MIN_PASSES:
-            expected = self._ms + (self.row_ms or 0.0) * (num_rows - self._rows)
-            pass_ms = min(pass_ms, HELD_UP * max(expected, self._ms))
+    def observe(self, num_rows: int, pass_ms: float) -> None:
+        if self._num:
+            expected = self._ms + self.row_ms * (num_rows - self._rows)
+            self._add(num_rows, min(pass_ms, HELD_UP * max(expected, self._ms)))
+            return
+        self._first.append((num_rows, pass_ms))
+        if len(self._first) == MIN_PASSES:
+            # A kernel's first use takes seconds.
+            most = HELD_UP * median(ms for _, ms in self._first)
+            for rows, ms in self._first:
+                self._add(rows, min(ms, most))
+
+    def _add(self, num_rows: int, pass_ms: float) -> None:
+        self._num += 1
+        weight = max(SMOOTHING, 1 / self._num)
         rows, ms = num_rows - self._rows, pass_ms - self._ms
         self._rows += weight * rows
         self._ms += weight * ms
         self._var_rows = (1 - weight) * (self._var_rows + weight * rows * rows)
         self._cov = (1 - weight) * (self._cov + weight * rows * ms)
+
+    @property
+    def row_ms(self) -> float:
+        """Milliseconds that one more row adds to a pass; 0 while unknown."""
+        return max(0.0, self._cov / self._var_rows) if self._var_rows else 0.0
+
+
+class JudgeSpacing:
+    """Learns what rows, draft tokens and failing verdicts cost."""
+
+    def __init__(self) -> None:
+        self._passes: defaultdict[int, PassCost] = defaultdict(PassCost)
+        self._draft_ms = self._drafted = 0.0
+        self._failures = self._tokens = 0.0
+
+    def observe_pass(self, bs: int, num_rows: int, pass_ms: float) -> None:
+        """A pass with judge suffixes, num_rows rows of bs requests, took pass_ms."""
+        self._passes[_key(bs)].observe(num_rows, pass_ms)
 
     def observe_draft(self, num_tokens: int, draft_ms: float) -> None:
         """A draft loop gave num_tokens tokens, of all requests, in draft_ms."""
@@ -62,26 +94,30 @@ class JudgeSpacing:
         self._failures = MEMORY * self._failures + num_failures
 
     @property
-    def row_ms(self) -> float | None:
-        """Milliseconds that one more row adds to a pass; None while unknown."""
-        if self._num_passes < MIN_PASSES or not self._var_rows:
-            return None
-        return max(0.0, self._cov / self._var_rows)
+    def failure_rate(self) -> float:
+        """Failing verdicts a judged draft token."""
+        failures, tokens = PRIOR
+        return (self._failures + failures) / (self._tokens + tokens)
 
-    def every(self, *, suffix_len: int, segment_len: float) -> int:
+    def every(self, bs: int, *, suffix_len: int, segment_len: float) -> int:
         """Judge at every so-manieth boundary, 1 to MAX_EVERY.
 
-        suffix_len: tokens of a judge suffix. segment_len: mean tokens of a segment.
+        bs: requests. suffix_len: tokens of a judge suffix. segment_len: mean tokens of
+        a segment.
         """
-        row_ms = self.row_ms
-        if not row_ms or not segment_len:
+        row_ms = self._passes[_key(bs)].row_ms
+        if not row_ms or segment_len <= 0:
             return 1
         suffix_ms = suffix_len * row_ms
         # A token that is lost is drafted, forwarded and judged once more.
         token_ms = row_ms + suffix_ms / segment_len
         token_ms += self._draft_ms / self._drafted if self._drafted else 0.0
-        rate = self._failures / self._tokens
-        if not rate:
-            return MAX_EVERY
-        tokens = math.sqrt(2 * suffix_ms / (rate * token_ms))
+        if suffix_ms / segment_len < WORTH * token_ms:
+            return 1
+        tokens = math.sqrt(2 * suffix_ms / (self.failure_rate * token_ms))
         return min(max(1, round(tokens / segment_len)), MAX_EVERY)
+
+
+def _key(bs: int) -> int:
+    """Batch sizes that are taken together."""
+    return round(math.log2(bs))

@@ -157,6 +157,7 @@ class TurnPlanner:
             len(states), ways=ways, num_waiting=getattr(batch, NUM_WAITING, 0)
         )
         every = self.spacing.every(
+            len(states),
             suffix_len=max((len(s.suffix) for s in semantic), default=0),
             segment_len=self.model_controller.segment_len,
         )
@@ -198,10 +199,11 @@ class TurnPlanner:
         for i, state in enumerate(turn.states):
             failed = cuts[i].failed_at_verdict(decisions[i])
             rejected_end = cuts[i].rejected_end if failed else 0
+            # Of a segment that failed with others already, one failure is enough.
+            num_failures += failed and rejected_end > state.num_suspect
             state.follow_verdict(len(decisions[i].accept_tokens), rejected_end)
             end = max(rejected_end, decisions[i].num_judged)
             num_tokens += max(0, end - cuts[i].head_end)
-            num_failures += failed
             if drafts[i].num_head and not drafts[i].num_new:
                 continue  # the head's agreement says nothing of the draft model's
             rejected_len = max(0, rejected_end - cuts[i].num_kept)
@@ -224,7 +226,8 @@ class TurnPlanner:
         self, turn: Turn, drafts: Sequence[RoundDraft], timing: RoundTiming
     ) -> None:
         """Learn from a round with drafts; timing.num_steps: of the draft model."""
-        self.spacing.observe_pass(timing.num_rows, timing.verify_ms)
+        if timing.num_rows:
+            self.spacing.observe_pass(timing.bs, timing.num_rows, timing.pass_ms)
         if timing.num_steps:
             num_new = sum(d.num_new for d in drafts)
             self.spacing.observe_draft(num_new, timing.draft_ms)

@@ -35,8 +35,8 @@ def next_window(
     """A request's window after a round; 0 means unlimited, before and after.
 
     num_draft: draft tokens it held; num_correct: those kept. rejected_len: length of
-    the first rejected segment, 0 if no verdict failed. least: no window is shorter. A
-    rejected request is in trouble: it drafts little more than the segment it failed at,
+    what the first failing verdict was on, 0 if none failed. least: no window is
+    shorter. A rejected request is in trouble: it drafts little more than the part it failed at,
     and grows back as its drafts are kept.
     """
     if num_draft == 0:

@@ -299,9 +299,11 @@ class ParseWorker(BaseSpecWorker):
             boundaries=boundaries,
             suffix_tokens=[s.suffix for s in states],
         )
+        planned = time.perf_counter()
         output = self.stages.verify(batch, plan)
         verified = time.perf_counter()
         scores = self.ranks.agree_all(self.stages.scores(plan, output, states))
+        scored = time.perf_counter()
         cuts = choose_cuts(plan, scores, states, drafts, head_ends)
         decisions, sampled = self.stages.follow_target(
             batch, plan, output, cuts, drafts, chains
@@ -330,7 +332,8 @@ class ParseWorker(BaseSpecWorker):
             verify_ms=1000 * (ended - drafted),
             segment_len=segments.mean_len,
             judged=turn.judged,
-            num_rows=plan.num_verify_tokens,
+            num_rows=plan.num_verify_tokens if plan.num_suffix_tokens else 0,
+            pass_ms=1000 * (scored - planned),
         )
         logger.debug("PARSE round: %s", timing)
         self.planner.observe(turn, drafts, timing)
@@ -399,6 +402,7 @@ class ParseWorker(BaseSpecWorker):
         self.telemetry.add_seconds(plain=plain_s)
         self.planner.observe_plain(bs, 1000 * plain_s)
         for req, state, decision in zip(batch.reqs, states, decisions, strict=True):
+            state.follow_verdict(1, 0)
             state.recovering = self.stages.segments_to_recover(
                 req, state, decision, rejected=False
             )

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import pickle
+import re
 
 import pytest
 
@@ -53,8 +54,10 @@ def test_every_setting_has_a_flag_in_help(help_text, field):
 def test_help_shows_defaults(help_text):
     """Red if a flag's help does not say what happens without it."""
     shown = " ".join(help_text.split())
-    for field in ("window", "judge_every", "segmenter", "threshold", "keep_rule"):
+    for field in ("window", "max_segments", "segmenter", "threshold", "keep_rule"):
         assert f"Default: {getattr(ParseConfig(), field)}." in shown
+    (own,) = re.findall(r"parse-judge-every N (.*?) --speculative", shown)
+    assert own.endswith("Default: 0.")
 
 
 def test_no_flags_give_the_defaults():

@@ -85,3 +85,12 @@ def test_recovery_outlives_a_retraction(left):
     known.of(req).recovering = 0
     known.forget(req)
     assert known.of(req).recovering == 0
+
+
+def test_what_a_verdict_denied_stays_suspect_over_a_retraction():
+    """Red if the wrong one of several segments is no longer looked for; tokens that
+    were decided ahead are written again."""
+    known, req = states(), Request()
+    known.of(req).num_suspect, known.of(req).ready = 9, (1, 2)
+    known.forget(req)
+    assert (known.of(req).num_suspect, known.of(req).recovering) == (11, 0)

@@ -271,10 +271,31 @@ def test_costly_suffixes_are_attached_less_often():
             accepted = Decision((1,) * 31, 30, 0, ())
             plan.adapt(turn, [draft], [Cut(30, 30, False)], [accepted])
             timing = RoundTiming(
-                1, 30, 31, 10.0, 0.2 * rows, segment_len=10.0, num_rows=rows
+                *(1, 30, 31, 10.0, 0.2 * rows),
+                segment_len=10.0,
+                num_rows=rows,
+                pass_ms=0.2 * rows,
             )
             plan.observe(turn, [draft], timing)
         assert plan_turn(plan, one).judge_every == expected
+    # Ranks do what the first of them has measured.
+    plan = planner()
+    plan.ranks.agree_all = lambda lists: [(20, 1, 2)]
+    turn = plan_turn(plan, one)
+    assert (turn.judge_every, turn.windows) == (2, [20])
+
+
+def test_a_segment_that_failed_with_others_counts_once():
+    """Red if the search for the wrong segment makes the draft look worse than it is."""
+    plan, one = planner(), state()
+    turn = Turn(None, [one], [10], [36], [0], [None], True)
+    draft = RoundDraft((1,) * 36, num_new=36)
+    counted = []
+    for rejected_end in (36, 12, 24):
+        cut = Cut(0, 0, False, rejected_end)
+        plan.adapt(turn, [draft], [cut], [Decision((1,) * 3, 0, 2, ())])
+        counted.append(round(plan.spacing._failures))
+    assert counted == [1, 1, 2]
 
 
 def test_a_round_changes_the_window_of_its_own_kind():
