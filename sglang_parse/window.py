@@ -36,8 +36,8 @@ def next_window(
 
     num_draft: draft tokens it held; num_correct: those kept. rejected_len: length of
     what the first failing verdict was on, 0 if none failed. least: no window is
-    shorter. A rejected request is in trouble: it drafts little more than the part it failed at,
-    and grows back as its drafts are kept.
+    shorter. A rejected request is in trouble: it drafts little more than the part it
+    failed at, and grows back as its drafts are kept.
     """
     if num_draft == 0:
         return window
