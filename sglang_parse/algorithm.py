@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.arg_groups.overrides import attention_backends_of
+from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_parse.flags import config_from_server_args
@@ -40,6 +41,19 @@ _REFUSED = (
     ("lora_paths", bool, "--lora-paths", "unset"),
     ("enable_hisparse", bool, "--enable-hisparse", "off"),
     ("enable_hierarchical_cache", bool, "--enable-hierarchical-cache", "off"),
+    # KV that comes from elsewhere has none beside it in the draft model's pool.
+    ("enable_flexkv", bool, "--enable-flexkv", "off"),
+    (
+        "enable_unified_cache_external_linker",
+        bool,
+        "--enable-unified-cache-external-linker",
+        "off",
+    ),
+    # Their slots, positions or prefills are not those of one pool on one rank.
+    ("dcp_size", lambda v: v > 1, "--dcp-size", "1"),
+    ("attn_cp_size", lambda v: v > 1, "--attn-cp-size", "1"),
+    ("enable_prefill_cp", bool, "--enable-prefill-cp", "off"),
+    ("enable_pdmux", bool, "--enable-pdmux", "off"),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "off"),
     ("enable_mixed_chunk", bool, "--enable-mixed-chunk", "off"),
     # Its grammars cannot go back over a rejected draft.
@@ -104,6 +118,12 @@ def validate_server_args(server_args: Any) -> None:
             f"decode, got {prefill} and {decode}; set --attention-backend alone."
         )
     choose_route(config.verify_route, prefill)
+    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
+        raise ValueError(
+            "--speculative-algorithm PARSE does not support "
+            "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1, which leaves no memory for passes "
+            "outside captured graphs; unset it."
+        )
     check_pair(server_args, config)
     check_head(server_args, config)
 
@@ -147,5 +167,8 @@ class ParseAlgorithm(CustomSpecAlgo):
                 )
             setattr(server_args, field, ours)
         server_args.page_size = 1
+        if server_args.enable_memory_saver:
+            # Released weights come back for the target alone, by a weight update.
+            server_args.enable_draft_weights_cpu_backup = True
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS

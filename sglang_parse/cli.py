@@ -147,8 +147,11 @@ def demo_command(args: argparse.Namespace) -> int:
 def check_writable(path: Path, flag: str) -> None:
     """Raise ValueError now rather than lose the results in the end."""
     try:
+        is_new = not path.exists()
         with path.open("a", encoding="utf-8"):
             pass
+        if is_new:
+            path.unlink()  # no empty file is left behind where the run fails
     except OSError as e:
         raise ValueError(
             f"{flag} {str(path)!r} cannot be written ({e.strerror}); give a file in "

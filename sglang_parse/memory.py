@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.allocation import (
     assign_req_to_token_pool_func,
 )
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-from sglang.srt.runtime_context import get_schedule
+from sglang.srt.runtime_context import get_exec, get_schedule
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -176,10 +176,19 @@ def longest_prefill() -> int:
     return chunk if chunk > 0 else int(schedule.max_prefill_tokens)
 
 
+def longest_pass() -> int:
+    """Rows of the longest verify pass: its activations take what those of a prefill
+    take, for which SGLang leaves memory."""
+    features = get_exec().features
+    # SGLang's buffer for routed experts has rows for its own prefills alone.
+    least = 0 if features.enable_return_routed_experts else LEAST_PREFILL
+    return max(least, longest_prefill())
+
+
 class RoundSlots:
     """Slots of one round over SGLang's shared pool.
 
-    max_rows: of a verify pass; its activations take what those of a prefill take.
+    max_rows: of a verify pass (longest_pass).
     """
 
     def __init__(self, req_to_token_pool: Any, allocator: Any, max_rows: int) -> None:

@@ -223,6 +223,7 @@ def strongest_mode(req: Any) -> tuple[str, str]:
     the target, `off` (one token a round) where a step depends on the tokens before it.
     """
     params = req.sampling_params
+    embeds = req.input_embeds or req.positional_embed_overrides
     off = (
         ("custom_logit_processor", bool(req.custom_logit_processor)),
         ("frequency_penalty", params.frequency_penalty != 0),
@@ -232,6 +233,8 @@ def strongest_mode(req: Any) -> tuple[str, str]:
     )
     exact = (
         ("grammar", req.grammar is not None),
+        # A draft model cannot read them.
+        ("input_embeds", embeds is not None),
         ("logprobs", req.return_logprob),
         ("hidden_states", bool(req.return_hidden_states)),
         ("logit_bias", bool(params.logit_bias)),

@@ -66,8 +66,9 @@ class PassCost:
 
     @property
     def row_ms(self) -> float:
-        """Milliseconds that one more row adds to a pass; 0 while unknown."""
-        return max(0.0, self._cov / self._var_rows) if self._var_rows else 0.0
+        """Milliseconds that one more row adds to a pass; 0 while unknown, as it is
+        where passes have as good as the same number of rows."""
+        return max(0.0, self._cov / self._var_rows) if self._var_rows >= 1 else 0.0
 
 
 class JudgeSpacing:

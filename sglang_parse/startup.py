@@ -56,7 +56,8 @@ def check_architecture(runner: Any, flag: str) -> None:
         window is not None and window >= 0
     )
     reasons = (
-        ("is multimodal", model_config.is_multimodal),
+        # Served for text alone, such a model still wants its own kind of positions.
+        ("is multimodal", model_config.is_multimodal or model_config.model_is_mrope),
         ("has a recurrent state", mambaish_config(model_config) is not None),
         ("uses sliding-window attention", has_window),
         ("is an encoder-decoder", model_config.is_encoder_decoder),

@@ -35,11 +35,10 @@ from sglang_parse.flags import config_from_server_args
 from sglang_parse.grammar import GrammarChain, mask_for_rows
 from sglang_parse.hooks import check_hooks
 from sglang_parse.memory import (
-    LEAST_PREFILL,
     RoundSlots,
     describe_pools,
     full_pass_rows,
-    longest_prefill,
+    longest_pass,
 )
 from sglang_parse.metrics import RoundRecord
 from sglang_parse.pace import RoundTiming
@@ -146,7 +145,7 @@ class ParseWorker(BaseSpecWorker):
         self.slots = RoundSlots(
             req_to_token_pool,
             token_to_kv_pool_allocator,
-            max_rows=max(LEAST_PREFILL, longest_prefill()),
+            max_rows=longest_pass(),
         )
         self.stages.slots = self.slots
         num_slots, device = token_to_kv_pool_allocator.size, self.slots.table.device

@@ -4,7 +4,7 @@ Settings are tried through per-request options on a running server. Some problem
 screen them; on fresh ones the survivors are then tested from the most cautious to the
 boldest, until one is not shown to keep to the budget (fixed-sequence testing, so the
 confidence holds for whichever is chosen). Where none is, `exact` mode is the answer:
-it writes what the target writes.
+it writes what the target writes. Where that is slower than the target alone, `off` is.
 """
 
 from __future__ import annotations
@@ -37,17 +37,21 @@ from sglang_parse.load import LoadError, flush_cache, open_session
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
 SEGMENTERS = ("step", "paragraph", "fixed:32")
 WARM_UP = 8
+UNGRADED = ("rating", "none")  # checkers of open answers, which nothing compares
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Fields of ParseConfig that a request may set; None keeps the server's own."""
+    """Fields of ParseConfig that a request may set; None keeps the server's own.
+
+    mode: always said, so that a server of another mode serves what is tried.
+    """
 
     threshold: float | None = None
     segmenter: str | None = None
     keep_rule: str | None = None
     judge_suffix: str | None = None
-    mode: str | None = None
+    mode: str = "semantic"
 
     def fields(self) -> dict[str, Any]:
         """What is set, as keys of the file for --speculative-parse-config."""
@@ -59,7 +63,10 @@ class Setting:
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.fields().items())
+        found = self.fields()
+        if self.mode == "semantic" and len(found) > 1:
+            del found["mode"]
+        return ", ".join(f"{k}={v}" for k, v in found.items())
 
 
 OFF, EXACT = Setting(mode="off"), Setting(mode="exact")
@@ -120,32 +127,32 @@ def compare(
 def candidates(
     screened: Sequence[Trial], *, budget: float, confidence: float, exact_ratio: float
 ) -> list[Setting]:
-    """Settings worth testing, from the most cautious to the boldest.
+    """Settings worth testing, from the most cautious to the boldest: by the loss that
+    screening found, and by threshold where it found the same.
 
     Those whose screening shows a loss over the budget are out, and so are those no
-    faster than exact mode. Of each threshold the fastest is kept, and only if it is
-    faster than at every higher threshold.
+    faster than exact mode or the target alone. Of equally cautious ones the fastest is
+    kept, and only if it is faster than every more cautious one.
     """
     z = float(norm.ppf(confidence))
+    fit = []
+    for trial in screened:
+        _, high = tango_interval(trial.gained, trial.lost, trial.problems, z)
+        if -100 * high <= budget:
+            fit.append(trial)
     found: list[Setting] = []
-    fastest = exact_ratio
-    key = _threshold
-    for _, group in itertools.groupby(sorted(screened, key=key, reverse=True), key=key):
-        fit = []
-        for trial in group:
-            _, high = tango_interval(trial.gained, trial.lost, trial.problems, z)
-            if -100 * high <= budget:
-                fit.append(trial)
-        best = max(fit, key=lambda t: t.ratio, default=None)
-        if best is not None and best.ratio > fastest:
+    fastest = max(1.0, exact_ratio)
+    for _, group in itertools.groupby(sorted(fit, key=_boldness), key=_boldness):
+        best = max(group, key=lambda t: t.ratio)
+        if best.ratio > fastest:
             found.append(best.setting)
             fastest = best.ratio
     return found
 
 
-def _threshold(trial: Trial) -> float:
+def _boldness(trial: Trial) -> tuple[float, float]:
     value = trial.setting.threshold
-    return ParseConfig.threshold if value is None else value
+    return max(0.0, trial.loss), -(ParseConfig.threshold if value is None else value)
 
 
 def choose(
@@ -158,10 +165,12 @@ def choose(
     """Test `settings` in order while each is shown to keep to the budget.
 
     test: measures on problems that did not choose the settings. floor: exact mode, the
-    choice if none passes or none is faster. Returns the choice and all tests.
+    choice if none passes or none is faster; the target alone is where that is slower.
+    Returns the choice and all tests.
     """
     tests: list[Trial] = []
-    best = floor
+    alone = Trial(OFF, floor.problems, floor.accuracy + floor.loss / 100, 0, 0, 0, 0, 1)
+    best = max(floor, alone, key=lambda t: t.ratio)
     for setting in settings:
         trial = test(setting)
         tests.append(trial)
@@ -194,7 +203,7 @@ class CalibrateOptions:
     max_new_tokens: int = 0
     thresholds: tuple[float, ...] = THRESHOLDS
     segmenters: tuple[str, ...] = SEGMENTERS
-    keep_rules: tuple[str, ...] = ("first-failure",)
+    keep_rules: tuple[str | None, ...] = (None,)
     judge_suffixes: tuple[str | None, ...] = (None,)
     chat_template: Mapping[str, Any] = field(default_factory=dict)
 
@@ -204,7 +213,8 @@ class CalibrateOptions:
                 f"--budget {self.budget} and --confidence {self.confidence}: expected "
                 "points above 0 and below 100, and a share from 0.5 to below 1."
             )
-        check_choice(self.dataset, "--dataset", tuple(DATA_SETS))
+        gradable = [n for n, d in DATA_SETS.items() if d.checker not in UNGRADED]
+        check_choice(self.dataset, "--dataset", tuple(gradable))
         for name in ("problems", "screen", "concurrency"):
             check_count(getattr(self, name), f"--{name}", 1, 1 << 20)
         needed = problems_needed(self.budget, self.confidence)
@@ -347,14 +357,19 @@ SERVERS_OWN = ("compose", "eagle_model_path", "eagle_steps")
 def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
     """The server's PARSE settings where they are not the defaults, as keys of the file
     for --speculative-parse-config: what was measured is the swept fields on top of
-    them. Raises ValueError if the server does not serve with PARSE, or streams what the
-    client here does not read."""
+    them. Raises ValueError if the server does not serve with PARSE, has no draft model
+    to try settings with, or streams what the client here does not read."""
     states = info.get("internal_states") or [{}]
     settings = (states[0].get("parse") or {}).get("settings")
     if settings is None:
         raise ValueError(
             f"--url {url}: the server there does not serve with PARSE; start one with "
             "--speculative-algorithm PARSE."
+        )
+    if not info.get("speculative_draft_model_path"):
+        raise ValueError(
+            f"--url {url}: the server there has no draft model to judge; start it with "
+            "--speculative-draft-model-path."
         )
     if info.get("incremental_streaming_output"):
         raise ValueError(
@@ -467,10 +482,11 @@ def report_text(options: CalibrateOptions, found: Calibration) -> str:
         f"concurrency {options.concurrency}; how much is judged depends on the load, "
         "so calibrate at the one you expect."
     )
-    if chosen.setting == EXACT:
+    if chosen.setting.mode != "semantic":
         parts.append(
             "No semantic setting was shown to keep to the budget and to be faster; "
-            "exact mode changes nothing. More --problems sharpen the test."
+            f"{chosen.setting.mode} mode changes nothing. More --problems sharpen the "
+            "test."
         )
     return "\n".join(parts)
 

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from sglang_parse.bench.procedures import Answer, Round
 
+BASELINE = "target"  # the arm that others are compared with
 # File names hold at most 255 bytes.
 LONGEST_LABEL = 150
 
@@ -30,7 +31,8 @@ LONGEST_LABEL = 150
 @dataclass(frozen=True)
 class Cell:
     """spec: all that decides what is asked and of whom, as plain JSON. options:
-    custom_params on top of the arm's, in a sweep. num_items: requests."""
+    custom_params on top of the arm's, in a sweep. num_items: requests. group: of the
+    arms whose servers are up together; the baseline has cells in all of them."""
 
     arm: str
     dataset: str
@@ -40,6 +42,7 @@ class Cell:
     spec: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     is_sweep: bool = False
+    group: int = 0
 
     @property
     def laps(self) -> int:
@@ -50,6 +53,8 @@ class Cell:
     def name(self) -> str:
         """Path below the run's `cells` folder, without ending."""
         place = f"{self.dataset}-c{self.concurrency}-r{self.repeat}"
+        if self.arm == BASELINE and self.group:
+            place += f"-beside{self.group}"
         if not self.is_sweep:
             return f"{self.arm}/{place}"
         whole = options_label(self.options)
@@ -94,7 +99,9 @@ class CellStore:
         with gzip.open(path, "rt", encoding="utf-8") as f:
             spec = json.loads(f.readline())["spec"]
         ours = _plain(cell.spec)
-        differing = sorted(k for k in {*spec, *ours} if spec.get(k) != ours.get(k))
+        # A field that older results lack is as if it were empty.
+        keys = {*spec, *ours}
+        differing = sorted(k for k in keys if (spec.get(k) or 0) != (ours.get(k) or 0))
         if differing:
             raise ValueError(
                 f"{path} was measured with other settings ({', '.join(differing)}); "

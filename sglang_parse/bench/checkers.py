@@ -20,11 +20,13 @@ from sglang_parse.embedded import task
 
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _BOXED = re.compile(r"\\boxed\s*\{")
-# Only the word in any case: "the answer is a bit subtle" names no option.
+# Only the word in any case: "the answer is a bit subtle" names no option, nor does
+# "the answer I choose".
 _CHOICE = re.compile(
     r"(?i:answer)\s*(?:(?i:is)|:)?[\s*:]*(?:[$(\[]|\\[(\[])*\s*"
-    r"(?:\\boxed\{|\\text\{|\\mathrm\{|\\textbf\{)*\(?([A-J])\b"
+    r"(?:\\boxed\{|\\text\{|\\mathrm\{|\\textbf\{)*\(?([A-HJ]|I(?!\s+[a-z]))\b"
 )
+_MARKED = re.compile(r"(?im)^[\s*_#>]*(?:final )?answer[\s*_]*:[\s*_]*(.*\S)\s*$")
 _LAST_LETTER = re.compile(r"(?:^|[\s(*])([A-J])[).*]*\s*$")
 _FENCE = re.compile(r"^\s*(?:```|~~~)\s*([\w+-]*)\s*$")
 # Thin spaces and grouping braces that mathematics is set with: 70{,}000, 70,\!000.
@@ -137,7 +139,7 @@ def final_answer(text: str) -> str:
     inner = boxed(text)
     if inner is not None:
         return _squeeze(inner)
-    marked = re.findall(r"(?im)^\W*(?:final )?answer\s*:\W*(.+?)\W*$", text)
+    marked = _MARKED.findall(text)
     if marked:
         return _squeeze(marked[-1])
     number = last_number(text)
@@ -148,7 +150,12 @@ def final_answer(text: str) -> str:
 
 
 def _squeeze(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    """In one writing: what is a number and nothing else as that number, other text in
+    lower case with single spaces, without quotes and full stops around it."""
+    bare = _THIN.sub("", text).strip("*_`'\".$ \t\n")
+    if _NUMBER.fullmatch(bare):
+        return format(Decimal(re.sub("[,$]", "", bare)).normalize(), "f")
+    return " ".join(text.split()).casefold().strip("*_`'\". ")
 
 
 def check_final(text: str, gold: str | None) -> bool | None:

@@ -25,6 +25,12 @@ from sglang_parse.launch import DEFAULT_TIMEOUT_S
 from sglang_parse.load import REQUEST_TIMEOUT_S
 from sglang_parse.request import check_custom_params
 
+# Flags that no arm has for itself, and the field of the file that gives them to all.
+FILES_OWN = {
+    "--max-running-requests": "server_args",
+    "--speculative-parse-threshold": "threshold",
+    "--speculative-parse-judge-suffix": "judge_suffix",
+}
 logger = logging.getLogger(__name__)
 
 
@@ -80,7 +86,8 @@ class BenchConfig:
     them alone. repeats: whole runs one after the other, each on fresh servers.
     boot_together: arms whose servers start side by side; never two are measured at
     once, and models alone are served once for all of them. laps: parts that a cell is
-    measured in, in turns with the same cell of the other arms whose servers are up.
+    measured in, in turns with the same cell of the other arms whose servers are up,
+    among which the arm `target` then always is.
     step_stop: ends a step of the sequential arm. judge: OpenAI-compatible endpoint
     {url, model} that rates open answers. boot_timeout_s: for a server to be ready,
     downloads included. request_timeout_s: for one answer.
@@ -238,10 +245,13 @@ def _list(raw: Any, what: str) -> list[Any]:
 def _arm(raw: Any) -> Arm | None:
     """A built-in arm by name, or one `like` it with changes; None if its optional
     draft is missing."""
-    if isinstance(raw, str):
-        raw = {"name": raw, "like": raw}
+    if isinstance(raw, str | bool):
+        raw = {"name": raw}
     keys = ("name", "like", "options", "server_args", "draft", "optional", "about")
     values = dict(_mapping(raw, "an arm", (*keys, "concurrency")))
+    for key in ("name", "like"):
+        if values.get(key) is False:  # what YAML makes of a bare off
+            values[key] = "off"
     like = values.pop("like", values.get("name"))
     if like not in ARMS:
         raise ValueError(
@@ -249,7 +259,7 @@ def _arm(raw: Any) -> Arm | None:
             "{name: ..., like: one of them}."
         )
     base = ARMS[like]
-    name = values.get("name", like)
+    name = values["name"] = values.get("name", like)
     options = _mapping(values.get("options") or {}, f"arms.{name}.options")
     extra = _list(values.get("server_args") or [], f"arms.{name}.server_args")
     if extra and not base.takes_server_args:
@@ -257,6 +267,13 @@ def _arm(raw: Any) -> Arm | None:
             f"arms.{name}.server_args: no server of an arm like {like!r} speculates; "
             "give flags of all servers as `server_args` of the file."
         )
+    flags = [str(flag).partition("=")[0] for flag in extra]
+    for flag in FILES_OWN:
+        if flag in flags:
+            raise ValueError(
+                f"arms.{name}.server_args holds {flag}; arms share it: give it as "
+                f"`{FILES_OWN[flag]}` of the file."
+            )
     if options and not base.takes_options:
         raise ValueError(
             f"arms.{name}.options: requests of an arm like {like!r} take none of "

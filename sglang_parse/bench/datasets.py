@@ -6,11 +6,13 @@ are zero-shot and end with the answer format that checkers.py reads.
 
 from __future__ import annotations
 
+import builtins
 import csv
 import dataclasses
 import importlib.util
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ LETTERS = "ABCDEFGHIJ"
 BOXED = "Reason step by step, and put your final answer within \\boxed{}."
 CHOICE = 'End with a line "Answer: X", where X is the letter of the right option.'
 CODE = "Answer with one complete Python code block."
+_CALLED = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\s*\(")
 
 
 class DataError(ValueError):
@@ -128,9 +131,11 @@ def _humaneval(row: Row, number: int) -> Item:
 
 def _mbpp(row: Row, number: int) -> Item:
     example = row["test_list"][0]
+    called = [n for n in _CALLED.findall(example) if not hasattr(builtins, n)]
     prompt = f"{row['prompt'].strip()} {CODE} It must pass:\n{example}"
     name = f"mbpp-{row['task_id']}"
-    return Item(name, (prompt,), {"head": "", "tests": row["test"]})
+    reference = {"head": "", "tests": row["test"]}
+    return Item(name, (prompt,), reference | {"entry_point": (*called, "")[0]})
 
 
 def _mt_bench(row: Row, number: int) -> Item:
@@ -243,7 +248,7 @@ def read_rows(path: Path, name: str) -> list[Row]:
         )
     try:
         rows = readers[path.suffix](path)
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, csv.Error) as e:
         raise DataError(f"{name}: {str(path)!r} cannot be read: {e}.") from e
     if not isinstance(rows, list):
         raise DataError(f"{name}: {str(path)!r} holds no list of rows.")

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import Any
 
 from sglang_parse.bench.cells import Cell, CellResult
@@ -85,7 +86,7 @@ def rate_patiently(
             try:
                 rating = rate(item, texts[:end], judge)
                 break
-            except (OSError, KeyError, ValueError) as e:
+            except (OSError, HTTPException, LookupError, TypeError, ValueError) as e:
                 logger.warning("Rating of %s failed: %s", item.id, e)
                 time.sleep(2.0**number)
         if rating is None:

@@ -132,8 +132,10 @@ def sweep_plot(rows: Sequence[Figures]) -> Any:
 def judge_plot(rows: Sequence[Figures]) -> Any:
     """ROC of the verdicts and how far scores are probabilities."""
     figure, (roc, bins) = plt.subplots(1, 2, figsize=(9, 4.2))
-    lowest = min(f.concurrency for f in rows)
-    for f in (r for r in rows if r.concurrency == lowest):
+    lowest: dict[str, Figures] = {}
+    for f in sorted(rows, key=lambda f: -f.concurrency):
+        lowest[f.arm] = f
+    for f in sorted(lowest.values(), key=rows.index):
         points = roc_points(f.scores, f.valid)
         roc.step([p[1] for p in points], [p[2] for p in points], label=f.arm)
         rows_ = reliability(f.scores, f.valid)

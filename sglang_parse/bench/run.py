@@ -29,7 +29,7 @@ from sglang_parse.bench.arms import (
     refusal,
     server_flags,
 )
-from sglang_parse.bench.cells import Cell, CellStore, CellWriter
+from sglang_parse.bench.cells import BASELINE, Cell, CellStore, CellWriter
 from sglang_parse.bench.config import BenchConfig, DataSetSpec
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
 from sglang_parse.bench.grade import grade_cell, rated
@@ -116,15 +116,24 @@ def load_set(config: BenchConfig, spec: DataSetSpec) -> list[Item]:
 def plan_cells(
     config: BenchConfig, items: Mapping[DataSetSpec, Sequence[Item]]
 ) -> list[Cell]:
-    """All cells, arm by arm; behind an arm's own cells those of its sweep."""
+    """All cells, arm by arm; behind an arm's own cells those of its sweep.
+
+    Where arms take turns, the baseline does with every group of them.
+    """
+    groups = list(enumerate(arm_groups(config)))
 
     def cell(
-        arm: Arm, spec: DataSetSpec, concurrency: int, repeat: int, **more: Any
+        arm: Arm,
+        spec: DataSetSpec,
+        concurrency: int,
+        repeat: int,
+        group: int,
+        **more: Any,
     ) -> Cell:
-        is_sweep = "options" in more
-        if config.laps > 1 and not is_sweep:
-            more["laps"] = config.laps
+        if config.laps > 1:
+            more |= {"laps": config.laps, "group": group}
         return Cell(
+            group=group,
             arm=arm.name,
             dataset=spec.name,
             concurrency=concurrency,
@@ -141,21 +150,30 @@ def plan_cells(
                 **more,
             },
             options=more.get("options", {}),
-            is_sweep=is_sweep,
+            is_sweep="options" in more,
         )
 
     cells = []
     for arm in config.arms:
+        own = arm.concurrency or config.concurrency
+        (home,) = (group for group, arms in groups if arm in arms)
+        asked: dict[int, Sequence[int]] = {home: own}
+        if arm.name == BASELINE and config.laps > 1:
+            for group, arms in groups:
+                if group != home:
+                    theirs = {c for a in arms for c in a.concurrency or own}
+                    asked[group] = [c for c in own if c in theirs]
         cells += [
-            cell(arm, spec, concurrency, repeat)
+            cell(arm, spec, concurrency, repeat, group)
             for spec in config.datasets
-            for concurrency in arm.concurrency or config.concurrency
+            for group, found in asked.items()
+            for concurrency in found
             for repeat in range(config.repeats)
         ]
         if config.sweep and config.sweep.arm == arm.name:
             sweep = config.sweep
             cells += [
-                cell(arm, sweep.dataset, sweep.concurrency, 0, options=options)
+                cell(arm, sweep.dataset, sweep.concurrency, 0, home, options=options)
                 for options in sweep.combinations()
             ]
     return cells
@@ -164,21 +182,28 @@ def plan_cells(
 def batches(
     config: BenchConfig, pending: Sequence[Cell]
 ) -> Iterator[tuple[list[Arm], list[Cell]]]:
-    """Arms whose servers are up together, with the cells to measure on them.
+    """Arms whose servers are up together, with the cells to measure on them: the same
+    arms in every repeat, and when a run goes on.
 
     Repeats are apart in time, each with servers of its own: they show what another
     hour on the machine gives. Every other one takes the arms from last to first, so
     that a machine that gets slower does not favour the same arms again.
     """
+    groups = range(len(arm_groups(config)))
     for repeat in range(config.repeats):
-        todo = [cell for cell in pending if cell.repeat == repeat]
-        names = {cell.arm for cell in todo}
-        arms = [arm for arm in config.arms if arm.name in names]
-        size = config.boot_together
-        together = [arms[at : at + size] for at in range(0, len(arms), size)]
-        # The same arms are up together, whichever way round.
-        for group in together[::-1] if repeat % 2 else together:
-            yield group[::-1] if repeat % 2 else group, todo
+        way = -1 if repeat % 2 else 1
+        for group in groups[::way]:
+            todo = [c for c in pending if (c.repeat, c.group) == (repeat, group)]
+            names = {cell.arm for cell in todo}
+            arms = [arm for arm in config.arms if arm.name in names]
+            if arms:
+                yield arms[::way], todo
+
+
+def arm_groups(config: BenchConfig) -> list[Sequence[Arm]]:
+    """Arms whose servers start side by side; the baseline may join the others'."""
+    size = config.boot_together
+    return [config.arms[at : at + size] for at in range(0, len(config.arms), size)]
 
 
 def settings(config: BenchConfig) -> dict[str, Any]:
@@ -318,13 +343,12 @@ class Job:
 
 def taking_turns(jobs: Sequence[Job], laps: int) -> list[list[Job]]:
     """Jobs that are measured in turns: with laps those that differ by their arm alone,
-    else each by itself. Settings of a sweep take no turns."""
+    and the settings of a sweep; else each by itself."""
     groups: dict[tuple[str | int, ...], list[Job]] = {}
     for job in jobs:
         cell = job.cell
-        place = (cell.dataset, cell.concurrency, cell.repeat)
-        is_alone = laps == 1 or cell.is_sweep
-        groups.setdefault((cell.name,) if is_alone else place, []).append(job)
+        place = (cell.dataset, cell.concurrency, cell.repeat, cell.is_sweep)
+        groups.setdefault((cell.name,) if laps == 1 else place, []).append(job)
     return list(groups.values())
 
 

@@ -24,6 +24,8 @@ WALL_S = 60
 MEMORY_BYTES = 4 << 30
 FILE_BYTES = 16 << 20
 NUM_PROCESSES = 64
+LAST_BYTES = 4096  # of what a program says about its end
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 
 
@@ -45,13 +47,14 @@ def run_program(source: str, *, cpu_s: int = CPU_S, wall_s: float = WALL_S) -> V
     with (
         os.fdopen(read_end, "rb", buffering=0) as reports,
         tempfile.TemporaryDirectory(prefix="sglang-parse-sandbox-") as folder,
+        tempfile.TemporaryFile() as errors,  # a pipe has no limit of size
     ):
         try:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _LOADER, str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=errors,
                 cwd=folder,
                 env={"PATH": "/usr/bin:/bin", "HOME": folder, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
@@ -61,19 +64,20 @@ def run_program(source: str, *, cpu_s: int = CPU_S, wall_s: float = WALL_S) -> V
         finally:
             os.close(write_end)
         try:
-            _, errors = process.communicate(_with_packages(source), timeout=wall_s)
+            process.communicate(_with_packages(source), timeout=wall_s)
         except subprocess.TimeoutExpired:
             return Verdict(False, f"ran longer than {wall_s:g} s")
         finally:
             _kill_group(process)
         reached_end = reports.read(1) == b"."
+        errors.seek(-min(errors.seek(0, os.SEEK_END), LAST_BYTES), os.SEEK_END)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
     if process.returncode == 0 and reached_end:
         return Verdict(True)
     if process.returncode == 0:
         return Verdict(False, "left before its last line")
     if process.returncode < 0:
         return Verdict(False, signal.Signals(-process.returncode).name)
-    lines = errors.decode(errors="replace").strip().splitlines()
     return Verdict(False, lines[-1][:200] if lines else "no message")
 
 
@@ -109,14 +113,12 @@ def _limit(cpu_s: int) -> None:
         resource.setrlimit(what, (limit, limit))
     if sys.platform == "linux":
         # Best effort: not every kernel lets a plain user make namespaces.
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for pipe in (process.stdin, process.stderr):
-        if pipe:
-            pipe.close()
+    if process.stdin:
+        process.stdin.close()

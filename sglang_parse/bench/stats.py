@@ -166,16 +166,19 @@ class JudgeQuality:
     false_accept: invalid prefixes that passed. first_false_accept: the same among
     prefixes that are the first invalid one of their draft. false_reject: valid ones
     that failed. *_high: exact upper bounds at 95% confidence (Clopper and Pearson
-    1934). ece: expected calibration error over ten equal bins. auc: chance that
-    a valid prefix scores above an invalid one.
+    1934), which hold for independent verdicts; invalid prefixes of a draft contain one
+    another, so that of the first ones is the one to read. ece: expected calibration
+    error over ten equal bins. auc: chance that a valid prefix scores above an invalid
+    one.
     """
 
     valid: int
     invalid: int
+    first_invalid: int
     false_accept: float | None
     first_false_accept: float | None
     false_reject: float | None
-    false_accept_high: float | None
+    first_false_accept_high: float | None
     false_reject_high: float | None
     ece: float | None
     auc: float | None
@@ -198,10 +201,11 @@ def judge_quality(
     return JudgeQuality(
         valid=int(v.sum()),
         invalid=int((~v).sum()),
+        first_invalid=int(f.sum()),
         false_accept=share(passes, ~v),
         first_false_accept=share(passes, f),
         false_reject=share(~passes, v),
-        false_accept_high=upper_bound(int((passes & ~v).sum()), int((~v).sum())),
+        first_false_accept_high=upper_bound(int((passes & f).sum()), int(f.sum())),
         false_reject_high=upper_bound(int((~passes & v).sum()), int(v.sum())),
         ece=calibration_error(scores, valid),
         auc=roc_auc(scores, valid),

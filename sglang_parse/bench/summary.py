@@ -9,7 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.bench.cells import Cell, CellResult, options_label
+from sglang_parse.bench.cells import (
+    BASELINE,
+    Cell,
+    CellResult,
+    options_label,
+)
 from sglang_parse.bench.procedures import Answer
 from sglang_parse.bench.stats import (
     JudgeQuality,
@@ -25,7 +30,6 @@ from sglang_parse.summary import (
     wilson_interval,
 )
 
-BASELINE = "target"
 Ratio = tuple[float, float, float]
 
 
@@ -102,8 +106,18 @@ def summarise_cells(graded: Sequence[Graded], threshold: float) -> list[Figures]
     found = []
     for (_, _, _, dataset, concurrency), group in groups.items():
         base = groups.get((False, BASELINE, "", dataset, concurrency), [])
+        if base is not group:
+            base = in_turns(base, group[0].cell)
         found.append(_figures(group, base, threshold))
     return found
+
+
+def in_turns(base: Sequence[Graded], cell: Cell) -> list[Graded]:
+    """Of the baseline's results those that took turns with the cell's arm, or were
+    measured with any other where none did."""
+    groups = {b.cell.group for b in base}
+    group = cell.group if cell.group in groups else min(groups, default=0)
+    return [b for b in base if b.cell.group == group]
 
 
 def _figures(
@@ -114,7 +128,7 @@ def _figures(
     results = [r for g in group for r in request_results(g).values()]
     wall_s = sum(g.result.wall_s for g in group)
     correct = [c for g in group for c in g.grades["correct"]]
-    judged = group[0].grades["judged"]  # repeats ask the same again
+    judged = group[0].grades["judged"]  # repeats ask about much the same again
     ratings = [r for g in group for r in g.grades["ratings"] or () if r is not None]
     arm_options = cell.spec["arm"]["options"]
     limit = {**arm_options, **cell.options}.get("parse_threshold", threshold)

@@ -10,6 +10,7 @@ from typing import Any
 from sglang_parse.bench.cells import Cell, CellStore
 from sglang_parse.bench.config import BenchConfig
 from sglang_parse.bench.grade import rated
+from sglang_parse.bench.stats import JudgeQuality
 from sglang_parse.bench.summary import Figures, Graded, Ratio, summarise_cells
 
 DASH = "-"
@@ -82,7 +83,8 @@ def report_text(
             "passed, of all and of those that are the first invalid one of their "
             "draft (behind it, first-failure has cut already). False reject: valid "
             "ones that failed. Behind a share, the exact upper bound at 95% "
-            "confidence. Of the first repeat alone: others ask the same again.\n"
+            "confidence; invalid prefixes of a draft contain one another, so theirs is "
+            "of the first alone. All of the first repeat.\n"
         )
         parts.append(table(judged, JUDGE_COLUMNS))
     if sweep:
@@ -160,6 +162,12 @@ def _bounded(f: Figures, name: str, bound: str) -> str:
     return f"{_percent(share)} (< {_percent(getattr(f.judge, bound))})"
 
 
+def _counts(judge: JudgeQuality | None) -> str:
+    if judge is None:
+        return DASH
+    return f"{judge.valid} / {judge.invalid} / {judge.first_invalid}"
+
+
 def _arm(f: Figures) -> str:
     return f.arm
 
@@ -192,9 +200,11 @@ WORK_COLUMNS: dict[str, Column] = {
 JUDGE_COLUMNS: dict[str, Column] = {
     "arm": _arm,
     "concurrency": lambda f: str(f.concurrency),
-    "valid / invalid": lambda f: f"{f.judge.valid} / {f.judge.invalid}",  # type: ignore[union-attr]
-    "false accept %": lambda f: _bounded(f, "false_accept", "false_accept_high"),
-    "of first invalid %": _quality("first_false_accept"),
+    "valid / invalid / first invalid": lambda f: _counts(f.judge),
+    "false accept %": _quality("false_accept"),
+    "of first invalid %": lambda f: _bounded(
+        f, "first_false_accept", "first_false_accept_high"
+    ),
     "false reject %": lambda f: _bounded(f, "false_reject", "false_reject_high"),
     "ECE": _quality("ece", percent=False),
     "AUC": _quality("auc", percent=False),

@@ -70,6 +70,7 @@ class FakeServer:
         """delay_s: of every request. slow_s: more where nothing is kept by verdict."""
         self.role, self.delay_s, self.slow_s, self.bodies = role, delay_s, slow_s, []
         self.settings = {"mode": "semantic"}
+        self.draft = "a draft"
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -138,6 +139,7 @@ class FakeServer:
                 state = {"parse": {"settings": fake.settings}}
                 info = {"tokenizer_path": "fake", "internal_states": [state]}
                 info["attention_backend"] = "fake"
+                info["speculative_draft_model_path"] = fake.draft
                 self.reply(json.dumps(info).encode())
 
             def do_POST(self):

@@ -98,6 +98,18 @@ REFUSED = {
         (*DRAFT, "--enable-streaming-session"),
         "does not support --enable-streaming-session",
     ),
+    "flexkv": ((*DRAFT, "--enable-flexkv"), "--enable-flexkv"),
+    "linker": (
+        (*DRAFT, "--enable-unified-cache-external-linker"),
+        "--enable-unified-cache-external-linker",
+    ),
+    "dcp": ((*DRAFT, "--tp-size", "2", "--dcp-size", "2"), "--dcp-size 2"),
+    "cp": ((*DRAFT, "--tp-size", "2", "--attn-cp-size", "2"), "attn.cp.size"),
+    "prefill cp": ((*DRAFT, "--enable-prefill-cp"), "--enable-prefill-cp"),
+    "pdmux": (
+        (*DRAFT, "--enable-pdmux", "--chunked-prefill-size", "-1"),
+        "--enable-pdmux",
+    ),
     "outlines": (
         (*DRAFT, "--grammar-backend", "outlines"),
         "does not support --grammar-backend outlines",
@@ -166,6 +178,21 @@ def test_unsupported_combination_is_refused_by_name(flags, named):
     with pytest.raises((ValueError, AssertionError), match=named) as error:
         resolve(*TARGET, *flags)
     assert "\n" not in str(error.value).strip()
+
+
+def test_pools_sized_behind_captured_graphs_are_refused(monkeypatch):
+    """Red if passes outside graphs are left without memory."""
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
+    with pytest.raises(ValueError, match="does not support SGLANG_ENABLE_POST_CAPTURE"):
+        resolve(*TARGET, *DRAFT)
+
+
+def test_released_weights_of_the_draft_model_are_kept_aside():
+    """Red if a server that released its weights goes on with a draft model that has
+    none: an update brings those of the target back, and no others."""
+    assert not resolve(*TARGET, *DRAFT).enable_draft_weights_cpu_backup
+    args = resolve(*TARGET, *DRAFT, "--enable-memory-saver")
+    assert args.enable_draft_weights_cpu_backup
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,34 @@ def test_candidates_go_from_cautious_to_bold_and_only_get_faster():
     ]
 
 
+def test_what_lost_in_screening_comes_behind_what_did_not():
+    """Red if a setting that is more likely to fail the test is tested first: those
+    behind a failure are not tried."""
+    screened = [
+        trial(0.9, lost=1, ratio=3.0),
+        trial(0.9, ratio=2.0, segmenter="fixed:32"),
+        trial(0.5, ratio=2.5),
+        trial(0.3, gained=1, ratio=2.6),
+    ]
+    order = candidates(screened, budget=0.5, confidence=0.95, exact_ratio=1.5)
+    assert [(s.threshold, s.segmenter) for s in order] == [
+        (0.9, "fixed:32"),
+        (0.5, None),
+        (0.3, None),
+        (0.9, None),
+    ]
+
+
+def test_what_is_slower_than_the_target_alone_is_no_candidate_and_no_choice():
+    """Red if calibration slows a server down."""
+    screened = [trial(0.9, ratio=0.95)]
+    assert not candidates(screened, budget=0.5, confidence=0.95, exact_ratio=0.8)
+    floor = Trial(EXACT, 100, 0.9, 0.0, 0.0, 0, 0, 0.8)
+    best, tests = choose([], lambda s: floor, budget=0.5, floor=floor)
+    assert best.setting == calibrate.OFF and not tests
+    assert (best.ratio, best.accuracy, best.problems) == (1, 0.9, 100)
+
+
 def test_candidates_leave_out_what_screening_shows_to_lose():
     screened = [trial(0.1, lost=20, ratio=9.0), trial(0.9, lost=1, ratio=2.0)]
     order = candidates(screened, budget=0.5, confidence=0.95, exact_ratio=1.0)
@@ -159,6 +187,7 @@ def test_calibration_against_references_avoids_the_threshold_that_keeps_slips(
     # Exact mode and the setting are timed on the same fresh problems.
     assert [t["problems"] for t in report["tested"][:2]] == [40, 40]
     assert report["tested"][0]["setting"] == {"mode": "exact"}
+    assert report["tested"][1]["setting"]["mode"] == "semantic"
     # Screening and testing share no problem; screening goes there and back.
     asked = [
         tuple(b["input_ids"])
@@ -176,6 +205,8 @@ def test_written_setting_is_the_whole_one_that_was_measured(server, tmp_path):
         "window": 64,
         "compose": "eagle3",
         "threshold": 0.2,
+        "keep_rule": "longest",
+        "mode": "exact",
     }
     out = tmp_path / "parse.json"
     assert run(server, out) == 0
@@ -184,7 +215,8 @@ def test_written_setting_is_the_whole_one_that_was_measured(server, tmp_path):
         "window": 64,
         "threshold": 0.9,
         "segmenter": "step",
-        "keep_rule": "first-failure",
+        "keep_rule": "longest",
+        "mode": "semantic",
     }
     report = json.loads(out.with_suffix(".report.json").read_text())
     assert (report["seed"], report["concurrency"]) == (64, 4)
@@ -195,10 +227,25 @@ def test_server_that_streams_pieces_is_refused():
     """Red if the last piece of an answer is graded as the whole: then all settings fail
     alike, and any is chosen."""
     info = {"internal_states": [{"parse": {"settings": {}}}]}
+    info["speculative_draft_model_path"] = "a draft"
     assert calibrate.served_settings(info, "URL") == {}
     info["incremental_streaming_output"] = True
     with pytest.raises(ValueError, match="without --incremental-streaming-output"):
         calibrate.served_settings(info, "URL")
+
+
+def test_server_without_a_draft_model_is_refused(server, tmp_path, capsys):
+    """Red if every setting is tried in the mode that such a server falls back to."""
+    server.draft = None
+    assert run(server, tmp_path / "parse.json") == 1
+    assert "has no draft model to judge" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mt-bench", "speed-bench"])
+def test_open_answers_are_refused(tmp_path, name):
+    """Red if they are compared by the last number that happens to be in them."""
+    with pytest.raises(ValueError, match=f"--dataset is '{name}'; expected one of"):
+        CalibrateOptions("http://x", tmp_path / "x", dataset=name)
 
 
 def test_server_without_parse_is_refused(server, tmp_path, capsys):

@@ -24,6 +24,12 @@ SWEEP = {
     "concurrency": 1,
     "grid": [{"parse_threshold": [0.5]}],
 }
+
+
+def own_flags(*flags):
+    return {"arms": [{"name": "p", "like": "parse", "server_args": [*flags]}]}
+
+
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 
 
@@ -38,7 +44,8 @@ def test_embedded_config_has_every_arm_that_needs_no_gpu():
     names = {arm.name for arm in load_config(CONFIGS / "embedded.yaml").arms}
     assert names >= {
         *("target", "draft", "cascade", "sequential", "sequential-server"),
-        *("exact", "parse-no-tail", "parse", "hostile"),
+        *("exact", "parse-no-tail", "parse", "hostile", "hostile-exact", "off"),
+        *("eagle3", "parse-eagle3", "parse-fixed"),
     }
 
 
@@ -48,6 +55,31 @@ def test_embedded_config_has_every_arm_that_needs_no_gpu():
         ({"arms": ["dance"]}, "arms: 'dance' is unknown; expected one of target,"),
         ({"arms": ["parse", "parse"]}, "name one arm twice"),
         ({"arms": []}, "arms is missing"),
+        (
+            {
+                "arms": [
+                    {
+                        "name": "p",
+                        "like": "parse",
+                        "server_args": ["--max-running-requests=4"],
+                    }
+                ]
+            },
+            "arms.p.server_args holds --max-running-requests; arms share it: give it "
+            "as `server_args` of the file",
+        ),
+        (
+            {
+                "arms": [
+                    {
+                        "name": "p",
+                        "like": "parse",
+                        "server_args": ["--speculative-parse-threshold", 0.9],
+                    }
+                ]
+            },
+            "arms share it: give it as `threshold` of the file",
+        ),
         ({"datasets": ["gsm9k"]}, "datasets: 'gsm9k' is unknown; expected one of"),
         ({"datasets": "gsm8k"}, "datasets is 'gsm8k'; expected a list"),
         ({"server_args": []}, "server_args lacks --max-running-requests"),

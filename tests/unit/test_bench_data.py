@@ -116,7 +116,8 @@ RIGHT = {
     "mmlu-pro": "The answer is (J).",
     "mmlu-redux": "Answer: B",
     "humaneval-plus": "```python\n    return math.isqrt(n)\n```",
-    "mbpp-plus": "Here:\n```python\ndef twice(x):\n    return x + x\n```\nDone.",
+    "mbpp-plus": "Here:\n```python\ndef twice(x):\n    return x + x\n```\nUse it:\n"
+    "```python\nprint(twice(2))\n```\nDone.",
     "prompts": "Answer: 4",
 }
 WRONG = {
@@ -326,6 +327,8 @@ def test_math_checker_compares_values_not_texts(text, gold, right):
         ("**Answer:** C\n\nThis answer is a direct consequence.", "C"),
         ("The answer is a bit subtle.\n\n**Answer: $\\boxed{\\text{C}}$**", "C"),
         ("Answer: [D]", "D"),
+        ("So the answer I choose is B.", "B"),
+        ("The answer is I", "I"),
         ("answer is \\(B\\)", "B"),
     ],
 )
@@ -385,12 +388,18 @@ def test_math_that_never_ends_is_wrong_in_time(monkeypatch):
         ("Step 1\nAnswer: 12", "We get 12.\n**Answer:** 12."),
         ("\\boxed{ 1/2 }", "thus \\boxed{1/2}"),
         ("It is 3.50", "makes 3.5"),
+        ("Answer: -3", "which is -3"),
+        ("**Answer**: **-3.0**", "\\boxed{-3}"),
+        ("\\boxed{1,000}", "Answer: $1000"),
+        ("\\boxed{12\\,000}", "Final answer: 12000"),
         ("first\nYes, it is", "other words\nyes, it  is"),
     ],
 )
 def test_final_answers_of_two_phrasings_agree(one, other):
     assert final_answer(one) == final_answer(other) != ""
     assert final_answer("Answer: 13") != final_answer("Answer: 12")
+    assert final_answer("Answer: 3") != final_answer("Answer: -3")
+    assert not check_final("Answer: -3", "3") and check_final("Answer: -3", "-3.0")
     assert check_final("anything", None) is None
 
 

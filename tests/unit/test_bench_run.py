@@ -537,10 +537,51 @@ def swept():
     return [("parse", None), ("parse", [*range(6)])] * 2
 
 
-def test_arms_take_turns_by_laps_and_the_sweep_does_not(events, tmp_path):
+def test_arms_take_turns_by_laps_and_so_do_settings_of_a_sweep(events, tmp_path):
     run_benchmark(laps_config(tmp_path, 3))
     arms = ("target", "parse", "exact")
-    assert in_groups(events) == rotation(*arms) + rotation(*arms) + swept()
+    settings = [("parse", None), ("parse", [0, 1])] * 2
+    settings += [("parse", [2, 3])] * 2 + [("parse", [4, 5])] * 2
+    assert in_groups(events) == rotation(*arms) + rotation(*arms) + settings
+
+
+def test_the_baseline_takes_turns_with_every_group_of_arms(events, tmp_path):
+    """Red if an arm's ratio is to a target that was measured at another time."""
+    text = (
+        LAPS[: LAPS.index("sweep:")]
+        .replace("[1, 3]", "[1]")
+        .replace("[target, parse, exact]", "[target, exact, parse, parse-no-tail]")
+        + "boot_together: 2\nlaps: 3\n"
+    )
+    config = laps_config(tmp_path, 3, text)
+    run_benchmark(config)
+    second = ("target", "parse", "parse-no-tail")
+    assert in_groups(events) == rotation("target", "exact") + rotation(*second)
+    cells = config.out / "cells"
+    assert {str(p.relative_to(cells)) for p in cells.rglob("*.gz")} == {
+        "exact/embedded-c1-r0.jsonl.gz",
+        "parse-no-tail/embedded-c1-r0.jsonl.gz",
+        "parse/embedded-c1-r0.jsonl.gz",
+        "target/embedded-c1-r0-beside1.jsonl.gz",
+        "target/embedded-c1-r0.jsonl.gz",
+    }
+    (cells / "parse" / "embedded-c1-r0.jsonl.gz").unlink()
+    events.clear()
+    run_benchmark(config)
+    assert in_groups(events) == rotation("parse")
+
+
+def test_the_baseline_is_asked_beside_others_only_what_they_are(fakes, tmp_path):
+    text = CONFIG[: CONFIG.index("sweep:")].replace(
+        "[target, parse]", "[target, {{name: parse, concurrency: [3]}}]"
+    )
+    config = load_config(write_config(tmp_path, text + "laps: 2\n"))
+    assert config.concurrency == (1, 3)
+    items = {s: load_set(config, s) for s in run.data_sets(config)}
+    assert [cell.name for cell in plan_cells(config, items)] == [
+        *("target/embedded-c1-r0", "target/embedded-c3-r0"),
+        *("target/embedded-c3-r0-beside1", "parse/embedded-c3-r0"),
+    ]
 
 
 def test_another_repeat_takes_its_turns_from_the_last_arm_on(events, tmp_path):
@@ -628,9 +669,7 @@ def test_cells_cut_short_between_laps_are_measured_whole_and_alone(
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 4)])
-def test_cells_of_other_laps_are_refused_and_the_sweep_is_of_none(
-    fakes, tmp_path, before, after
-):
+def test_cells_of_other_laps_are_refused(fakes, tmp_path, before, after):
     """Red if runs with other laps are mixed, or results from before there were laps
     are not those of one."""
     config = laps_config(tmp_path, before)
@@ -639,11 +678,8 @@ def test_cells_of_other_laps_are_refused_and_the_sweep_is_of_none(
     items = {s: load_set(other, s) for s in run.data_sets(other)}
     store = CellStore(other.out)
     for cell in plan_cells(other, items):
-        assert cell.laps == (1 if cell.is_sweep else after)
+        assert cell.laps == after
         assert ("laps" in cell.spec) == (cell.laps > 1)
-        if cell.is_sweep:
-            assert store.is_finished(cell)
-            continue
         with pytest.raises(ValueError, match=r"with other settings \(laps\)"):
             store.is_finished(cell)
 
@@ -677,14 +713,25 @@ def test_models_alone_are_served_once_for_arms_that_boot_together(fakes, tmp_pat
 
 
 def test_the_same_arms_are_up_together_in_every_repeat():
-    """Red if arms that took turns in one run are apart in the next."""
+    """Red if arms that took turns in one run are apart in the next, or when it goes on
+    after it was killed."""
     arms = [SimpleNamespace(name=name) for name in "abcde"]
     config = SimpleNamespace(arms=arms, repeats=2, boot_together=2)
-    pending = [SimpleNamespace(arm=a.name, repeat=r) for r in (0, 1) for a in arms]
-    found = [
-        "".join(arm.name for arm in group) for group, _ in run.batches(config, pending)
+    places = {"a": [0, 1, 2], "b": [0], "c": [1], "d": [1], "e": [2]}
+    cells = [
+        SimpleNamespace(arm=name, repeat=r, group=group)
+        for r in (0, 1)
+        for name, groups in places.items()
+        for group in groups
     ]
-    assert found == ["ab", "cd", "e", "e", "dc", "ba"]
+
+    def together(pending):
+        groups = run.batches(config, pending)
+        return ["".join(arm.name for arm in group) for group, _ in groups]
+
+    assert together(cells) == ["ab", "acd", "ae", "ea", "dca", "ba"]
+    assert together(cells[3:]) == ["b", "cd", "e", "ea", "dca", "ba"]
+    assert together([c for c in cells if c.arm in "bd"]) == ["b", "d", "d", "b"]
 
 
 def test_repeats_asked_for_later_are_added_on_fresh_servers(fakes, tmp_path):

@@ -81,6 +81,8 @@ def request(custom_params=None, **overrides):
     }
     fields = {
         "grammar": None,
+        "input_embeds": None,
+        "positional_embed_overrides": None,
         "return_logprob": False,
         "return_hidden_states": False,
         "custom_logit_processor": None,
@@ -266,6 +268,7 @@ EXACT = {
     "logprobs": {"return_logprob": True},
     "hidden_states": {"return_hidden_states": True},
     "logit_bias": {"logit_bias": {"5": 1.0}},
+    "input_embeds": {"input_embeds": [[0.0]]},
 }
 REASONS = PLAIN | EXACT
 

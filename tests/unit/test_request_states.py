@@ -22,6 +22,7 @@ class Request:
             stop_token_ids=None,
         )  # fmt: skip
         self.custom_logit_processor = self.grammar = self.input_embeds = None
+        self.positional_embed_overrides = None
         self.tokenizer = self.to_finish = None
         self.return_logprob = self.return_hidden_states = False
         self.eos_token_ids, self.output_ids = {9}, []
@@ -69,7 +70,7 @@ def test_text_behind_embeddings_is_refused(field):
     assert "input_embeds" in req.to_finish.message and state.client is None
     other = Request()
     other.input_embeds = [[0.0]]
-    assert states().of(other).options.mode == "semantic" and other.to_finish is None
+    assert states().of(other).options.mode == "exact" and other.to_finish is None
 
 
 @pytest.mark.parametrize("left", [2, REST])

@@ -11,7 +11,7 @@ from sglang_parse.config import ParseConfig
 from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
 from sglang_parse.startup import check_architecture, check_head
 
-FIELDS = ("is_multimodal", "is_hybrid_swa", "is_encoder_decoder")
+FIELDS = ("is_multimodal", "model_is_mrope", "is_hybrid_swa", "is_encoder_decoder")
 
 
 def runner(sliding_window_size=None, **fields):
