@@ -58,7 +58,7 @@ def server_args(kind: str, hostile_path: Path) -> list[str]:
 def run(args: argparse.Namespace) -> list[ArmSummary]:
     summaries: list[ArmSummary] = []
     with tempfile.TemporaryDirectory(prefix="sglang-parse-bench-") as folder:
-        hostile_path = make_hostile_draft(DRAFT_PATH)
+        hostile_path = make_hostile_draft(str(DRAFT_PATH))
         kinds = {ARMS[arm][0] for arm in args.arms}
         servers = {
             kind: ServerProcess(

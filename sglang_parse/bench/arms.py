@@ -6,6 +6,7 @@ set of flags for all servers) and in procedures.py (the client's side).
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import zlib
@@ -17,6 +18,7 @@ from typing import Any
 from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 
 SHUFFLED = "shuffled"
+LM_HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 EMBEDDED = {
     "embedded:target": str(TARGET_PATH),
     "embedded:draft": str(DRAFT_PATH),
@@ -137,7 +139,7 @@ def arm_draft(arm: Arm, models: Models) -> str:
     """The draft's path for this arm; a shuffled one is written first."""
     draft = model_path(models.draft)
     if arm.draft == SHUFFLED:
-        return str(make_hostile_draft(Path(draft)))
+        return str(make_hostile_draft(draft))
     return model_path(arm.draft) if arm.draft else draft
 
 
@@ -189,35 +191,81 @@ def refusal(arm: Arm, models: Models, *, has_gpu: bool) -> str:
     return ""
 
 
-def make_hostile_draft(draft: Path) -> Path:
+def make_hostile_draft(draft: str) -> Path:
     """The draft with shuffled LM-head rows: same cost, other tokens.
 
-    Written once to a folder of its own. Raises ValueError if its weights are not one
-    file with an LM head of its own.
+    draft: a folder, or a name on the hub. Written once to a folder of its own. Raises
+    ValueError where there is no LM head to shuffle.
     """
-    source = draft / "model.safetensors"
-    data = source.read_bytes() if source.is_file() else b""
-    name = f"sglang-parse-hostile-{zlib.crc32(data):08x}"
+    source = local_folder(draft)
+    files = sorted(source.glob("*.safetensors"))
+    marks = [f"{f.name}:{f.stat().st_size}:{file_crc(f):08x}" for f in files]
+    name = f"sglang-parse-hostile-{zlib.crc32(' '.join(marks).encode()):08x}"
     out = Path(tempfile.gettempdir()) / name
     if (out / "config.json").is_file():
         return out
-    import torch
-    from safetensors.torch import load, save_file
-
-    weights = load(data) if data else {}
-    head = weights.get("lm_head.weight")
-    if head is None:
-        raise ValueError(
-            f"draft {str(draft)!r} cannot be shuffled: expected a folder with one "
-            "model.safetensors that holds lm_head.weight; give the hostile arm a "
-            "`draft` of its own."
-        )
-    order = torch.randperm(len(head), generator=torch.Generator().manual_seed(0))
-    weights["lm_head.weight"] = head[order].contiguous()
-    part = Path(tempfile.mkdtemp(prefix=name)) / "draft"
-    shutil.copytree(draft, part)
-    save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
-    shutil.rmtree(out, ignore_errors=True)
-    part.replace(out)
-    part.parent.rmdir()
+    with tempfile.TemporaryDirectory(prefix=name) as folder:
+        part = Path(folder) / "draft"
+        shutil.copytree(source, part)  # follows the links of a hub's folder
+        shuffle_head(part, draft)
+        shutil.rmtree(out, ignore_errors=True)
+        part.replace(out)
     return out
+
+
+def local_folder(model: str) -> Path:
+    """The folder of a model, fetched from the hub if it is none. Raises ValueError."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model))
+    except (OSError, ValueError) as e:
+        raise ValueError(
+            f"draft {model!r} is no folder and cannot be had from the hub: "
+            f"{str(e).splitlines()[0]}"
+        ) from e
+
+
+def file_crc(path: Path) -> int:
+    """Checksum of the first and last mebibyte: enough to tell trainings apart."""
+    with path.open("rb") as f:
+        head = f.read(1 << 20)
+        f.seek(max(0, path.stat().st_size - (1 << 20)))
+        return zlib.crc32(f.read(), zlib.crc32(head))
+
+
+def shuffle_head(folder: Path, name: str) -> None:
+    """Shuffle the LM head of a model in place; one that is tied to the embeddings gets
+    a copy of its own. name: of the model, for the ValueError where there is neither."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    places: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as f:
+            places |= dict.fromkeys(f.keys(), path)
+    tied = LM_HEAD not in places
+    if (EMBEDDINGS if tied else LM_HEAD) not in places:
+        raise ValueError(
+            f"draft {name!r} cannot be shuffled: expected safetensors that hold "
+            f"{LM_HEAD} or {EMBEDDINGS}; give the hostile arm a `draft` of its own."
+        )
+    path = places[EMBEDDINGS if tied else LM_HEAD]
+    weights = load_file(path)
+    head = weights[EMBEDDINGS if tied else LM_HEAD]
+    order = torch.randperm(len(head), generator=torch.Generator().manual_seed(0))
+    weights[LM_HEAD] = head[order].contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
+    if not tied:
+        return
+    config = folder / "config.json"
+    values = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps(values | {"tie_word_embeddings": False}, indent=1))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        listed = json.loads(index.read_text(encoding="utf-8"))
+        listed["weight_map"][LM_HEAD] = path.name
+        index.write_text(json.dumps(listed, indent=1))

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fake_sglang import (
     JUDGE,
     NO,
@@ -24,6 +25,7 @@ from fake_sglang import (
 )
 
 from sglang_parse import cli
+from sglang_parse.bench import arms as arms_module
 from sglang_parse.bench import run
 from sglang_parse.bench.arms import ARMS, Models, arm_draft, make_hostile_draft, refusal
 from sglang_parse.bench.cells import Cell, CellResult, CellStore
@@ -389,12 +391,44 @@ def test_arms_that_cannot_run_are_refused_with_a_sentence(arm, eagle, has_gpu, m
 def test_hostile_draft_has_the_same_rows_in_another_order():
     from safetensors.torch import load_file
 
-    ours = load_file(make_hostile_draft(DRAFT_PATH) / "model.safetensors")
+    ours = load_file(make_hostile_draft(str(DRAFT_PATH)) / "model.safetensors")
     theirs = load_file(DRAFT_PATH / "model.safetensors")
     head, original = ours.pop("lm_head.weight"), theirs.pop("lm_head.weight")
     assert all(ours[k].equal(theirs[k]) for k in theirs) and len(ours) == len(theirs)
     assert not head.equal(original)
     assert head.sum(1).sort()[0].allclose(original.sum(1).sort()[0])
+
+
+def test_a_tied_draft_in_shards_gets_a_shuffled_head_of_its_own(tmp_path, monkeypatch):
+    """Red if the usual small drafts (shards, tied embeddings) cannot be made hostile,
+    or their embeddings are shuffled with the head."""
+    from safetensors.torch import load_file, save_file
+
+    embeddings = torch.arange(12.0).view(6, 2)
+    source = tmp_path / "draft"
+    source.mkdir()
+    save_file({"model.embed_tokens.weight": embeddings}, source / "a-1.safetensors")
+    save_file({"model.norm.weight": torch.ones(2)}, source / "a-2.safetensors")
+    (source / "config.json").write_text('{"tie_word_embeddings": true, "x": 1}')
+    index = source / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"model.norm.weight": "a-2.safetensors"}}')
+    monkeypatch.setattr(arms_module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", {"some/draft": str(source)}.get
+    )
+    out = make_hostile_draft("some/draft")
+    found = load_file(out / "a-1.safetensors")
+    assert found["model.embed_tokens.weight"].equal(embeddings)
+    head = found["lm_head.weight"]
+    assert not head.equal(embeddings) and head.sort(0)[0].equal(embeddings)
+    config = json.loads((out / "config.json").read_text())
+    assert config == {"tie_word_embeddings": False, "x": 1}
+    listed = json.loads((out / index.name).read_text())["weight_map"]
+    assert listed["lm_head.weight"] == "a-1.safetensors"
+    assert make_hostile_draft("some/draft") == out
+    (source / "a-1.safetensors").unlink()
+    with pytest.raises(ValueError, match="'some/draft' cannot be shuffled"):
+        make_hostile_draft("some/draft")
 
 
 def test_rated_answers_are_averaged_and_graded_once(monkeypatch):
@@ -846,18 +880,27 @@ def test_verdicts_are_asked_of_the_arms_that_give_some(arm, tmp_path):
 def test_shipped_configs_are_refused_up_front_or_not_at_all(name, monkeypatch):
     """Red if an arm of ours fails only when its server is to start, hours later."""
     monkeypatch.setattr(run, "gpu_names", lambda: ["a card"])
+    monkeypatch.setattr(arms_module, "local_folder", lambda model: DRAFT_PATH)
     config = load_config(CONFIGS / f"{name}.yaml")
     run.check_arms(config)
     for arm in config.arms:
         arm_draft(arm, config.models)
 
 
-def test_draft_that_cannot_be_shuffled_is_refused_before_anything_starts(tmp_path):
+def test_draft_that_cannot_be_had_is_refused_before_anything_starts(
+    tmp_path, monkeypatch
+):
+    def fail(model):
+        raise OSError("no route\nto it")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     text = CONFIG.replace("draft: embedded:draft", "draft: some-hub/model")
     config = load_config(
         write_config(tmp_path, text.replace("parse]", "parse, hostile]"))
     )
-    with pytest.raises(ValueError, match="'some-hub/model' cannot be shuffled"):
+    with pytest.raises(
+        ValueError, match="'some-hub/model' is no folder and.*: no route$"
+    ):
         run_benchmark(config)
 
 

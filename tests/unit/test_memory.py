@@ -170,6 +170,23 @@ def test_no_request_can_reach_past_its_row(published, context_len):
         assert seq_len + get_alloc_reserve_per_decode() <= width
 
 
+@pytest.mark.parametrize(
+    ("chunk", "returns_experts", "rows"),
+    [(8192, False, 8192), (512, False, 2048), (512, True, 512), (-1, False, 16384)],
+)
+def test_a_pass_is_no_longer_than_memory_is_left_for(
+    monkeypatch, chunk, returns_experts, rows
+):
+    """Red if a pass outgrows the activations of a prefill, or SGLang's buffer of routed
+    experts, which has rows for a prefill alone."""
+    schedule = SimpleNamespace(chunked_prefill_size=chunk, max_prefill_tokens=16384)
+    features = SimpleNamespace(enable_return_routed_experts=returns_experts)
+    execution = SimpleNamespace(features=features)
+    monkeypatch.setattr(memory, "get_schedule", lambda: schedule)
+    monkeypatch.setattr(memory, "get_exec", lambda: execution)
+    assert memory.longest_pass() == rows
+
+
 def test_row_that_is_too_short_is_noticed():
     """Red if a wrong length is written into the next request's row instead."""
     pool = SimpleNamespace(req_to_token=torch.zeros(3, 16, dtype=torch.int32))

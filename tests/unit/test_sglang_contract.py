@@ -576,3 +576,20 @@ def test_forwards_look_for_graphs_where_they_are_taken_away():
     check = decode_cuda_graph_runner.DecodeCudaGraphRunner._validate_capture_hidden_mode
     source = inspect.getsource(check)
     assert "self.capture_hidden_mode < forward_batch.capture_hidden_mode" in source
+
+
+def test_memory_saver_keeps_draft_weights_where_we_ask_for_it():
+    """algorithm.handle_server_args: a weight update brings back the target's alone."""
+    from sglang.srt.model_executor.model_runner_components import load_model_utils
+
+    source = inspect.getsource(load_model_utils)
+    assert "is_draft_worker and get_exec().features.enable_draft_weights_cpu" in source
+
+
+def test_routed_experts_have_rows_for_a_prefill():
+    """memory.longest_pass: a longer pass would stop the scheduler."""
+    from sglang.srt.state_capturer.routed_experts import RoutedExpertsCapturer
+
+    source = inspect.getsource(RoutedExpertsCapturer)
+    assert "max_batch_size = max(" in source
+    assert "get_schedule().chunked_prefill_size" in source

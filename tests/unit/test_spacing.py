@@ -10,6 +10,15 @@ from sglang_parse.spacing import MAX_EVERY, MIN_PASSES, JudgeSpacing, PassCost
 SUFFIX, SEGMENT = 14, 12.0
 
 
+def test_passes_of_one_length_say_nothing_of_a_row():
+    """Red if noise over next to no spread becomes the cost of a row, without bound."""
+    cost = passes(PassCost(), 40)
+    noise = random.Random(1)
+    for _ in range(3000):
+        cost.observe(40, 18 + noise.uniform(-2, 2))
+        assert cost.row_ms < 1
+
+
 def passes(cost: PassCost, num: int, *, row_ms=0.2, base_ms=10.0, noise=0.0, seed=0):
     rng = random.Random(seed)
     for _ in range(num):
