@@ -270,15 +270,18 @@ def arm_servers(
             if kind in UNSPECULATIVE_KINDS:
                 alone[tuple(flags)] = server
     started = list(dict.fromkeys(servers.values()))
-    with running(started):
-        pin_models(started, config.model_cpus)
-        yield {
-            arm.name: {role: servers[arm.name, role].url for role in arm.servers}
-            for arm in arms
-        }
-    for log in logs.iterdir():
-        log.unlink()
-    logs.rmdir()
+    try:
+        with running(started):
+            pin_models(started, config.model_cpus)
+            yield {
+                arm.name: {role: servers[arm.name, role].url for role in arm.servers}
+                for arm in arms
+            }
+        for log in logs.iterdir():
+            log.unlink()
+    finally:
+        with contextlib.suppress(OSError):  # raised where it holds logs
+            logs.rmdir()
 
 
 def make_server(
