@@ -70,6 +70,8 @@ _REFUSED = (
     ("tokenizer_worker_num", lambda v: v > 1, "--tokenizer-worker-num", "1"),
     # It takes the KV of an answer's last token for written (streaming_session.py).
     ("enable_streaming_session", bool, "--enable-streaming-session", "off"),
+    # Every request gets a grammar of its own, which nobody can judge around.
+    ("enable_strict_thinking", bool, "--enable-strict-thinking", "off"),
     ("speculative_adaptive", bool, "--speculative-adaptive", "off"),
     ("skip_tokenizer_init", bool, "--skip-tokenizer-init", "off"),
 )

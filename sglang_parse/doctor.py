@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import platform
@@ -47,6 +48,7 @@ def run_checks(target: str, draft: str) -> Iterator[Finding]:
         partial(check_model, draft, "--speculative-draft-model-path"),
         partial(check_tokenizers, target, draft),
         partial(check_judge, target),
+        partial(check_sampling, target),
         check_memory,
     )
     for check in checks:
@@ -249,6 +251,17 @@ def check_judge(target: str) -> str:
     )
     form = "chat template" if judge.uses_chat_template else "plain text"
     return f"judge: suffix of {len(judge.suffix)} tokens ({form}), verdicts {verdicts}"
+
+
+def check_sampling(target: str) -> str:
+    """The model's own sampling defaults leave something to judge."""
+    from sglang_parse.startup import penalty_sentence
+
+    path = Path(target) / "generation_config.json"
+    defaults = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if told := penalty_sentence(defaults):
+        raise Problem(told)
+    return "sampling defaults of the target leave chat requests to PARSE"
 
 
 def check_memory() -> str:

@@ -17,10 +17,14 @@ from typing import Any
 import orjson
 
 from sglang_parse.config import check_flag, check_text, shown
-from sglang_parse.request import CLIENT_TEXTS, MAX_CLIENT_CHARS
+from sglang_parse.request import CLIENT_TEXTS, MAX_CLIENT_CHARS, OPTIONS
 
 CHAT = "/v1/chat/completions"
-PATHS = (CHAT, "/v1/completions")
+# SageMaker's name for it.
+ALIASES = {"/invocations": CHAT}
+# Their request models know no custom_params, and drop them.
+WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
+PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS)
 Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -86,6 +90,10 @@ def translate(path: str, body: dict[str, Any]) -> Exchange:
     Raises ValueError naming the field, its value and what is allowed.
     """
     exchange = Exchange()
+    path = ALIASES.get(path, path)
+    _check_places(path, body)
+    if path in WITHOUT_OPTIONS:
+        return exchange
     if path == CHAT and body.get("prediction") is not None:
         text = _prediction_text(body.pop("prediction"))
         _check_combination(body)
@@ -109,6 +117,24 @@ def translate(path: str, body: dict[str, Any]) -> Exchange:
             body.pop("return_meta_info"), "return_meta_info"
         )
     return exchange
+
+
+def _check_places(path: str, body: Mapping[str, Any]) -> None:
+    """No option stands where SGLang would drop it without a word."""
+    custom = body.get("custom_params")
+    inside = (
+        [key for key in custom if key in OPTIONS] if isinstance(custom, dict) else ()
+    )
+    if path in WITHOUT_OPTIONS and inside:
+        raise ValueError(
+            f"custom_params.{inside[0]} would be ignored on {path}; expected on {CHAT}."
+        )
+    if beside := [key for key in body if key in OPTIONS]:
+        where = f" on {CHAT}" if path in WITHOUT_OPTIONS else ""
+        raise ValueError(
+            f"{beside[0]} would be ignored where it stands; expected "
+            f"custom_params.{beside[0]}{where}."
+        )
 
 
 def _prediction_text(prediction: Any) -> str:
@@ -179,12 +205,12 @@ class ParseEndpoints:
         raw = await _read_body(receive)
         body = _parse(raw)
         exchange = Exchange()
-        if isinstance(body, dict) and (
-            "prediction" in body or "return_meta_info" in body
-        ):
+        if isinstance(body, dict):
             try:
+                before = body.copy()
                 exchange = translate(path, body)
-                raw = orjson.dumps(body)
+                if body != before:
+                    raw = orjson.dumps(body)
             except orjson.JSONEncodeError:
                 await _refuse(send, "The request body is nested too deeply.")
                 return
@@ -312,5 +338,7 @@ def add_endpoints(server_args: Any, *_: Any, **__: Any) -> None:
     if server_args.speculative_algorithm != "PARSE":
         return
     from sglang.srt.entrypoints.http_server import app
+    from starlette.middleware import Middleware
 
-    app.add_middleware(ParseEndpoints)
+    # The innermost: behind the API key, CORS, the metrics, and decompression.
+    app.user_middleware.append(Middleware(ParseEndpoints))

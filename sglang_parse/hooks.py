@@ -58,6 +58,12 @@ def _report_streamer(result: type, *args: Any, **kwargs: Any) -> type:
     return streamer_class(result, *args, **kwargs)
 
 
+def _earliest_stop(*args: Any, **kwargs: Any) -> Any:
+    from sglang_parse.stops import earliest_stop
+
+    return earliest_stop(*args, **kwargs)
+
+
 def _keep_report(*args: Any, **kwargs: Any) -> Any:
     from sglang_parse.report import keep_report
 
@@ -149,6 +155,12 @@ HOOKS = (
         _report_streamer,
         HookType.AFTER,
         "the report of a request is part of its meta_info",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.Req._check_str_based_finish",
+        _earliest_stop,
+        HookType.AROUND,
+        "of several stops in a round the first one ends the answer",
     ),
     Hook(
         "sglang.srt.managers.tokenizer_manager._slice_streaming_output_meta_info",

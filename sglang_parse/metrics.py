@@ -167,7 +167,7 @@ class RequestReport:
     def as_dict(
         self, output_ids: Sequence[int], decode: Callable[[list[int]], str]
     ) -> dict[str, Any]:
-        """The finished report. decode: token ids to text, special tokens left out."""
+        """The finished report. decode: token ids to text."""
         result: dict[str, Any] = {"mode": self.mode, **self.counters.as_dict()}
         if self.fallback:
             result["fallback"] = self.fallback

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
 
 from sglang_parse.metrics import RequestReport
 from sglang_parse.telemetry import TELEMETRY
@@ -71,9 +74,36 @@ def _final_report(req: Any) -> list[dict[str, Any]]:
     # Tokens after a stop are in output_ids until the request is gone.
     output_ids = req.output_ids[: getattr(req, "finished_len", None)]
     report.finish(output_ids)
-    TELEMETRY.add_request(report)
-    return [report.as_dict(output_ids, functools.partial(_decode, req.tokenizer))]
+    if not _is_own(req):
+        TELEMETRY.add_request(report)
+    return [report.as_dict(output_ids, _decoder(req, report, output_ids))]
 
 
-def _decode(tokenizer: Any, token_ids: list[int]) -> str:
-    return tokenizer.decode(token_ids, skip_special_tokens=True)
+def _is_own(req: Any) -> bool:
+    """Whether SGLang sent it, not a user: health checks, and the copy that fills the
+    cache for `n` answers."""
+    is_check = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
+    return is_check or req.sampling_params.max_new_tokens == 0
+
+
+def _decoder(
+    req: Any, report: RequestReport, output_ids: Sequence[int]
+) -> Callable[[list[int]], str]:
+    """Token ids to text as the answer shows it, or, of a judged text, all of it."""
+    params, tokenizer = req.sampling_params, req.tokenizer
+    skip = params.skip_special_tokens and report.judged_text is None
+    reason = req.finished_reason
+    is_trimmed = isinstance(reason, FINISH_MATCHED_TOKEN) and not params.no_stop_trim
+
+    def decode(token_ids: list[int]) -> str:
+        if is_trimmed and not skip and token_ids == list(output_ids):
+            token_ids = token_ids[:-1]
+        return str(
+            tokenizer.decode(
+                token_ids,
+                skip_special_tokens=skip,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        )
+
+    return decode

@@ -68,6 +68,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "parse_verify": _check_segments,
     "parse_prediction": lambda v, f: check_text(v, f, MAX_CLIENT_CHARS),
 }
+OPTIONS = frozenset(_CHECKS)
 # Each is a client's text, used in its own way.
 CLIENT_TEXTS = ("parse_draft", "parse_verify", "parse_prediction")
 

@@ -49,8 +49,9 @@ HEADER = re.compile(
     r"))"
 )
 BLANK_LINE = re.compile(r"\n[ \t]*\n")
-# The first word of a line, too short yet to tell whether it opens a step.
-UNDECIDED = re.compile(r"[ \t]*[^\w\s]*[ \t]*\w*[ \t]?\w{0,3}\Z")
+# The first word of a line, too short yet to tell whether it opens a step. Possessive:
+# two runs of blanks beside each other would be tried in every split.
+UNDECIDED = re.compile(r"[ \t]*+[^\w\s]*+[ \t]*+\w*+[ \t]?\w{0,3}\Z")
 
 
 def token_flags(texts: Sequence[str]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_parse.config import ParseConfig, flag_name
@@ -70,6 +71,21 @@ def check_architecture(runner: Any, flag: str) -> None:
                 f"{flag}: {name} {what}, which --speculative-algorithm PARSE "
                 "does not support; choose a decoder-only text model."
             )
+
+
+def penalty_sentence(defaults: Mapping[str, Any]) -> str:
+    """What a repetition penalty of the model's own generation_config.json does, or "".
+
+    defaults: ModelConfig.get_default_sampling_params, which chat requests start from.
+    """
+    penalty = defaults.get("repetition_penalty")
+    if penalty in (None, 1):
+        return ""
+    return (
+        f"The model's generation_config.json sets repetition_penalty {penalty}: chat "
+        "requests that name none have it, and PARSE serves those one token a pass; "
+        "start with --sampling-defaults openai, or send repetition_penalty 1."
+    )
 
 
 def check_head(server_args: Any, config: ParseConfig) -> None:

@@ -52,7 +52,7 @@ from sglang_parse.stages import (
     logprob_needs,
     shown_tokens,
 )
-from sglang_parse.startup import check_architecture
+from sglang_parse.startup import check_architecture, penalty_sentence
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.turns import TurnPlanner
 from sglang_parse.verify import PassOutput, TargetVerifier
@@ -72,6 +72,8 @@ class ParseWorker(BaseSpecWorker):
         self._target_worker = target_worker
         model_config = target_worker.model_runner.model_config
         check_architecture(target_worker.model_runner, "--model-path")
+        if told := penalty_sentence(model_config.get_default_sampling_params()):
+            logger.warning(told)
         self.context_len: int = model_config.context_len
         self.verifier = TargetVerifier(
             target_worker,

@@ -98,6 +98,11 @@ def _execute_gen(
     """AROUND hook on the seam. An executor runs one expression at a time."""
     if not isinstance(expr, ParseExpr):
         return original(executor, expr)
+    if executor.num_api_spec_tokens is not None:
+        raise ValueError(
+            f"num_api_spec_tokens is {executor.num_api_spec_tokens}; expected none in "
+            "a program with parse_gen or parse_verify, whose answers it would cut."
+        )
     base = executor.backend
     executor.backend = _AskingBackend(base, expr)
     try:
@@ -132,7 +137,9 @@ def check_server(backend: Any) -> None:
 
 
 def _ask_algorithm(backend: Any) -> bool | None:
-    """From /server_info, which routers and other vendors' endpoints may not have."""
+    """From /server_info, which routers may not have."""
+    if not hasattr(backend, "get_server_info"):
+        return False  # no SGLang behind it
     try:
         info = backend.get_server_info()
     except Exception:  # whatever a foreign endpoint makes of the question

@@ -8,6 +8,7 @@ same scores as PARSE's one pass, which this is the baseline of.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,8 @@ def verify(
 ) -> dict[str, Any]:
     """Report of judging every prefix of `text` after the executor's prompt."""
     target = load_target(tokenizer_path or _served_tokenizer(backend))
+    # What is judged is all of the text.
+    target = dataclasses.replace(target, skips=False)
     tokens, boundaries = target.cut(text, options, MAX_VERIFY_SEGMENTS)
     return _judge(
         backend, executor, target, tokens, boundaries, options, verify_only=True
@@ -175,10 +178,12 @@ def _before_stop(text: str, stop: str | Iterable[str]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Target:
-    """A target's tokenizer with its table of token texts."""
+    """A target's tokenizer with its table of token texts. skips: special tokens are
+    no part of the text, as in answers."""
 
     tokenizer: Any
     token_texts: Sequence[str]
+    skips: bool = True
 
     def cut(
         self, text: str | Sequence[str], options: dict[str, Any], max_segments: int
@@ -221,7 +226,7 @@ class Target:
         }
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=self.skips)
         return text
 
     def judge(self, options: dict[str, Any]) -> JudgePrompt:

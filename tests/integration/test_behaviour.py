@@ -24,6 +24,7 @@ ATOL = 1e-4
 SAMPLING = {
     "stop string at a line": {"stop": ["Step 3"]},
     "stop string inside a line": {"stop": ["so now", " makes"]},
+    "stop that is listed later, comes first": {"stop": ["Step 4", "Answer", "Step 2"]},
     "stop string not trimmed": {"stop": ["Step 2"], "no_stop_trim": True},
     "stop string that never comes": {"stop": ["nowhere"]},
     "stop regex": {"stop_regex": "Step [34]"},
@@ -238,6 +239,16 @@ def test_stop_string_inside_a_kept_draft(parse, prompts, draft_answer):
         assert stop in whole
         assert result["text"] == whole[: whole.index(stop)]
         assert finish(result) == ("stop", stop)
+
+
+def test_the_first_of_several_stops_ends_a_kept_draft(parse, prompts, draft_answer):
+    """Red if a stop that the request lists first ends the answer behind another."""
+    whole = draft_answer["text"]
+    result = parse.generate(
+        prompts[1], custom=KEEP_ALL, stop=["Answer", "Step 3", "Step 2"]
+    )
+    assert result["text"] == whole[: whole.index("Step 2")]
+    assert finish(result) == ("stop", "Step 2")
 
 
 def test_stop_token_inside_a_kept_draft(parse, prompts, draft_answer):

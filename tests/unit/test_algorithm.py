@@ -110,6 +110,10 @@ REFUSED = {
         (*DRAFT, "--enable-pdmux", "--chunked-prefill-size", "-1"),
         "--enable-pdmux",
     ),
+    "strict thinking": (
+        (*DRAFT, "--reasoning-parser", "qwen3", "--enable-strict-thinking"),
+        "does not support --enable-strict-thinking",
+    ),
     "outlines": (
         (*DRAFT, "--grammar-backend", "outlines"),
         "does not support --grammar-backend outlines",

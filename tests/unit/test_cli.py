@@ -126,6 +126,17 @@ def test_doctor_names_what_a_model_folder_lacks(tmp_path):
         doctor.check_model(str(tmp_path), "--model-path")
 
 
+def test_doctor_tells_of_a_model_that_asks_for_a_repetition_penalty(tmp_path):
+    """Red if chat requests go one token a pass, and nobody knows why."""
+    assert "leave chat requests to PARSE" in doctor.check_sampling(str(tmp_path))
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"repetition_penalty": 1.0, "top_p": 0.8}')
+    assert "leave chat requests to PARSE" in doctor.check_sampling(str(tmp_path))
+    path.write_text('{"repetition_penalty": 1.05}')
+    with pytest.raises(doctor.Problem, match="1.05: .* --sampling-defaults openai"):
+        doctor.check_sampling(str(tmp_path))
+
+
 def test_doctor_exits_1_on_a_problem(monkeypatch, capsys):
     findings = [doctor.Finding(True, "fine"), doctor.Finding(False, "bad; do this")]
     monkeypatch.setattr(doctor, "run_checks", lambda *_: iter(findings))

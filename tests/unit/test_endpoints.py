@@ -53,6 +53,48 @@ def test_return_meta_info_is_taken_over_where_sglang_lacks_it(path, stream, ours
     assert ("return_meta_info" in body) != ours
 
 
+def test_invocations_are_chat_completions():
+    """Red if a prediction is dropped under SageMaker's path."""
+    body = prediction("some text")
+    assert translate("/invocations", body).add_usage
+    assert body == {"custom_params": {"parse_prediction": "some text"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (CHAT, {"parse_mode": "exact"}, "expected custom_params.parse_mode."),
+        (
+            "/v1/completions",
+            {"parse_threshold": 1, "custom_params": {}},
+            "parse_threshold would be ignored where it stands",
+        ),
+        (
+            "/v1/messages",
+            {"custom_params": {"parse_mode": "exact"}},
+            "custom_params.parse_mode would be ignored on /v1/messages; expected on "
+            "/v1/chat/completions",
+        ),
+        (
+            "/v1/responses",
+            {"parse_mode": "off"},
+            "expected custom_params.parse_mode on /v1/chat/completions",
+        ),
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(path, body, message):
+    """Red if who asks for exact answers is served others, and not told."""
+    with pytest.raises(ValueError, match=message):
+        translate(path, body)
+
+
+@pytest.mark.parametrize("path", endpoints.PATHS)
+def test_what_is_no_option_of_ours_passes(path):
+    body = {"custom_params": {"theirs": 1}, "parse_tools": True, "custom": []}
+    assert not translate(path, dict(body)).adds
+    assert not translate(path, {"custom_params": "text"}).adds
+
+
 def test_amend_adds_counts_and_reports():
     """Red if counts do not add up or land on chunks without usage."""
     exchange = Exchange(add_report=True, add_usage=True, reports={0: REPORT})

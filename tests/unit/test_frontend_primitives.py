@@ -337,6 +337,37 @@ def test_other_servers_are_refused_before_anything_is_sent(stream):
     assert "answer" not in state or state["answer"] == ""
 
 
+class Foreign(FakeBackend):
+    """As sgl.OpenAI: nothing of SGLang behind it."""
+
+    get_server_info = property()
+
+
+def test_backends_without_an_sglang_server_are_asked_nothing():
+    """Red if another vendor's tokens are paid for before the refusal."""
+    backend = Foreign(has_report=False)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        state = answer.run(question="Q", backend=backend)
+        assert "Foreign does not serve PARSE" in failure(state)
+    assert not backend.asked
+
+
+def test_programs_that_cut_answers_by_tokens_are_refused():
+    """Red if SGLang's API speculation cuts a judged text and nobody is told."""
+
+    @sgl.function(num_api_spec_tokens=4)
+    def program(s):
+        s += parse_verify("check", STEPS)
+
+    backend = FakeBackend()
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        state = program.run(backend=backend)
+        assert "num_api_spec_tokens is 4; expected none" in failure(state)
+    assert not backend.asked
+
+
 def test_response_without_report_is_an_error():
     """Red if a server that does not say what it is may answer without PARSE."""
     backend = FakeBackend(has_report=False)

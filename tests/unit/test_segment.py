@@ -1,12 +1,15 @@
 """Segment boundaries, against slow oracles and tables of texts with their cuts."""
 
 import random
+import re
+import time
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sglang_parse.segment import RULES, Segmenter, build_token_texts
+from sglang_parse.segment_rules import UNDECIDED
 
 NAMES = (*RULES, "fixed:3")
 
@@ -409,3 +412,28 @@ def test_token_texts_of_sentencepiece_like_tokenizer():
     )
     texts = build_token_texts(wrap(tokenizer))
     assert texts == [" ", "a", "b", " a", "\n", "�", ".", "", "<think>"]
+
+
+def test_a_wide_indent_takes_no_time():
+    """Red if a line of blanks holds up every request of a server."""
+    started = time.perf_counter()
+    line = " " * 50_000 + "x y z w v"
+    assert not UNDECIDED.match(line)
+    assert time.perf_counter() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("line", "is_open"),
+    [
+        *[
+            (text, True)
+            for text in ("", "  ", "St", "- St", "  **Step", "Step 1", "a b")
+        ],
+        *[(text, True) for text in ("- ", "-  ab", "Step ", "#", "# ab cd")],
+        *[(text, False) for text in ("a b c", "Step 1234", "Step 1:", "- a - b")],
+    ],
+)
+def test_what_a_line_may_still_become(line, is_open):
+    """Red if a possessive expression gives up where the greedy one found a way."""
+    greedy = UNDECIDED.pattern.replace("*+", "*")
+    assert bool(re.match(greedy, line)) == bool(UNDECIDED.match(line)) == is_open
