@@ -10,7 +10,7 @@ from sglang_parse import report
 from sglang_parse.metrics import RequestReport
 from sglang_parse.telemetry import Telemetry
 
-END, CALL = 98, 99
+END, CALL = 1, 2
 NAMES = {END: "<end>", CALL: "<call>"}
 
 

@@ -454,6 +454,8 @@ def test_streamer_adds_the_report_of_finished_requests():
         SchedulerOutputStreamer,
     )
 
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
     from sglang_parse import report
     from sglang_parse.metrics import RequestReport
 
@@ -467,7 +469,8 @@ def test_streamer_adds_the_report_of_finished_requests():
     class Req(SimpleNamespace):
         __hash__ = object.__hash__
 
-    ended = {"output_ids": [5], "finished_len": None, "tokenizer": None}
+    ended = {"output_ids": [5], "finished_len": None, "tokenizer": None, "rid": "r"}
+    ended |= {"sampling_params": SamplingParams(), "finished_reason": None}
     done = Req(finished=lambda: True, **ended)
     running = Req(finished=lambda: False)
     other = Req(finished=lambda: True)

@@ -1,5 +1,6 @@
 """The end of an answer whose round holds several stops, on SGLang's own Req."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,7 @@ from sglang_parse import stops
 from sglang_parse.stops import earliest_stop
 
 TEXT = "Observation: foo\n\nThought: bar baz"
-CHECK = Req._check_str_based_finish
-CHECK = getattr(CHECK, "__wrapped__", CHECK)
+CHECK = inspect.unwrap(Req._check_str_based_finish)
 
 
 class Letters:
