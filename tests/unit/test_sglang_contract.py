@@ -453,7 +453,6 @@ def test_streamer_adds_the_report_of_finished_requests():
     from sglang.srt.managers.scheduler_components.output_streamer import (
         SchedulerOutputStreamer,
     )
-
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     from sglang_parse import report
