@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -248,6 +249,29 @@ def test_stream_events_are_amended_wherever_they_are_cut(cut):
     assert last["choices"][0]["meta_info"] == {"parse": [REPORT]}
     assert (
         usage["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] == 2
+    )
+
+
+def test_the_layer_is_the_innermost(monkeypatch):
+    """Red if refusals lack what SGLang's layers add, or bodies come in compressed."""
+    from sglang.srt.entrypoints import http_server
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
+
+    app = Starlette(middleware=[Middleware(CORSMiddleware)])
+    monkeypatch.setattr(http_server, "app", app)
+    endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="EAGLE"))
+    endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="PARSE"))
+    app.add_middleware(CORSMiddleware)
+    kinds = [one.cls for one in app.user_middleware]
+    assert kinds == [CORSMiddleware, CORSMiddleware, ParseEndpoints]
+    layer, order = app.build_middleware_stack(), []
+    while hasattr(layer, "app"):
+        order.append(type(layer))
+        layer = layer.app
+    assert order.index(ParseEndpoints) > max(
+        at for at, kind in enumerate(order) if kind is CORSMiddleware
     )
 
 
