@@ -28,11 +28,11 @@ from sglang_parse.bench.checkers import final_answer, is_right
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
 from sglang_parse.bench.procedures import Answer, Client
 from sglang_parse.bench.provenance import provenance
-from sglang_parse.bench.run import Chat, ask_all, first_error
+from sglang_parse.bench.run import Chat, ask_all, named_errors
 from sglang_parse.bench.stats import loss_bound, tango_interval
 from sglang_parse.config import ParseConfig, check_choice, check_count
 from sglang_parse.demo import load_tokenizer
-from sglang_parse.load import LoadError, flush_cache, open_session
+from sglang_parse.load import flush_cache, open_session
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
 SEGMENTERS = ("step", "paragraph", "fixed:32")
@@ -392,10 +392,8 @@ def ask_setting(
     on_answer: Callable[[], object],
 ) -> list[Answer]:
     """Answers of the items' last turns, in order. Raises LoadError."""
-    try:
+    with named_errors(setting.label):
         return asyncio.run(_ask(options, setting, items, chat, on_answer))
-    except* LoadError as group:
-        raise LoadError(f"{setting.label}: {first_error(group)}") from group
 
 
 async def _ask(

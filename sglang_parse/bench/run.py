@@ -370,12 +370,6 @@ async def _measure_cells(jobs: Sequence[Job], store: CellStore, bar: tqdm[Any]) 
             cells = [cell for cell in cells if await anext(cell, False)][::-1]
 
 
-def first_error(group: BaseExceptionGroup[Any]) -> BaseException:
-    """The first of a task group's errors, which nest as its groups do."""
-    first = group.exceptions[0]
-    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
-
-
 async def measure_cell(
     job: Job, store: CellStore, bar: tqdm[Any]
 ) -> AsyncGenerator[bool, None]:
@@ -383,7 +377,7 @@ async def measure_cell(
     parts, where others have their turn. Raises LoadError."""
     concurrency, timeout_s = job.cell.concurrency, job.config.request_timeout_s
     wall_s = 0.0
-    with named_errors(job.cell), contextlib.ExitStack() as stack:
+    with named_errors(job.cell.name), contextlib.ExitStack() as stack:
         for part in cut(len(job.items), job.cell.laps):
             bar.set_description(job.cell.name)
             # Of its own: servers close connections that wait for the other arms.
@@ -404,12 +398,24 @@ async def measure_cell(
 
 
 @contextlib.contextmanager
-def named_errors(cell: Cell) -> Iterator[None]:
-    """LoadErrors inside come out as one that names the cell."""
+def named_errors(name: str) -> Iterator[None]:
+    """LoadErrors inside, of task groups too, come out as one that says `name` first."""
+    # No `except*`: before Python 3.11.4 what it raises comes out in a group.
     try:
         yield
-    except* LoadError as group:
-        raise LoadError(f"{cell.name}: {first_error(group)}") from group
+    except LoadError as e:
+        raise LoadError(f"{name}: {e}") from e
+    except BaseExceptionGroup as group:
+        ours, others = group.split(LoadError)
+        if ours is None or others is not None:
+            raise
+        raise LoadError(f"{name}: {first_error(ours)}") from group
+
+
+def first_error(group: BaseExceptionGroup[Any]) -> BaseException:
+    """The first of a task group's errors, which nest as its groups do."""
+    first = group.exceptions[0]
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def cut(num_items: int, laps: int) -> list[range]:
