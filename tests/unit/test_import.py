@@ -1,7 +1,9 @@
 """What importing the package costs."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 LIGHT = (
     "config",
@@ -41,3 +43,12 @@ def test_tensor_stages_import_torch_but_not_sglang():
     """Red if plan or decide stop running anywhere."""
     names = ["sglang_parse.plan", "sglang_parse.decide", "sglang_parse.draft_cache"]
     assert loaded(names) == "['torch']"
+
+
+def test_no_except_star():
+    """Red if an error would come out in a group, and so as a traceback, on the Python
+    3.11.2 of Debian 12."""
+    root = Path(__file__).parents[2]
+    for folder in ("sglang_parse", "programs", "benchmarks"):
+        for path in (root / folder).rglob("*.py"):
+            assert "except*" not in re.sub("#.*", "", path.read_text("utf-8")), path
