@@ -10,6 +10,9 @@ from types import FrameType
 from typing import Any
 
 
+SERVERS = "default: the server's own"
+
+
 def add_commands(commands: Any) -> None:
     """Define both on the parser's subcommands."""
     bench = commands.add_parser(
@@ -43,19 +46,28 @@ def add_commands(commands: Any) -> None:
         "compared with the target's own",
     )
     tune.add_argument("--path", default="", help="local file of the data set")
-    tune.add_argument("--problems", type=int, default=700, help="that test")
-    tune.add_argument("--screen", type=int, default=100, help="others, that screen")
-    tune.add_argument("--concurrency", type=int, default=8)
+    tune.add_argument(
+        "--problems", type=int, default=700, help="that test; default: 700"
+    )
+    tune.add_argument("--screen", type=int, default=100, help="others; default: 100")
+    tune.add_argument("--concurrency", type=int, default=8, help="default: 8")
     tune.add_argument("--max-new-tokens", type=int, default=0)
     tune.add_argument(
         "--budget", type=float, default=0.5, help="points of accuracy; default: 0.5"
     )
-    tune.add_argument("--confidence", type=float, default=0.95)
+    tune.add_argument("--confidence", type=float, default=0.95, help="default: 0.95")
     tune.add_argument("--seed", type=int, default=7)
-    tune.add_argument("--thresholds", type=float, nargs="+", metavar="X")
-    tune.add_argument("--segmenters", nargs="+", metavar="NAME")
-    tune.add_argument("--keep-rules", nargs="+", metavar="RULE")
-    tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT")
+    tune.add_argument(
+        "--thresholds", type=float, nargs="+", metavar="X", help="default: 0.3 to 0.97"
+    )
+    tune.add_argument(
+        "--segmenters",
+        nargs="+",
+        metavar="NAME",
+        help="default: step paragraph fixed:32",
+    )
+    tune.add_argument("--keep-rules", nargs="+", metavar="RULE", help=SERVERS)
+    tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT", help=SERVERS)
     tune.add_argument(
         "--chat-template-json",
         dest="chat_template",
