@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-
 SERVERS = "default: the server's own"
 
 
