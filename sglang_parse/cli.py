@@ -21,7 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = args.command(args)
     except KeyboardInterrupt:
-        print("sglang-parse: interrupted; all servers are stopped.", file=sys.stderr)
+        print(
+            "sglang-parse: interrupted; servers that it had started are stopped.",
+            file=sys.stderr,
+        )
         return 130
     except (RuntimeError, ValueError, OSError) as e:
         print(f"sglang-parse: {e}", file=sys.stderr)

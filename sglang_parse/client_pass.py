@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from sglang_parse.metrics import RoundRecord
 from sglang_parse.plan import build_verify_plan
 from sglang_parse.ranks import Ranks
 from sglang_parse.request import MAX_VERIFY_SEGMENTS
-from sglang_parse.request_states import refuse
+from sglang_parse.request_states import refuse, turn_away
 from sglang_parse.sampling import expand_rows
 from sglang_parse.stages import TargetStages, choose_cuts
 from sglang_parse.state import RequestState, RoundDraft
@@ -76,8 +77,8 @@ class ClientJudge:
             if room >= len(state.suffix):
                 continue
             boundaries[i] = ()  # as in a round: what cannot be judged is not kept
-            if state.options.verify_only:
-                refuse(
+            if state.options.verify_only and view.reqs[i].to_finish is None:
+                turn_away(
                     view.reqs[i],
                     f"the judge suffix has {len(state.suffix)} tokens and there is "
                     f"room for {room} now; shorten custom_params.parse_judge_suffix or "
@@ -180,23 +181,33 @@ class ClientJudge:
             for req, s, n in zip(view.reqs, states, seq_lens, strict=True)
         ]
         held = [r.kv.kv_allocated_len for r in view.reqs]
-        room = slots.num_free(view.tree_cache)
-        windows = fit_windows(
+        fit = partial(
+            fit_windows,
             wanted,
             seq_lens=seq_lens,
             held=held,
-            room=room,
             max_rows=slots.max_rows,
         )
+        windows = fit(room=slots.num_free(view.tree_cache))
+        alone = fit(room=slots.allocator.size)
         drafts, boundaries = [], []
-        for req, state, window in zip(view.reqs, states, windows, strict=True):
+        for req, state, window, most in zip(
+            view.reqs, states, windows, alone, strict=True
+        ):
             tokens = state.client.tokens[:window]
             complete = window == len(state.client.tokens)
-            if state.options.verify_only and not complete:
+            if state.options.verify_only and window < most == len(state.client.tokens):
+                turn_away(
+                    req,
+                    f"custom_params.parse_verify has {len(state.client.tokens)} tokens "
+                    f"and there is room for {window} beside the requests that run now; "
+                    "send the request again later.",
+                )
+            elif state.options.verify_only and not complete:
                 refuse(
                     req,
                     f"custom_params.parse_verify has {len(state.client.tokens)} tokens "
-                    f"and there is room for {window} behind this prompt, in a pass of "
+                    f"and there is room for {most} behind this prompt, in a pass of "
                     f"at most {slots.max_rows} (--chunked-prefill-size); shorten it.",
                 )
             cuts = state.client.cuts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -255,10 +254,18 @@ def check_judge(target: str) -> str:
 
 def check_sampling(target: str) -> str:
     """The model's own sampling defaults leave something to judge."""
+    from transformers import GenerationConfig
+
     from sglang_parse.startup import penalty_sentence
 
-    path = Path(target) / "generation_config.json"
-    defaults = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    try:
+        defaults = GenerationConfig.from_pretrained(target).to_dict()
+    except OSError:  # it has none, or it is of the hub and cannot be had
+        if not Path(target).is_dir():
+            return (
+                f"sampling defaults not checked: no generation_config.json of {target}"
+            )
+        defaults = {}
     if told := penalty_sentence(defaults):
         raise Problem(told)
     return "sampling defaults of the target leave chat requests to PARSE"

@@ -81,6 +81,7 @@ class DraftModel(DraftRunner):
             flag="--speculative-draft-model-path",
         )
         self.vocab_size = vocab_size
+        self.num_embeddings = self.runner.model_config.vocab_size
         self.longest_extend = longest_prefill()
         device_type = torch.device(self.runner.device).type
         self.stop_check_interval = STOP_CHECK_INTERVAL.get(
@@ -115,7 +116,8 @@ class DraftModel(DraftRunner):
         logits = self._catch_up(requests, rows, table)
         columns: list[Tensor] = []
         pacer = StepPacer(device)
-        input_ids = torch.tensor([r.tokens[-1] for r in requests], device=device)
+        last = [self._readable(r.tokens[-1]) for r in requests]
+        input_ids = torch.tensor(last, device=device)
         while True:
             if logits.shape[-1] > self.vocab_size:
                 logits = logits[:, : self.vocab_size].contiguous()
@@ -160,7 +162,11 @@ class DraftModel(DraftRunner):
         for parts in batches:
             index = [i for i, _, _ in parts]
             logits = self.extend(
-                [t for i, start, end in parts for t in requests[i].tokens[start:end]],
+                [
+                    self._readable(t)
+                    for i, start, end in parts
+                    for t in requests[i].tokens[start:end]
+                ],
                 rows if len(batches) == 1 else rows[index],
                 [start for _, start, _ in parts],
                 [end - start for _, start, end in parts],
@@ -171,6 +177,11 @@ class DraftModel(DraftRunner):
             ended = [k for k, (i, _, end) in enumerate(parts) if end == spans[i][1]]
             last.append(logits[ended])
         return torch.cat(last)
+
+    def _readable(self, token: int) -> int:
+        """The token, or another where the draft has no row for it: the target's padding
+        may be longer, and requests, biases and temperatures reach into it."""
+        return token if token < self.num_embeddings else 0
 
     def _sample(self, logits: Tensor, position: Tensor, sampling: Any) -> Tensor:
         """[bs] int64 draft tokens, by the request's own sampling parameters."""

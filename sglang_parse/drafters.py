@@ -20,7 +20,7 @@ from sglang_parse.eagle import ChainRequest, EagleHead, HeadRows
 from sglang_parse.grammar import GrammarChain
 from sglang_parse.memory import RoundSlots
 from sglang_parse.ranks import Ranks
-from sglang_parse.request import wants_head
+from sglang_parse.request import wants_head, wants_verdict_only
 from sglang_parse.state import RequestState, RoundDraft
 
 logger = logging.getLogger(__name__)
@@ -182,14 +182,21 @@ class ModelDrafter:
             first = up.start + 1
             self.cache.forget(self.slots.table[up.row, first : first + len(up.tokens)])
 
-    def follow_plain(
-        self, rows: Tensor, states: Sequence[RequestState], seq_lens: Tensor
-    ) -> None:
-        """After a plain round: the token written at seq_lens ([bs], host) has none."""
-        self.cache.forget(self.slots.table[rows, seq_lens.to(rows.device)])
-        for state, n in zip(states, seq_lens.tolist(), strict=True):
-            if state.num_cached is not None:
-                state.num_cached = min(state.num_cached, n)
+    def follow_plain(self, turn: Turn, drafts: Sequence[RoundDraft]) -> None:
+        """After a plain round: the token written at seq_lens has no KV, but where the
+        model was asked, and said that the answer ends there."""
+        rows = turn.batch.req_pool_indices.tolist()
+        for row, state, n, draft in zip(
+            rows, turn.states, turn.seq_lens, drafts, strict=True
+        ):
+            was_read = draft.num_forwarded > n
+            cached = n if state.num_cached is None else min(state.num_cached, n)
+            slots = self.slots.table[row, cached if was_read else n : n + 1]
+            self.cache.mark(slots, num_valid=len(slots) if was_read else 0)
+            if was_read:
+                state.num_cached = n + 1
+            elif state.num_cached is not None:
+                state.num_cached = cached
 
 
 class HeadDrafter:
@@ -262,7 +269,8 @@ class HeadDrafter:
         The target computes its hidden states there again, as if that part had not been
         cached; done once, the head's KV stays with the slots like the target's. Returns
         for which requests the head has all of the prefix: not where they want no head,
-        nor where it would take longer than one prefill or more slots than there are.
+        nor where it would take longer than one prefill or more slots than there are, or
+        nothing is generated that would pay for it.
         """
         rows, starts = batch.req_pool_indices.tolist(), batch.prefix_lens
         self.cache.forget(batch.out_cache_loc)
@@ -272,7 +280,8 @@ class HeadDrafter:
             slots = self.slots.table[row, :prefix]
             gaps = self.cache.gaps(slots) if wants_head(req) else []
             num_missing = sum(end - start for start, end in gaps)
-            whole.append(wants_head(req) and num_missing <= left)
+            most = 0 if wants_verdict_only(req) else left
+            whole.append(wants_head(req) and num_missing <= most)
             if not gaps or not whole[-1]:
                 continue
             left -= num_missing

@@ -67,7 +67,7 @@ def build_judge_prompt(
 def check_same_tokenizer(target: Any, draft: Any) -> None:
     """Raise ValueError unless both tokenizers give every text the same ids.
 
-    Rows of the models' embeddings beyond the tokenizers' vocabulary do not matter.
+    Rows of the models' embeddings beyond the tokenizers' vocabulary may differ.
     """
     ours, theirs = target.get_vocab(), draft.get_vocab()
     flag = "--speculative-draft-model-path needs the target's tokenizer"

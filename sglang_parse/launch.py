@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -28,6 +29,7 @@ STOP_GRACE_S = 10.0
 POLL_S = 0.25
 LOG_LINES = 12
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_given: set[int] = set()  # ports, by free_port
 
 
 class ServerError(RuntimeError):
@@ -35,13 +37,18 @@ class ServerError(RuntimeError):
 
 
 def free_port(ports: Sequence[int] = PORTS) -> int:
-    """A port of `ports` that nobody listens on. Raises ServerError if none is left."""
-    for port in random.sample(ports, len(ports)):
+    """A port of `ports` that nobody listens on, and that this process has not been
+    given before while there are others: servers bind theirs long after they have it.
+
+    Raises ServerError if none is left.
+    """
+    for port in sorted(random.sample(ports, len(ports)), key=_given.__contains__):
         with socket.socket() as sock:
             try:
                 sock.bind((HOST, port))
             except OSError:
                 continue
+            _given.add(port)
             return port
     raise ServerError(
         f"No free port on {HOST} from {ports[0]} to {ports[-1]}; stop a server there."
@@ -128,8 +135,7 @@ class ServerProcess:
         while True:
             self.check_alive()
             elapsed = time.monotonic() - self._started
-            if is_healthy(self.url):
-                self.check_alive()  # it was ours that answered
+            if is_healthy(self.url) and self.is_listening():
                 self.ready_s = elapsed
                 return
             if elapsed > self.timeout_s:
@@ -149,6 +155,14 @@ class ServerProcess:
         raise ServerError(
             f"The {self.name} server ended after {elapsed:.0f} s with {how}; "
             f"{self._log_note()}"
+        )
+
+    def is_listening(self) -> bool:
+        """Whether the port is this server's own and no other program's."""
+        return any(
+            c.status == psutil.CONN_LISTEN and c.laddr.port == self.port
+            for process in self.processes()
+            for c in connections(process)
         )
 
     def processes(self) -> list[psutil.Process]:
@@ -199,6 +213,15 @@ def is_healthy(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def connections(process: psutil.Process) -> list[Any]:
+    """Its TCP sockets; [] when it has ended."""
+    try:
+        found: list[Any] = process.net_connections(kind="tcp")
+    except psutil.NoSuchProcess:
+        return []
+    return found
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -197,13 +197,17 @@ async def post_stream(
 def read_chunk(line: bytes) -> dict[str, Any]:
     """A `data:` line of a stream; the last one holds the whole answer.
 
-    Raises LoadError if it holds an error or is none.
+    Raises LoadError if it holds an error, or the end of an aborted request, or is none.
     """
     if not line:
         raise LoadError("/generate sent no output.")
     chunk: dict[str, Any] = json.loads(line.removeprefix(_DATA))
     if "error" in chunk:
         raise LoadError(f"/generate failed: {str(chunk['error'])[:200]}")
+    # In a stream SGLang tells of an aborted request as of one that has finished.
+    reason = chunk.get("meta_info", {}).get("finish_reason") or {}
+    if reason.get("type") == "abort":
+        raise LoadError(f"/generate was aborted: {str(reason.get('message'))[:200]}")
     return chunk
 
 

@@ -216,6 +216,12 @@ def wants_head(req: Any) -> bool:
     return asked.get("parse_compose", True) is not False
 
 
+def wants_verdict_only(req: Any) -> bool:
+    """Whether a request has its text judged, and nothing is generated."""
+    asked = req.sampling_params.custom_params
+    return isinstance(asked, Mapping) and "parse_verify" in asked
+
+
 def strongest_mode(req: Any) -> tuple[str, str]:
     """The most speculative mode in which this request is served right, and why.
 

@@ -116,3 +116,12 @@ def refuse(req: Any, message: str) -> None:
     req.to_finish = FINISH_ABORT(
         message, status_code=HTTPStatus.BAD_REQUEST, err_type="BadRequestError"
     )
+
+
+def turn_away(req: Any, message: str) -> None:
+    """End a request with HTTP 503: another time it could be served."""
+    req.to_finish = FINISH_ABORT(
+        message,
+        status_code=HTTPStatus.SERVICE_UNAVAILABLE,
+        err_type="ServiceUnavailableError",
+    )

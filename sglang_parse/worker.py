@@ -288,7 +288,7 @@ class ParseWorker(BaseSpecWorker):
         drafts = self._draft(turn)
         drafted = time.perf_counter()
         if not any(d.tokens for d in drafts):
-            return self._plain_round(turn)
+            return self._plain_round(turn, drafts, draft_s=drafted - started)
         segments = self.stages.segment(
             batch, states, drafts, judged=turn.judged, judge_every=turn.judge_every
         )
@@ -367,8 +367,13 @@ class ParseWorker(BaseSpecWorker):
             return_hidden_states=batch.return_hidden_states,
         )
 
-    def _plain_round(self, turn: Turn) -> GenerationBatchResult:
-        """Nobody drafted: one token each, by the target's ordinary decode step."""
+    def _plain_round(
+        self, turn: Turn, drafts: Sequence[RoundDraft], *, draft_s: float
+    ) -> GenerationBatchResult:
+        """No draft has a token: one each, by the target's ordinary decode step.
+
+        draft_s: seconds that drafters took to say so.
+        """
         started = time.perf_counter()
         batch, states = turn.batch, turn.states
         bs = len(states)
@@ -395,12 +400,12 @@ class ParseWorker(BaseSpecWorker):
         for state in states:
             state.pending, state.pending_ended, state.num_client = (), False, 0
         if self.model_drafter:
-            self.model_drafter.follow_plain(batch.req_pool_indices, states, lens)
+            self.model_drafter.follow_plain(turn, drafts)
         if self.head_drafter:
             self.head_drafter.follow(follow_ups(turn, decisions, output, index))
         self.slots.trim_rows(batch, [n + 1 for n in turn.seq_lens])
         plain_s = time.perf_counter() - started
-        self.telemetry.add_seconds(plain=plain_s)
+        self.telemetry.add_seconds(draft=draft_s, plain=plain_s)
         self.planner.observe_plain(bs, 1000 * plain_s)
         for req, state, decision in zip(batch.reqs, states, decisions, strict=True):
             state.follow_verdict(1, 0)

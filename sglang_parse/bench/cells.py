@@ -1,10 +1,11 @@
 """Cells of a run and their files.
 
 A cell is one arm with one set of options on one data set at one concurrency, once. It
-is written request by request to `NAME.jsonl.partial`; when its last request is answered
-it becomes `NAME.jsonl.gz` in one step, so a finished cell is one that has this file. A
-cell that was cut short is measured anew, all its laps: its clock ran over all its
-requests.
+is written request by request to `NAME.jsonl.partial`; when the last request of it and
+of all cells that take turns with it is answered, they become `NAME.jsonl.gz`: a
+finished cell is one that has this file. A cell that was cut short is measured anew, all
+its laps, and so are those that took turns with it: what is compared is measured side by
+side.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ class CellStore:
             spec = json.loads(f.readline())["spec"]
         ours = _plain(cell.spec)
         # A field that older results lack is as if it were empty.
-        keys = {*spec, *ours}
+        keys = {*spec, *ours} - ({"items"} - {*spec})  # not known of older ones
         differing = sorted(k for k in keys if (spec.get(k) or 0) != (ours.get(k) or 0))
         if differing:
             raise ValueError(
@@ -113,18 +114,25 @@ class CellStore:
     def writing(
         self, cell: Cell, provenance: Mapping[str, Any]
     ) -> Iterator[CellWriter]:
-        """Write a cell; it is finished if the block ends without an exception."""
+        """Write a cell, which `finish` is then to be told of."""
         partial = self.path(cell, ".jsonl.partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("w", encoding="utf-8") as f:
             writer = CellWriter(f)
             writer.line({"spec": cell.spec, "provenance": provenance})
             yield writer
-        packed = self.path(cell, ".jsonl.gz.new")
-        packed.write_bytes(gzip.compress(partial.read_bytes(), mtime=0))
-        self.path(cell, ".grades.json").unlink(missing_ok=True)
-        os.replace(packed, self.path(cell))
-        partial.unlink()
+
+    def finish(self, cells: Sequence[Cell]) -> None:
+        """Cells that were written to their last line are finished, all together."""
+        for cell in cells:
+            whole = self.path(cell, ".jsonl.partial").read_bytes()
+            packed = self.path(cell, ".jsonl.gz.new")
+            packed.write_bytes(gzip.compress(whole, mtime=0))
+            self.path(cell, ".grades.json").unlink(missing_ok=True)
+        for cell in cells:
+            os.replace(self.path(cell, ".jsonl.gz.new"), self.path(cell))
+        for cell in cells:
+            self.path(cell, ".jsonl.partial").unlink()
 
     def read(self, cell: Cell) -> CellResult:
         with gzip.open(self.path(cell), "rt", encoding="utf-8") as f:
@@ -135,26 +143,24 @@ class CellStore:
         ids = tuple(row["id"] for row in rows)
         return CellResult(cell, header["provenance"], ids, answers, wall_s)
 
-    def read_grades(self, cell: Cell, rater: str = "") -> dict[str, Any] | None:
-        """The grades of this very result, None if there are none or others' (another
-        `rater` of open answers)."""
+    def read_grades(self, cell: Cell, by: str = "") -> dict[str, Any] | None:
+        """The grades of this very result, None if there are none or others'. by: what
+        else they depend on: the references, the rater of open answers."""
         path = self.path(cell, ".grades.json")
         if not path.is_file():
             return None
         grades: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         of = grades.pop("of", None)
-        return grades if of == self._mark(cell, rater) else None
+        return grades if of == self._mark(cell, by) else None
 
-    def write_grades(
-        self, cell: Cell, grades: Mapping[str, Any], rater: str = ""
-    ) -> None:
-        row = {"of": self._mark(cell, rater), **grades}
+    def write_grades(self, cell: Cell, grades: Mapping[str, Any], by: str = "") -> None:
+        row = {"of": self._mark(cell, by), **grades}
         new = self.path(cell, ".grades.json.new")
         new.write_text(json.dumps(row) + "\n", encoding="utf-8")
         os.replace(new, self.path(cell, ".grades.json"))
 
-    def _mark(self, cell: Cell, rater: str) -> list[str]:
-        return [f"{zlib.crc32(self.path(cell).read_bytes()):08x}", rater]
+    def _mark(self, cell: Cell, by: str) -> list[str]:
+        return [f"{zlib.crc32(self.path(cell).read_bytes()):08x}", by]
 
 
 class CellWriter:

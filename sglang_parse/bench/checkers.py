@@ -18,7 +18,9 @@ from sglang_parse.bench.datasets import Item
 from sglang_parse.bench.sandbox import run_program
 from sglang_parse.embedded import task
 
-_NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+# Not an exponent: 240 ft^2.
+_NUMBER = re.compile(r"(?<![\^\d])-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_FRACTION = re.compile(r"(\d*)\s*\\[dt]?frac\s*\{(\d+)\}\s*\{(\d*[1-9]\d*)\}")
 _BOXED = re.compile(r"\\boxed\s*\{")
 # Only the word in any case: "the answer is a bit subtle" names no option, nor does
 # "the answer I choose".
@@ -51,7 +53,8 @@ def boxed(text: str) -> str | None:
 
 def last_number(text: str) -> Decimal | None:
     """The last number of the boxed answer, or of the text; None without one."""
-    for part in (_THIN.sub("", boxed(text) or ""), text):
+    inner = _FRACTION.sub(_as_decimal, boxed(text) or "")
+    for part in (_THIN.sub("", inner), text):
         found = _NUMBER.findall(part)
         if found:
             try:
@@ -59,6 +62,12 @@ def last_number(text: str) -> Decimal | None:
             except InvalidOperation:
                 return None
     return None
+
+
+def _as_decimal(fraction: re.Match[str]) -> str:
+    """7/2 as 3.5, and 3 1/2 too."""
+    whole, over, under = (Decimal(g or 0) for g in fraction.groups())
+    return f"{whole + over / under:f}"
 
 
 def check_number(text: str, gold: str) -> bool:

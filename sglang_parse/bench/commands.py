@@ -95,6 +95,11 @@ def calibrate_command(args: argparse.Namespace) -> int:
 
     values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
     prompts = values.pop("prompts", None)
+    if prompts and args.path:
+        raise ValueError(
+            f"--path {args.path} and --prompts {prompts}: expected one file of the "
+            "two; --path is that of --dataset."
+        )
     if prompts:
         values |= {"dataset": "prompts", "path": prompts}
     for name in ("thresholds", "segmenters", "keep_rules", "judge_suffixes"):

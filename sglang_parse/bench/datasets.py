@@ -74,20 +74,31 @@ def _math500(row: Row, number: int) -> Item:
     return Item(name, (prompt,), row["answer"], str(row.get("subject", "")))
 
 
+def _list(row: Row, name: str) -> list[Any]:
+    """A field that holds a list. Raises TypeError where it holds something else."""
+    value = row[name]
+    if not isinstance(value, list | tuple):
+        raise TypeError(
+            f"{name!r} holds {str(value)[:40]!r}, expected a list, which a CSV file "
+            "cannot hold; give JSON Lines or Parquet"
+        )
+    return list(value)
+
+
 def _choices(question: str, options: list[str]) -> str:
     lines = [f"{letter}. {o}" for letter, o in zip(LETTERS, options, strict=False)]
     return "\n".join([question.strip(), *lines, CHOICE])
 
 
 def _mmlu(row: Row, number: int) -> Item:
-    prompt = _choices(row["question"], row["choices"])
+    prompt = _choices(row["question"], _list(row, "choices"))
     return Item(
         f"mmlu-{number}", (prompt,), LETTERS[int(row["answer"])], row.get("subject", "")
     )
 
 
 def _mmlu_pro(row: Row, number: int) -> Item:
-    prompt = _choices(row["question"], row["options"])
+    prompt = _choices(row["question"], _list(row, "options"))
     name = f"mmlu-pro-{row.get('question_id', number)}"
     return Item(name, (prompt,), row["answer"], row.get("category", ""))
 
@@ -99,11 +110,12 @@ def _mmlu_redux(row: Row, number: int) -> Item | None:
         gold = str(row.get("correct_answer") or "")
     elif kind != "ok":
         return None
-    if gold.isdigit() and int(gold) < len(row["choices"]):
+    choices = _list(row, "choices")
+    if gold.isdigit() and int(gold) < len(choices):
         gold = LETTERS[int(gold)]
-    if gold not in LETTERS[: len(row["choices"])] or len(gold) != 1:
+    if gold not in LETTERS[: len(choices)] or len(gold) != 1:
         return None
-    prompt = _choices(row["question"], row["choices"])
+    prompt = _choices(row["question"], choices)
     return Item(f"mmlu-redux-{number}", (prompt,), gold, row.get("subject", ""))
 
 
@@ -130,7 +142,7 @@ def _humaneval(row: Row, number: int) -> Item:
 
 
 def _mbpp(row: Row, number: int) -> Item:
-    example = row["test_list"][0]
+    example = _list(row, "test_list")[0]
     called = [n for n in _CALLED.findall(example) if not hasattr(builtins, n)]
     prompt = f"{row['prompt'].strip()} {CODE} It must pass:\n{example}"
     name = f"mbpp-{row['task_id']}"
@@ -140,25 +152,26 @@ def _mbpp(row: Row, number: int) -> Item:
 
 def _mt_bench(row: Row, number: int) -> Item:
     """Both published forms: FastChat's question.jsonl and the hub's."""
-    turns = tuple(row.get("turns") or row["prompt"])
+    turns = tuple(_list(row, "turns" if row.get("turns") else "prompt"))
     name = f"mt-bench-{row.get('question_id', row.get('prompt_id', number))}"
     reference = list(row.get("reference") or ())
     return Item(name, turns, reference, row.get("category", ""))
 
 
 def _speed_bench(row: Row, number: int) -> Item:
-    if any(t.startswith("FULL BENCHMARK DATA SHOULD BE FETCHED") for t in row["turns"]):
+    turns = tuple(_list(row, "turns"))
+    if any(t.startswith("FULL BENCHMARK DATA SHOULD BE FETCHED") for t in turns):
         raise DataError(
             "speed-bench: the hub holds placeholders for this prompt; fill them with "
             "the preparation script on its dataset card and give the result as `path`."
         )
     name = str(row.get("question_id", number))
-    return Item(name, tuple(row["turns"]), None, row.get("category", ""))
+    return Item(name, turns, None, row.get("category", ""))
 
 
 def _prompts(row: Row, number: int) -> Item:
     """A file of one's own: `prompt` (or `turns`), and perhaps `answer`."""
-    turns = tuple(row.get("turns") or (row["prompt"],))
+    turns = tuple(_list(row, "turns")) if row.get("turns") else (row["prompt"],)
     answer = row.get("answer")
     reference = None if answer is None else str(answer)
     return Item(str(row.get("id", number)), turns, reference)
@@ -206,6 +219,11 @@ def load_items(name: str, *, problems: int, seed: int, path: str = "") -> list[I
     if data_set.checker == "math" and not importlib.util.find_spec("math_verify"):
         raise DataError(f"{name} needs math-verify: pip install -e '.[bench]'.")
     if name == "embedded":
+        if path:
+            raise DataError(
+                f"embedded: path {path!r} was given, but these problems are generated; "
+                "name the data set that the file holds, `prompts` for one of your own."
+            )
         found = make_problems(problems or 200, seed)
         return [Item(f"embedded-{i}", (p.prompt,), p) for i, p in enumerate(found)]
     rows = read_rows(Path(path), name) if path else fetch_rows(data_set)
@@ -214,7 +232,9 @@ def load_items(name: str, *, problems: int, seed: int, path: str = "") -> list[I
     for number, row in enumerate(rows):
         try:
             item = data_set.read(row, number)
-        except (KeyError, TypeError, AttributeError, IndexError) as e:
+        except DataError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
             raise DataError(
                 f"{name}: row {number} is not in the schema of "
                 f"{data_set.hub or 'a prompt file'} ({type(e).__name__}: {e})."

@@ -34,9 +34,11 @@ def grade_cell(
     *,
     decode: Decode,
     judge: Mapping[str, str],
+    ratings: Sequence[float | None] | None = None,
 ) -> dict[str, Any]:
-    """correct: per item true, false or null. ratings: per item, or null. judged: one
-    [score, valid, is first invalid prefix of its draft] per verdict with gold."""
+    """correct: per item true, false or null. ratings: per item, or null; those given
+    are not asked for again. judged: one [score, valid, is first invalid prefix of its
+    draft] per verdict with gold."""
     checker = DATA_SETS[result.cell.dataset].checker
     if tuple(item.id for item in items) != result.ids:
         raise ValueError(
@@ -48,15 +50,18 @@ def grade_cell(
     if result.cell.dataset == "embedded":
         for item, answers in pairs:
             judged += judged_prefixes(item.reference, answers[-1], decode)
-    ratings = None
     if checker == "rating" and judge.get("url"):
+        before = ratings or [None] * len(pairs)
+
+        def rate_one(place: int) -> float | None:
+            item, answers = pairs[place]
+            known = before[place]
+            if known is not None:
+                return known
+            return rate_patiently(item, [a.text for a in answers], judge)
+
         with ThreadPoolExecutor(NUM_RATERS) as threads:
-            ratings = list(
-                threads.map(
-                    lambda p: rate_patiently(p[0], [a.text for a in p[1]], judge),
-                    pairs,
-                )
-            )
+            ratings = list(threads.map(rate_one, range(len(pairs))))
 
     def check(pair: tuple[Item, Sequence[Answer]]) -> bool | None:
         item, answers = pair
@@ -93,6 +98,11 @@ def rate_patiently(
             return None
         ratings.append(rating)
     return sum(ratings) / len(ratings) if ratings else None
+
+
+def lacks_ratings(grades: Mapping[str, Any]) -> bool:
+    """Whether a rater that was down is to be asked again."""
+    return None in (grades["ratings"] or ())
 
 
 def rated(cell: Cell) -> bool:

@@ -308,6 +308,7 @@ async def _judge(client: Client, answer_ids: Sequence[int]) -> float:
         [*answer_ids, *client.suffix],
         top={"return_logprob": True, "token_ids_logprob": ids},
         max_new_tokens=1,
+        temperature=0.0,  # SGLang's log probabilities are of scaled logits; PARSE's not
     )
     rows = reply.meta["output_token_ids_logprobs"][0]
     logprobs = {token: value for value, token, *_ in rows}

@@ -29,6 +29,23 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def hub_commit(model: str, revision: str | None = None) -> str:
+    """Commit of a hub model as it lies in this machine's cache, for a name or for a
+    folder of the cache; "" for other folders and what is not cached."""
+    path = Path(model)
+    if not path.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            found = try_to_load_from_cache(model, "config.json", revision=revision)
+        except ValueError:  # neither a folder nor a hub name
+            return ""
+        if not isinstance(found, str):
+            return ""
+        path = Path(found).parent
+    return path.name if path.parent.name == "snapshots" else ""
+
+
 _DESCRIBE = ("describe", "--always", "--dirty", "--exclude", "*")
 
 

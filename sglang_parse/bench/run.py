@@ -32,9 +32,10 @@ from sglang_parse.bench.arms import (
 from sglang_parse.bench.cells import BASELINE, Cell, CellStore, CellWriter
 from sglang_parse.bench.config import BenchConfig, DataSetSpec
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
-from sglang_parse.bench.grade import grade_cell, rated
+from sglang_parse.bench.grade import Decode, grade_cell, lacks_ratings, rated
 from sglang_parse.bench.procedures import PROCEDURES, Answer, Client
-from sglang_parse.bench.provenance import gpu_names, provenance
+from sglang_parse.bench.provenance import gpu_names, hub_commit, provenance
+from sglang_parse.bench.summary import Graded
 from sglang_parse.config import ParseConfig
 from sglang_parse.demo import load_tokenizer
 from sglang_parse.judge import JudgePrompt, build_judge_prompt
@@ -48,6 +49,11 @@ QUICK_BYTES = 1 << 28
 SERVER_FACTS = (
     *("version", "dtype", "kv_cache_dtype", "attention_backend"),
     *("max_total_num_tokens", "chunked_prefill_size"),
+)
+# What names the models of a server there, and what their revisions.
+SERVER_MODELS = (
+    ("model_path", "revision"),
+    ("speculative_draft_model_path", "speculative_draft_model_revision"),
 )
 WARM_UP_OFFSET = 1  # added to the seed: warm-up problems are others
 
@@ -77,17 +83,33 @@ def run_benchmark(config: BenchConfig) -> Path:
                 ]
                 for group in taking_turns(jobs, config.laps):
                     measure_cells(group, store, bar)
-    for cell in cells:
-        rater = config.rater if rated(cell) else ""
-        if store.read_grades(cell, rater) is None:
-            found = items[cell_spec(cell)]
-            grades = grade_cell(
-                store.read(cell), found, decode=chat.decode, judge=config.judge
-            )
-            store.write_grades(cell, grades, rater)
+    graded = [
+        graded_cell(cell, items[cell_spec(cell)], config, store, chat.decode)
+        for cell in cells
+    ]
     from sglang_parse.bench.table import write_report
 
-    return write_report(config, cells, store)
+    return write_report(config, graded)
+
+
+def graded_cell(
+    cell: Cell,
+    items: Sequence[Item],
+    config: BenchConfig,
+    store: CellStore,
+    decode: Decode,
+) -> Graded:
+    """A finished cell with its grades, which are made where they are not there yet."""
+    by = checksum([item.reference for item in items])
+    by += f" {config.rater}" if rated(cell) else ""
+    result, grades = store.read(cell), store.read_grades(cell, by)
+    if grades is None or (config.rater and lacks_ratings(grades)):
+        known = grades["ratings"] if grades else None
+        grades = grade_cell(
+            result, items, decode=decode, judge=config.judge, ratings=known
+        )
+        store.write_grades(cell, grades, by)
+    return Graded(result, grades)
 
 
 def check_arms(config: BenchConfig) -> None:
@@ -146,6 +168,7 @@ def plan_cells(
                 if arm.draft
                 else "",
                 "dataset": dataclasses.asdict(spec),
+                "items": checksum([(item.id, item.turns) for item in items[spec]]),
                 "concurrency": concurrency,
                 **more,
             },
@@ -228,6 +251,11 @@ def fingerprint(model: str) -> str:
         crc = zlib.crc32(path.read_bytes()) if size < QUICK_BYTES else 0
         marks.append(f"{path.name}:{size}:{crc:08x}")
     return " ".join(marks)
+
+
+def checksum(values: Sequence[Any]) -> str:
+    """Of what the values look like."""
+    return f"{zlib.crc32(repr(values).encode()):08x}"
 
 
 def cell_spec(cell: Cell) -> DataSetSpec:
@@ -357,24 +385,27 @@ def taking_turns(jobs: Sequence[Job], laps: int) -> list[list[Job]]:
 
 def measure_cells(jobs: Sequence[Job], store: CellStore, bar: tqdm[Any]) -> None:
     """Measure a part of every cell, then the next of every cell from last to first,
-    and so on. A cell is stored when its last part is done. Raises LoadError."""
+    and so on. All are finished when the last part is done. Raises LoadError."""
     asyncio.run(_measure_cells(jobs, store, bar))
 
 
 async def _measure_cells(jobs: Sequence[Job], store: CellStore, bar: tqdm[Any]) -> None:
-    cells = [measure_cell(job, store, bar) for job in jobs]
+    beside = [job.cell.name for job in jobs]
+    cells = [measure_cell(job, store, bar, beside) for job in jobs]
     async with contextlib.AsyncExitStack() as stack:
         for cell in cells:
             await stack.enter_async_context(contextlib.aclosing(cell))
         while cells:
             cells = [cell for cell in cells if await anext(cell, False)][::-1]
+    store.finish([job.cell for job in jobs])
 
 
 async def measure_cell(
-    job: Job, store: CellStore, bar: tqdm[Any]
+    job: Job, store: CellStore, bar: tqdm[Any], beside: Sequence[str]
 ) -> AsyncGenerator[bool, None]:
     """Warm up, then flush and ask the items, part by part; yields True between two
-    parts, where others have their turn. Raises LoadError."""
+    parts, where others have their turn. beside: names of the cells that take turns.
+    Raises LoadError."""
     concurrency, timeout_s = job.cell.concurrency, job.config.request_timeout_s
     wall_s = 0.0
     with named_errors(job.cell.name), contextlib.ExitStack() as stack:
@@ -390,6 +421,7 @@ async def measure_cell(
                     await flush_cache(url)
                 if not part.start:
                     origin = await cell_origin(job, session)
+                    origin["turns"] = list(beside)
                     writer = stack.enter_context(store.writing(job.cell, origin))
                 wall_s += await ask_part(job, client, part, writer, bar)
             if part.stop < len(job.items):
@@ -448,12 +480,19 @@ async def ask_part(
 
 
 async def server_facts(session: Any, url: str) -> dict[str, Any]:
-    """SERVER_FACTS of a server, as it resolved them. Raises LoadError."""
+    """SERVER_FACTS of a server, as it resolved them, and the commits of its models
+    where they are of the hub. Raises LoadError."""
     async with session.get(url + "/server_info") as response:
         if response.status != 200:
             raise LoadError(f"{url}/server_info answered {response.status}.")
         info = await response.json(content_type=None)
-    return {name: info.get(name) for name in SERVER_FACTS}
+    commits = {
+        name: hub_commit(str(info[name]), info.get(revision))
+        for name, revision in SERVER_MODELS
+        if info.get(name)
+    }
+    facts = {name: info.get(name) for name in SERVER_FACTS}
+    return facts | {"hub_commits": {n: c for n, c in commits.items() if c}}
 
 
 def warm_up_items(job: Job) -> list[Item]:

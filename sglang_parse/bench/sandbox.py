@@ -95,7 +95,8 @@ os.write(int(sys.argv[1]), b".")
 
 
 def _with_packages(source: str) -> bytes:
-    folders = [p for p in sys.path if p.endswith("site-packages")]
+    # Debian's own Python has its packages in dist-packages.
+    folders = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
     return json.dumps({"source": source, "path": folders}).encode()
 
 

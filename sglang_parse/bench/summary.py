@@ -58,7 +58,8 @@ class Figures:
     same items. asked: the options that `options` names. ratio_by_repeat: answer ratios
     one repeat at a time. accept_length:
     output tokens per decode pass of the target. kept_share: drafted tokens (draft
-    model, head, client) that stayed. rating: of open answers, 1 to 10. scores, valid:
+    model, head, client) that stayed. rating: of open answers, 1 to 10; share_rated: of
+    them. scores, valid:
     verdicts that have gold.
     """
 
@@ -78,6 +79,7 @@ class Figures:
     accept_length: float | None = None
     kept_share: float | None = None
     rating: float | None = None
+    share_rated: float = 0.0
     judge: JudgeQuality | None = None
     scores: tuple[float, ...] = ()
     valid: tuple[bool, ...] = ()
@@ -167,6 +169,7 @@ def _figures(
         accept_length=_accept_length(turns),
         kept_share=_kept_share(turns),
         rating=sum(ratings) / len(ratings) if ratings else None,
+        share_rated=len(ratings) / len(correct),
         judge=_judge(judged, limit) if judged else None,
         scores=tuple(row[0] for row in judged),
         valid=tuple(row[1] for row in judged),

@@ -7,23 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.cells import Cell, CellStore
+from sglang_parse.bench.cells import BASELINE
 from sglang_parse.bench.config import BenchConfig
-from sglang_parse.bench.grade import rated
 from sglang_parse.bench.stats import JudgeQuality
 from sglang_parse.bench.summary import Figures, Graded, Ratio, summarise_cells
 
 DASH = "-"
 
 
-def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -> Path:
+def write_report(config: BenchConfig, graded: Sequence[Graded]) -> Path:
     """Write everything from the stored cells alone; returns the path of report.md."""
-    graded = [
-        Graded(
-            store.read(c), store.read_grades(c, config.rater if rated(c) else "") or {}
-        )
-        for c in cells
-    ]
     figures = summarise_cells(graded, config.threshold)
     about = {arm.name: arm.about for arm in config.arms}
     plots: list[str] = []
@@ -35,10 +28,15 @@ def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -
         plots, note = write_plots(config.out, figures), ""
     origins = [one.result.provenance for one in graded]
     text = report_text(figures, about, origins) + note
+    if names := out_of_turn(graded):
+        text += (
+            "\nMeasured when the run went on, at another time than the target that "
+            f"they are compared with: {', '.join(names)}.\n"
+        )
     text += "".join(f"\n![{Path(p).stem}]({p})\n" for p in plots)
     path = config.out / "report.md"
     path.write_text(text, encoding="utf-8")
-    differing = ("load_average", "servers")  # from cell to cell
+    differing = ("load_average", "servers", "turns")  # from cell to cell
     stable = [{k: v for k, v in o.items() if k not in differing} for o in origins]
     distinct = [o for k, o in enumerate(stable) if o not in stable[:k]]
     summary = {"figures": [f.as_dict() for f in figures], "provenance": distinct}
@@ -46,6 +44,18 @@ def write_report(config: BenchConfig, cells: Sequence[Cell], store: CellStore) -
         json.dumps(summary, indent=1) + "\n", encoding="utf-8"
     )
     return path
+
+
+def out_of_turn(graded: Sequence[Graded]) -> list[str]:
+    """Cells that should have taken turns with the target, and did not."""
+    return [
+        one.cell.name
+        for one in graded
+        if one.cell.laps > 1
+        and not one.cell.is_sweep
+        and (turns := one.result.provenance.get("turns"))
+        and not any(name.startswith(f"{BASELINE}/") for name in turns)
+    ]
 
 
 def report_text(
@@ -139,7 +149,8 @@ def _difference(f: Figures) -> str:
 
 def _right(f: Figures) -> str:
     if f.rating is not None:
-        return f"rated {f.rating:.2f}"
+        some = "" if f.share_rated == 1 else f" ({100 * f.share_rated:.0f}% of them)"
+        return f"rated {f.rating:.2f}{some}"
     if not f.is_graded:
         return DASH
     s = f.figures

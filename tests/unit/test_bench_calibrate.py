@@ -314,6 +314,16 @@ def test_every_axis_is_swept(tmp_path):
     assert {s["keep_rule"] for s in settings} == {"first-failure", "longest"}
 
 
+def test_one_file_at_a_time(tmp_path, capsys):
+    """Red if --path is left aside without a word."""
+    out = tmp_path / "parse.json"
+    command = ["calibrate", "--out", str(out), "--path", "a.jsonl"]
+    assert cli.main([*command, "--prompts", "b.jsonl"]) == 1
+    assert "expected one file of the two" in capsys.readouterr().err
+    assert cli.main(command) == 1
+    assert "these problems are generated" in capsys.readouterr().err
+
+
 def test_calibration_without_references_asks_for_agreement(server, tmp_path):
     from sglang_parse.embedded.task import make_problems
 

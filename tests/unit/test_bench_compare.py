@@ -42,9 +42,9 @@ def run(tmp_path, first, second, *more):
         (figures(None), figures(2.8), 0),
         (figures(2.0, None), figures(2.0, None), 0),
         (figures(2.0, None), figures(2.0), 1),
-        # Outside of one interval is enough.
-        (figures(2.0, 0.97, low=0.9), figures(2.0, 1.0), 1),
-        (figures(2.0, 0.99, low=0.97), figures(2.0, 1.0), 0),
+        # In one of the intervals is enough.
+        (figures(2.0, 0.97, low=0.9, high=0.99), figures(2.0, 1.0), 1),
+        (figures(2.0, 0.99, low=0.97, high=0.995), figures(2.0, 1.0), 0),
     ],
 )
 def test_apart(tmp_path, first, second, code):

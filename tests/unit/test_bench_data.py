@@ -259,6 +259,41 @@ def test_bad_files_are_named(tmp_path, content, message):
         load_items("prompts", problems=0, seed=0, path="rows.txt")
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("mmlu", {"question": "Q", "choices": "['a', 'b']", "answer": 0}, "'choices'"),
+        ("mmlu", {"question": "Q", "choices": ["a"], "answer": "A"}, "invalid literal"),
+        ("mmlu-pro", {"question": "Q", "options": "['a']", "answer": "A"}, "'options'"),
+        (
+            "mmlu-redux",
+            {"question": "Q", "choices": "ab", "answer": 0, "error_type": "ok"},
+            "'choices'",
+        ),
+        (
+            "mbpp-plus",
+            {"task_id": 1, "prompt": "P", "test_list": "['a']", "test": ""},
+            "'test_list'",
+        ),
+        ("mt-bench", {"prompt": "['a', 'b']"}, "'prompt'"),
+        ("speed-bench", {"turns": "['a', 'b']"}, "'turns'"),
+        ("prompts", {"turns": "Say something."}, "'turns'"),
+    ],
+)
+def test_fields_of_another_kind_are_named(tmp_path, name, row, message):
+    """Red if a list that a CSV file made a string of is read letter by letter."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    with pytest.raises(DataError, match=f"{name}: row 0 is not .*{message}"):
+        load_items(name, problems=0, seed=0, path=str(path))
+
+
+def test_generated_problems_have_no_file():
+    """Red if a file of one's own is left aside for the data set that is the default."""
+    with pytest.raises(DataError, match="'mine.jsonl' was given, .* `prompts`"):
+        load_items("embedded", problems=2, seed=0, path="mine.jsonl")
+
+
 def test_offline_says_what_to_download_and_where_to_put_it(monkeypatch):
     def offline(*args, **kwargs):
         raise ConnectionError("Couldn't reach the Hub\nmore lines")
@@ -293,6 +328,14 @@ def test_boxed_takes_the_last_and_matches_braces():
         ("\\boxed{70{,}000}", "70000", True),
         ("\\boxed{70,\\!000}", "70000", True),
         ("\\boxed{1\\,080}", "1080", True),
+        ("\\boxed{240 \\text{ ft}^2}", "240", True),
+        ("\\boxed{240 \\mathrm{m}^{3}}", "240", True),
+        ("It is 240 ft^2.", "240", True),
+        ("It takes 12-15.", "15", True),
+        ("\\boxed{\\frac{7}{2}}", "3.5", True),
+        ("\\boxed{\\frac{7}{2}}", "72", False),
+        ("\\boxed{3\\dfrac{1}{2}}", "3.5", True),
+        ("\\boxed{\\frac{1}{0}}", "3", False),
         ("no number", "3", False),
     ],
 )
@@ -476,6 +519,16 @@ def test_program_sees_neither_our_environment_nor_our_folder(monkeypatch, tmp_pa
         "assert os.listdir('.') == []\n"
     )
     assert run_program(source).passed
+
+
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
+def test_program_has_the_packages_of_this_interpreter(tmp_path, monkeypatch, name):
+    """Red if tests that need numpy fail where Debian keeps it in dist-packages."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "only_here.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(str(folder))
+    assert run_program("import only_here\nassert only_here.VALUE").passed
 
 
 def kernel_gives_network_namespaces() -> bool:

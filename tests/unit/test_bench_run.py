@@ -42,6 +42,7 @@ from sglang_parse.bench.procedures import (
     read_rounds,
     sequential,
 )
+from sglang_parse.bench.provenance import hub_commit
 from sglang_parse.bench.run import Chat, load_set, plan_cells, run_benchmark
 from sglang_parse.bench.stats import tango_interval
 from sglang_parse.bench.summary import (
@@ -242,6 +243,23 @@ def test_gold_of_prefixes_that_end_inside_a_segment():
     assert not prefix_is_valid(problem, right + "\nMore")
 
 
+def test_hub_models_are_named_by_their_commit(tmp_path, monkeypatch):
+    """What `hub_commit` finds in a cache laid out as the hub's library lays it out."""
+    repo = tmp_path / "models--org--name"
+    for commit, ref in (("c0ffee", "main"), ("deca", "v2")):
+        snapshot = repo / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text("{}")
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / ref).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert hub_commit("org/name") == "c0ffee"
+    assert hub_commit("org/name", "v2") == "deca"
+    assert hub_commit(str(repo / "snapshots" / "deca")) == "deca"
+    assert hub_commit("org/other") == hub_commit("no/hub/name") == ""
+    assert hub_commit(str(tmp_path)) == ""
+
+
 def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, capsys):
     path = write_config(tmp_path)
     report = run_benchmark(load_config(path))
@@ -255,6 +273,7 @@ def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, c
     assert [i for i in first.ids] == [f"embedded-{k}" for k in range(12)]
     assert first.provenance["versions"]["sglang"] and first.wall_s > 0
     assert first.provenance["servers"]["main"]["attention_backend"] == "fake"
+    assert first.provenance["servers"]["main"]["hub_commits"] == {}
     # Warm-up answers are not among them.
     assert len(fakes[0][2].bodies) == (12 + 8) * 2
     text = report.read_text()
@@ -280,7 +299,7 @@ def test_finished_cell_of_other_settings_is_refused(fakes, tmp_path):
     text = text[: text.index("sweep:")]
     run_benchmark(load_config(write_config(tmp_path, text)))
     other = write_config(tmp_path, text + "seed: 65\n")
-    with pytest.raises(ValueError, match=r"measured with other settings \(seed\)"):
+    with pytest.raises(ValueError, match=r"with other settings \(items, seed\)"):
         run_benchmark(load_config(other))
     assert len(fakes) == 1
 
@@ -464,6 +483,20 @@ def test_rated_answers_are_averaged_and_graded_once(monkeypatch):
     assert grade.rate_patiently(item, ["first", "second"], {}) is None
     monkeypatch.setattr(grade, "rate", lambda *_: raise_or_give(TimeoutError("gone")))
     assert grade.rate_patiently(item, ["hello"], {}) is None
+    # Only what was not rated is asked for again.
+    assert grade.lacks_ratings({"ratings": [7.0, None]})
+    assert not grade.lacks_ratings({"ratings": [7.0]})
+    assert not grade.lacks_ratings({"ratings": None})
+    Result.ids, Result.answers = (item.id,) * 2, Result.answers * 2
+    monkeypatch.setattr(grade, "rate", lambda *_: 3.0)
+    grades = grade_cell(
+        Result,
+        [item, item],
+        decode=CHAT.decode,
+        judge={"url": "http://j"},
+        ratings=[7.0, None],
+    )
+    assert grades["ratings"] == [7.0, 3.0]
     Result.ids = ("another",)
     with pytest.raises(ValueError, match="measured on other items"):
         grade_cell(Result, [item], decode=CHAT.decode, judge={})
@@ -483,6 +516,7 @@ def test_grades_are_of_one_result_and_one_rater(tmp_path):
     for text in ("one", "two"):
         with store.writing(cell, {}) as writer:
             writer.line({"wall_s": 1.0, "text": text})
+        store.finish([cell])
         assert store.read_grades(cell, "a model") is None
         store.write_grades(cell, {"correct": [text]}, "a model")
         assert store.read_grades(cell, "a model") == {"correct": [text]}
@@ -663,19 +697,13 @@ def test_wall_clock_of_a_cell_is_that_of_its_own_parts(
         assert result.provenance["servers"]["main"]["attention_backend"] == "fake"
 
 
-@pytest.mark.parametrize(
-    ("broken_at", "finished", "unfinished"),
-    [
-        # Problem 5 is of the second lap, 9 of the last, which goes forwards.
-        (5, [], ["target", "parse", "exact"]),
-        (9, ["target"], ["parse", "exact"]),
-    ],
-)
-def test_cells_cut_short_between_laps_are_measured_whole_and_alone(
-    events, tmp_path, monkeypatch, broken_at, finished, unfinished
+# Problem 5 is of the second lap, 9 of the last, which goes forwards.
+@pytest.mark.parametrize("broken_at", [5, 9])
+def test_cells_that_take_turns_are_finished_together(
+    events, tmp_path, monkeypatch, broken_at
 ):
-    """Red if a cell without all its parts counts as finished, a finished one is lost or
-    measured again, or the others go on where they were."""
+    """Red if a cell without all its parts counts as finished, others go on where they
+    were, or are compared with a target that answered at another time."""
     answer = FakeServer.answer
 
     def fail(self, body):
@@ -690,16 +718,47 @@ def test_cells_cut_short_between_laps_are_measured_whole_and_alone(
         broken.setattr(FakeServer, "answer", fail)
         with pytest.raises(LoadError, match="^parse/embedded-c1-r0: .*generate failed"):
             run_benchmark(config)
-    kept = {p: p.read_bytes() for p in config.out.rglob("*.gz")}
-    assert [p.parent.name for p in kept] == finished
+    assert not list(config.out.rglob("*.gz"))
     partial = {p.parent.name for p in config.out.rglob("*.partial")}
-    assert partial == set(unfinished)
+    assert partial == {"target", "parse", "exact"}
     events.clear()
-    run_benchmark(config)
-    assert in_groups(events) == rotation(*unfinished)
-    assert all(p.read_bytes() == data for p, data in kept.items())
+    report = run_benchmark(config)
+    assert in_groups(events) == rotation("target", "parse", "exact")
     assert len(list(config.out.rglob("*.gz"))) == 3
     assert not list(config.out.rglob("*.partial"))
+    assert "another time" not in report.read_text()
+    # What is gone is measured again, and told of.
+    (config.out / "cells" / "parse" / "embedded-c1-r0.jsonl.gz").unlink()
+    events.clear()
+    report = run_benchmark(config)
+    assert in_groups(events) == rotation("parse")
+    told = "another time than the target that they are compared with: parse/embedded-c1"
+    assert told in report.read_text()
+
+
+def test_other_problems_under_the_same_settings_are_refused(fakes, tmp_path):
+    """Red if a data file that was edited gives later arms other problems than the
+    first had, or a reference that was put right grades nothing anew."""
+    rows = [{"prompt": p.prompt, "answer": "99"} for p in PROBLEMS[:3]]
+    data = tmp_path / "rows.jsonl"
+
+    def report_of(rows):
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return run_benchmark(load_config(write_config(tmp_path, text))).read_text()
+
+    text = CONFIG[: CONFIG.index("sweep:")].replace("[1, 3]", "[1]")
+    text = re.sub(
+        r"datasets:.*\n(?:  .*\n)*",
+        f"datasets: [{{{{name: prompts, path: {data}}}}}]\n",
+        text,
+    )
+    assert "| target | 0.0 (" in report_of(rows)
+    for row, problem in zip(rows, PROBLEMS, strict=False):
+        row["answer"] = str(problem.answer)
+    assert "| target | 100.0 (" in report_of(rows)
+    rows[0]["prompt"] = PROBLEMS[5].prompt
+    with pytest.raises(ValueError, match=r"measured with other settings \(items\)"):
+        report_of(rows)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 4)])

@@ -137,6 +137,22 @@ def test_doctor_tells_of_a_model_that_asks_for_a_repetition_penalty(tmp_path):
         doctor.check_sampling(str(tmp_path))
 
 
+def test_doctor_reads_a_hub_model_s_sampling_defaults(tmp_path, monkeypatch):
+    """Red if they are said to be fine where nobody has looked."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert "not checked" in doctor.check_sampling("org/name")
+    repo = tmp_path / "models--org--name"
+    folder = repo / "snapshots" / "c0ffee"
+    folder.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("c0ffee")
+    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
+    with pytest.raises(doctor.Problem, match="repetition_penalty 1.05"):
+        doctor.check_sampling("org/name")
+
+
 def test_doctor_exits_1_on_a_problem(monkeypatch, capsys):
     findings = [doctor.Finding(True, "fine"), doctor.Finding(False, "bad; do this")]
     monkeypatch.setattr(doctor, "run_checks", lambda *_: iter(findings))

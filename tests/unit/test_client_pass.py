@@ -33,6 +33,7 @@ class Slots:
     def __init__(self, free: int, max_rows: int = 10_000) -> None:
         self.free = free
         self.max_rows = max_rows
+        self.allocator = SimpleNamespace(size=400)
 
     def num_free(self, tree_cache) -> int:
         return self.free
@@ -119,6 +120,18 @@ def test_text_longer_than_a_pass_is_refused(monkeypatch):
     assert "at most 7 (--chunked-prefill-size)" in req.to_finish.message
 
 
+def test_text_that_fits_another_time_is_to_be_sent_again(monkeypatch):
+    """Red if a client is told to shorten a text for what others occupy now, or to send
+    one again that never fits."""
+    req, *_ = judge(monkeypatch, free=7, verify_only=True)
+    assert req.to_finish.status_code == 503
+    assert "parse_verify has 6 tokens and there is room for" in req.to_finish.message
+    assert req.to_finish.message.endswith("send the request again later.")
+    req, *_ = judge(monkeypatch, free=7, verify_only=True, max_rows=7)
+    assert req.to_finish.status_code == 400
+    assert "room for 5 behind this prompt" in req.to_finish.message
+
+
 def test_suffixes_beyond_a_pass_take_more_passes(monkeypatch):
     """Red if suffix rows are not counted among those of a pass."""
     req, _, stages, _, record = judge(
@@ -165,7 +178,7 @@ def test_a_pool_without_room_for_one_suffix(monkeypatch, verify_only):
     assert stages.plans[0].num_suffix_tokens == 0
     assert record.num_judged == 0 and record.scores == ()
     if verify_only:
-        assert req.to_finish.status_code == 400
+        assert req.to_finish.status_code == 503
         assert "parse_judge_suffix" in req.to_finish.message
     else:
         assert tokens.tolist() == [99] and state.ready == ()

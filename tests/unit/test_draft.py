@@ -11,7 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_parse import draft as draft_module
 from sglang_parse.draft import DraftModel, DraftRequest, StepPacer, StopWatch
+from sglang_parse.draft_cache import DraftCache
 from sglang_parse.draft_runner import plan_plain_decode
+from sglang_parse.drafters import ModelDrafter, Turn
+from sglang_parse.state import RoundDraft
 
 VOCAB = 64
 GREEDY = SimpleNamespace(is_all_greedy=True, grammars=None)
@@ -25,6 +28,7 @@ class CountingDraft(DraftModel):
     ) -> None:
         self.stop_check_interval = interval
         self.vocab_size = vocab_size
+        self.num_embeddings = VOCAB
         self.longest_extend = longest_extend
         self.batches: list[SimpleNamespace] = []
 
@@ -96,6 +100,58 @@ def test_draft_with_more_padded_rows_keeps_to_the_target():
     """Red if a token that the target's embedding lacks is drafted."""
     proposal, _ = propose(CountingDraft(1, vocab_size=32), [request(0, [30], 3)])
     assert proposal.tokens == ((31, 0, 1),)
+
+
+def test_tokens_without_a_row_in_the_draft_are_read_as_another():
+    """Red if an id of the target's longer padding, which a request may hold and the
+    target may sample, is looked up where the draft's embedding ends: on a GPU that
+    stops the server."""
+    model = CountingDraft(1)
+    requests = [request(0, [1, VOCAB, 2], 2), request(1, [3, VOCAB + 9], 1)]
+    propose(model, requests)
+    first, *steps = model.batches
+    assert first.input_ids.tolist() == [1, 0, 2, 3, 0]
+    assert all(int(b.input_ids.max()) < VOCAB for b in steps) and steps
+
+
+def test_a_draft_of_nothing_is_remembered():
+    """Red if a model that says at once that the answer ends has the whole prompt to
+    read again in the next round."""
+
+    class Model(CountingDraft):
+        def propose(self, orders, *, table, sampling_info):
+            return self._propose(orders, table, GREEDY)
+
+    def turn(output):
+        req = SimpleNamespace(origin_input_ids=[1, 2, 3], output_ids=output)
+        batch = SimpleNamespace(
+            reqs=[req, req], req_pool_indices=torch.tensor([1, 2]), sampling_info=None
+        )
+        seq_len = 2 + len(output)
+        return Turn(batch, states, [seq_len] * 2, [4, 0], [0, 0], [None] * 2)
+
+    table = 100 * torch.arange(4)[:, None] + torch.arange(40)
+    cache = DraftCache(400, "cpu")
+    model = Model(1)
+    drafter = ModelDrafter(model, SimpleNamespace(table=table), cache)
+    states = [
+        SimpleNamespace(
+            pending=(), ready=(), num_cached=None, stop_ids=frozenset({5, 10})
+        )
+        for _ in range(2)
+    ]
+    for output, read in ([4], [1, 2, 3, 4]), ([4, 9], [9]):
+        cache.mark(table[2, :10], num_valid=10)
+        now = turn(output)
+        drafts = drafter.draft(now, [RoundDraft()] * 2)
+        assert [d.tokens for d in drafts] == [(), ()] and drafts[0].ended
+        assert model.batches[-1].input_ids.tolist() == read
+        drafter.follow_plain(now, drafts)
+        known = 3 + len(output)
+        assert states[0].num_cached == cache.num_leading(table[1, :10]) == known
+        # The other was not asked.
+        assert states[1].num_cached is None
+        assert cache.num_leading(table[2, :10]) == known - 1
 
 
 def test_lengths_on_the_host_are_those_on_the_device():

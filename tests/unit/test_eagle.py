@@ -242,6 +242,17 @@ def test_head_is_left_out_where_a_gap_is_too_long(prefix, room):
     assert not head.cache.num_leading(TABLE[1, prefix:12])
 
 
+def test_head_reads_nothing_again_for_a_verdict():
+    """Red if a request that generates nothing has cached tokens computed again; but
+    what it prefills itself the head may have."""
+    head = drafter()
+    ids, ask = list(range(10, 22)), {"parse_verify": ["x"]}
+    prefill(head, prefix=10, ids=ids, ask=ask)
+    assert head.head.batches == []
+    prefill(head, prefix=0, ids=ids, ask=ask)
+    assert head.cache.num_leading(TABLE[1, :12]) == 12
+
+
 def test_head_follows_the_hidden_states_of_kept_rows_alone():
     """Red if it is given a suffix row's, or another request's."""
     plan = build_verify_plan(

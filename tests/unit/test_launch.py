@@ -57,7 +57,7 @@ def make_server(tmp_path, script, *args, **kwargs):
 def make_fake(tmp_path, script=FAKE_SERVER):
     port = free_port()
     server = make_server(tmp_path, script, str(port))
-    server.url = f"http://127.0.0.1:{port}"
+    server.port, server.url = port, f"http://127.0.0.1:{port}"
     return server
 
 
@@ -122,6 +122,24 @@ def test_free_port_skips_a_taken_one():
         taken = sock.getsockname()[1]
         with pytest.raises(ServerError, match="No free port"):
             free_port([taken])
+
+
+def test_free_port_gives_each_once_while_there_are_others():
+    """Red if two servers that boot side by side may get one port: they bind it late."""
+    ports = range(32752, 32768)
+    assert len({free_port(ports) for _ in range(8)}) == 8
+    free = free_port(ports)
+    assert free_port([free]) == free
+
+
+def test_another_program_on_the_port_is_not_the_server(tmp_path):
+    """Red if a server that still loads counts as ready by another one's answer."""
+    with make_fake(tmp_path) as other:
+        slow = make_server(tmp_path, "import time; time.sleep(600)", timeout_s=1.5)
+        slow.port, slow.url = other.port, other.url
+        slow.log_path = tmp_path / "slow.log"
+        with pytest.raises(ServerError, match="did not answer within"), slow:
+            pass
 
 
 def test_log_tail_keeps_the_last_lines_that_hold_something(tmp_path):

@@ -107,7 +107,15 @@ def test_read_result_of_plain_server_has_no_report():
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(b"", "no output"), (b'data: {"error": {"message": "too long"}}', "too long")],
+    [
+        (b"", "no output"),
+        (b'data: {"error": {"message": "too long"}}', "too long"),
+        (
+            b'data: {"text": "", "output_ids": [], "meta_info": {"finish_reason": '
+            b'{"type": "abort", "message": "out of memory"}}}',
+            "aborted: out of memory",
+        ),
+    ],
 )
 def test_read_result_reports_failures(line, message):
     (problem,) = make_problems(1, seed=0)
