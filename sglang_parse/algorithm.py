@@ -54,6 +54,9 @@ _REFUSED = (
     ("attn_cp_size", lambda v: v > 1, "--attn-cp-size", "1"),
     ("enable_prefill_cp", bool, "--enable-prefill-cp", "off"),
     ("enable_pdmux", bool, "--enable-pdmux", "off"),
+    # Batches then need what SGLang's scheduler alone gives them (require_mlp_sync).
+    ("moe_dense_tp_size", lambda v: True, "--moe-dense-tp-size", "unset"),
+    ("moe_a2a_backend", lambda v: v != "none", "--moe-a2a-backend", "none"),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "off"),
     ("enable_mixed_chunk", bool, "--enable-mixed-chunk", "off"),
     # Its grammars cannot go back over a rejected draft.
@@ -72,6 +75,32 @@ _REFUSED = (
     ("enable_streaming_session", bool, "--enable-streaming-session", "off"),
     # Every request gets a grammar of its own, which nobody can judge around.
     ("enable_strict_thinking", bool, "--enable-strict-thinking", "off"),
+    # Of SGLang's own ways to verify; what they ask for would not happen.
+    (
+        "speculative_use_rejection_sampling",
+        bool,
+        "--speculative-use-rejection-sampling",
+        "off",
+    ),
+    (
+        "speculative_use_block_verification",
+        bool,
+        "--speculative-use-block-verification",
+        "off",
+    ),
+    (
+        "speculative_accept_threshold_single",
+        lambda v: v != 1,
+        "--speculative-accept-threshold-single",
+        "1 (--speculative-parse-threshold is that of verdicts)",
+    ),
+    (
+        "speculative_accept_threshold_acc",
+        lambda v: v != 1,
+        "--speculative-accept-threshold-acc",
+        "1",
+    ),
+    ("speculative_token_map", bool, "--speculative-token-map", "unset"),
     ("speculative_adaptive", bool, "--speculative-adaptive", "off"),
     ("skip_tokenizer_init", bool, "--skip-tokenizer-init", "off"),
 )

@@ -111,6 +111,7 @@ class DraftModel(DraftRunner):
         position, end = position_cpu.to(device), end_cpu.to(device)
         max_new = max(r.num_new for r in requests)
         chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
+        limits = [r.num_new for r in requests]
         interval = 1 if chains else self.stop_check_interval
         watch = StopWatch(requests, device)
         logits = self._catch_up(requests, rows, table)
@@ -127,7 +128,10 @@ class DraftModel(DraftRunner):
             pacer.mark()
             step = len(columns)
             if chains:
-                chains = _advance(chains, columns[-1], requests, step)
+                chains, refused = _advance(chains, columns[-1], requests, step)
+                for i in refused:
+                    limits[i] = step - 1
+                    watch.end(i)
             if step == max_new or (step % interval == 0 and watch.all_ended(columns)):
                 break
             # A request at the end of its window repeats its last step in place.
@@ -138,7 +142,7 @@ class DraftModel(DraftRunner):
             logits = self.decode(
                 input_ids, rows, position, position_cpu, table
             ).next_token_logits
-        tokens, ended = _read_back(columns, requests)
+        tokens, ended = _read_back(columns, requests, limits)
         steps = len(columns)
         return DraftProposal(
             tokens=tokens,
@@ -247,6 +251,10 @@ class StopWatch:
         self._num_new = torch.tensor([r.num_new for r in requests], device=device)
         self._seen = 0
 
+    def end(self, index: int) -> None:
+        """This draft goes no further, whatever its tokens."""
+        self._num_new[index] = 0
+
     def all_ended(self, columns: Sequence[Tensor]) -> bool:
         """columns: the tokens of all steps so far, [bs] int64 each. Waits for them."""
         new = torch.stack(list(columns[self._seen :]), dim=1)
@@ -261,29 +269,34 @@ def _advance(
     column: Tensor,
     requests: Sequence[DraftRequest],
     step: int,
-) -> list[tuple[int, GrammarChain]]:
-    """Walk grammars over the token of a step; those whose draft goes on."""
-    going = []
+) -> tuple[list[tuple[int, GrammarChain]], list[int]]:
+    """Walk grammars over the token of a step: those whose draft goes on, and the
+    requests whose draft ends before the token."""
+    going, refused = [], []
     tokens = column.tolist()
     for i, chain in chains:
-        if tokens[i] not in requests[i].stop_ids:
-            chain.advance(tokens[i])
-            if step < requests[i].num_new:
-                going.append((i, chain))
-    return going
+        if tokens[i] in requests[i].stop_ids:
+            continue
+        if not chain.advance(tokens[i]):
+            refused.append(i)
+        elif step < requests[i].num_new:
+            going.append((i, chain))
+    return going, refused
 
 
 def _read_back(
-    columns: Sequence[Tensor], requests: Sequence[DraftRequest]
+    columns: Sequence[Tensor],
+    requests: Sequence[DraftRequest],
+    limits: Sequence[int],
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
-    """Tokens of each draft up to its window or stop token, and whether it stopped.
+    """Tokens of each draft up to its limit or stop token, and whether it stopped.
 
     The only device-to-host copy of drafted tokens, but for those of grammars.
     """
     drafted, ended = [], []
     rows = torch.stack(list(columns), dim=1).tolist()
-    for row, r in zip(rows, requests, strict=True):
-        tokens = row[: r.num_new]
+    for row, r, limit in zip(rows, requests, limits, strict=True):
+        tokens = row[:limit]
         stop = next((k for k, t in enumerate(tokens) if t in r.stop_ids), None)
         drafted.append(tuple(tokens[:stop]))
         ended.append(stop is not None)

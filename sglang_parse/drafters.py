@@ -128,7 +128,8 @@ class ModelDrafter:
             # Where a grammar cut what was pending, nobody drafts the more for it.
             held = min(len(state.pending), turn.windows[i])
             num_new = turn.windows[i] - max(held, len(drafts[i].tokens))
-            if num_new <= 0 or drafts[i].ended:
+            chain = turn.chains[i]
+            if num_new <= 0 or drafts[i].ended or (chain and chain.is_dead):
                 continue
             tokens = [
                 *req.origin_input_ids,
@@ -148,7 +149,7 @@ class ModelDrafter:
                     num_new=num_new,
                     stop_ids=state.stop_ids,
                     batch_index=i,
-                    grammar=turn.chains[i],
+                    grammar=chain,
                 )
             )
         return orders

@@ -10,6 +10,7 @@ the HTTP request. Source: https://platform.openai.com/docs/guides/predicted-outp
 from __future__ import annotations
 
 import contextvars
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,15 +204,15 @@ class ParseEndpoints:
             await self.app(scope, receive, send)
             return
         raw = await _read_body(receive)
-        body = _parse(raw)
+        body, dump = _parse_request(raw)
         exchange = Exchange()
         if isinstance(body, dict):
             try:
                 before = body.copy()
                 exchange = translate(path, body)
                 if body != before:
-                    raw = orjson.dumps(body)
-            except orjson.JSONEncodeError:
+                    raw = dump(body)
+            except (orjson.JSONEncodeError, RecursionError):
                 await _refuse(send, "The request body is nested too deeply.")
                 return
             except ValueError as e:
@@ -303,7 +304,20 @@ def _parse(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return None  # SGLang says what is wrong with it
+        return None
+
+
+def _parse_request(raw: bytes) -> tuple[Any, Callable[[Any], bytes]]:
+    """The body as SGLang reads it, and what writes it: lone surrogates and NaN, which
+    orjson refuses, reach SGLang too."""
+    try:
+        return orjson.loads(raw), orjson.dumps
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(raw), lambda body: json.dumps(body).encode()
+    except (ValueError, RecursionError):
+        return None, orjson.dumps  # SGLang says what is wrong with it
 
 
 def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:

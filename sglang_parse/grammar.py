@@ -43,13 +43,29 @@ class GrammarChain:
         mask = self.masks[-1][:, :width]
         GrammarMask(self.grammar, self._on_device(mask)).apply(logits)
 
-    def advance(self, token: int) -> None:
+    @property
+    def is_dead(self) -> bool:
+        """Whether no token is allowed next: SGLang ends such a request."""
+        return not self.masks[-1].any()
+
+    def advance(self, token: int) -> bool:
         """Walk over a draft token that the last mask allowed; behind the end of the
-        grammar every token is allowed, and there is no step to go back."""
-        if not self._has_ended():
-            self.grammar.accept_token(token)
-            self._num_accepted += 1
-        self.masks.append(self._fill())
+        grammar every token is allowed, and there is no step to go back.
+
+        False where the draft must end before the token: the grammar refuses it for all
+        its mask says, or allows nothing behind it. A rule that never ends does both.
+        """
+        try:
+            if not self._has_ended():
+                self.grammar.accept_token(token)
+                self._num_accepted += 1
+            mask = self._fill()
+        except ValueError:
+            return False
+        if mask.any():
+            self.masks.append(mask)
+            return True
+        return False
 
     def walk(self, tokens: Sequence[int]) -> int:
         """Advance over tokens that nobody masked; how many of them the grammar allows
@@ -57,7 +73,8 @@ class GrammarChain:
         for num, token in enumerate(tokens):
             if self._has_ended() or not self._allows(token):
                 return num
-            self.advance(token)
+            if not self.advance(token):
+                return num
         return len(tokens)
 
     def rewind(self) -> None:

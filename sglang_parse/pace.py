@@ -27,6 +27,9 @@ LONGEST_PAUSE = 1024
 PLAIN_CHECK_AFTER = 8
 SUSPECT_TOKENS = 3.0
 SMOOTHING = 0.25
+# A first round that took so many times what the second took was held up, by a kernel's
+# first use as a rule: it bounds no more rounds.
+FIRST_USE = 4.0
 # Easy and hard parts of a response take turns: what drafting gives is averaged longer.
 SLOW_SMOOTHING = 0.1
 # The other way to verify (by verdicts, token by token) is tried once this way has been
@@ -253,7 +256,10 @@ class RoundController:
         round_ms = timing.draft_ms + timing.verify_ms
         base_ms = min(bucket.plain_ms.value or 0.0, timing.verify_ms)
         way = bucket.ways[timing.judged]
-        way.step_ms.add((round_ms - base_ms) / timing.num_steps)
+        step_ms = (round_ms - base_ms) / timing.num_steps
+        if way.step_ms.count == 1 and (way.step_ms.value or 0.0) > FIRST_USE * step_ms:
+            way.step_ms = _Average()
+        way.step_ms.add(step_ms)
         way.round_ms.add(round_ms)
         way.tokens.add(timing.num_emitted / timing.bs)
         if timing.segment_len:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -111,10 +112,24 @@ def check_custom_params(custom_params: Any, max_new_tokens: Any = 1) -> dict[str
 def check_sampling_params(result: Any, sampling_params: Any, *_: Any) -> Any:
     """AFTER hook on SamplingParams.verify: its ValueError becomes HTTP 400."""
     params = sampling_params
+    params.max_new_tokens = check_limit(getattr(params, "max_new_tokens", 1))
     check_custom_params(
         getattr(params, "custom_params", None), getattr(params, "max_new_tokens", 1)
     )
     return result
+
+
+def check_limit(max_new_tokens: Any) -> int | None:
+    """A limit that counts tokens: Ollama's `num_predict` comes as it was sent, and
+    Ollama itself drops a fraction. Raises ValueError."""
+    if max_new_tokens is None or isinstance(max_new_tokens, int):
+        return max_new_tokens
+    if isinstance(max_new_tokens, float) and math.isfinite(max_new_tokens):
+        return int(max_new_tokens)
+    raise ValueError(
+        f"max_new_tokens is {shown(max_new_tokens)}; expected a number of tokens "
+        "(max_tokens, num_predict)."
+    )
 
 
 def check_generate_body(result: Any, body: Any, *_: Any) -> Any:

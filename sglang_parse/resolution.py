@@ -10,21 +10,29 @@ from collections.abc import Callable
 from typing import Any
 
 GPU_ATTENTION_BACKEND = "flashinfer"
+# FlashInfer's deterministic kernels go without the radix cache (SGLang).
+DETERMINISTIC_BACKEND = "triton"
+
+
+BACKEND_STEPS = (
+    "handle_deterministic_inference",
+    "handle_attention_backend_compatibility",
+)
 
 
 def register_defaults() -> None:
-    """Wrap the resolution step that chooses an attention backend."""
+    """Wrap the resolution steps that choose an attention backend."""
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    register_resolution_hook("handle_attention_backend_compatibility")(
-        default_attention_backend
-    )
+    for step in BACKEND_STEPS:
+        register_resolution_hook(step)(default_attention_backend)
 
 
 def default_attention_backend(
     server_args: Any, previous: Callable[[Any], None]
 ) -> None:
-    """FlashInfer for PARSE servers that name no backend.
+    """FlashInfer, or Triton where answers are deterministic, for PARSE servers that
+    name no backend.
 
     On Hopper and Blackwell SGLang would choose fa3 or trtllm_mha, whose verify modes
     know one width per batch and ignore the mask of a chain.
@@ -38,7 +46,8 @@ def default_attention_backend(
         or config.decode_attention_backend
     )
     if str(config.speculative_algorithm).upper() == "PARSE" and not named:
-        declare_resolution(
-            server_args, "PARSE", attention_backend=GPU_ATTENTION_BACKEND
-        )
+        backend = GPU_ATTENTION_BACKEND
+        if config.enable_deterministic_inference:
+            backend = DETERMINISTIC_BACKEND
+        declare_resolution(server_args, "PARSE", attention_backend=backend)
     previous(server_args)

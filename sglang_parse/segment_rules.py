@@ -191,8 +191,10 @@ def _is_step_end(draft: DraftText, at: int) -> bool:
 
 def _sentence_stop(text: str, at: int) -> int | None:
     """End of the sentence whose closing mark starts at `at`, None if it is no end."""
+    if at and text[at - 1] in ".!?…":
+        return None  # before the match: each mark of a long run would look at the rest
     mark = SENTENCE_MARK.match(text, at)
-    if mark is None or (at and text[at - 1] in ".!?…"):
+    if mark is None:
         return None
     following = text[mark.end() : mark.end() + 8].lstrip()
     if text.startswith(("..", "…"), at):

@@ -122,4 +122,5 @@ def stop_token_ids(req: Any, model_eos_ids: frozenset[int]) -> frozenset[int]:
     if req.tokenizer is not None:
         ids.add(req.tokenizer.eos_token_id)
         ids |= set(req.tokenizer.additional_stop_token_ids or ())
-    return frozenset(i for i in ids if i is not None)
+    # A request may list what is no token at all, int64 or not.
+    return frozenset(i for i in ids if i is not None and 0 <= i < req.vocab_size)

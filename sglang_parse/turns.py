@@ -16,8 +16,17 @@ from sglang_parse.ranks import Ranks
 from sglang_parse.spacing import JudgeSpacing
 from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.telemetry import TELEMETRY
-from sglang_parse.window import SHORT_WINDOW, draft_window, fit_windows, next_window
+from sglang_parse.window import (
+    MIN_WINDOW,
+    SHORT_WINDOW,
+    draft_window,
+    fit_windows,
+    next_window,
+)
 
+# SGLang decodes the answer anew for each token of a round and each stop expression that
+# does not match (schedule_batch.py, `_locate_str_stop_finished_len`).
+MAX_STOP_CHECKS = 256
 # Set on the batches of a PARSE server.
 NUM_WAITING = "parse_num_waiting"
 
@@ -35,6 +44,13 @@ def note_waiting(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
         free = scheduler.get_num_allocatable_reqs(len(batch.reqs))
         waiting = min(waiting, max(0, free))
     setattr(batch, NUM_WAITING, waiting)
+
+
+def longest_draft(req: Any) -> int:
+    """Draft tokens of a round that the request's grammar and stop expressions allow."""
+    most = MAX_GRAMMAR_WINDOW if req.grammar else 1 << 30
+    num = len(req.sampling_params.stop_regex_strs or ())
+    return min(most, max(MIN_WINDOW, MAX_STOP_CHECKS // num)) if num else most
 
 
 class TurnPlanner:
@@ -86,7 +102,7 @@ class TurnPlanner:
         if self.adaptive and any(s.options.mode == "off" for s in states):
             limits = [min(w, SHORT_WINDOW) for w in limits]
         limits = [
-            min(w, MAX_GRAMMAR_WINDOW) if req.grammar else w
+            min(w, longest_draft(req))
             for w, req in zip(limits, batch.reqs, strict=True)
         ]
         by_model = [self._by_model(s, c) for s, c in zip(states, chains, strict=True)]

@@ -302,7 +302,6 @@ class ParseWorker(BaseSpecWorker):
         )
         planned = time.perf_counter()
         output = self.stages.verify(batch, plan)
-        verified = time.perf_counter()
         scores = self.ranks.agree_all(self.stages.scores(plan, output, states))
         scored = time.perf_counter()
         cuts = choose_cuts(plan, scores, states, drafts, head_ends)
@@ -323,7 +322,7 @@ class ParseWorker(BaseSpecWorker):
             )
         ended = time.perf_counter()
         self.telemetry.add_seconds(
-            draft=drafted - started, verify=verified - drafted, decide=ended - verified
+            draft=drafted - started, verify=scored - drafted, decide=ended - scored
         )
         timing = RoundTiming(
             bs=len(states),

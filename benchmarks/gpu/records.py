@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -27,7 +28,10 @@ def provenance() -> dict[str, Any]:
             return None
 
     def git(*args: str) -> str:
-        done = subprocess.run(["git", *args], capture_output=True, text=True)
+        try:
+            done = subprocess.run(["git", *args], capture_output=True, text=True)
+        except OSError:  # a lent machine may have none, and has no .git
+            return ""
         return done.stdout.strip()
 
     device: dict[str, Any] = {"cpu": platform.processor() or platform.machine()}
@@ -38,7 +42,7 @@ def provenance() -> dict[str, Any]:
         device["cuda"] = torch.version.cuda
     return {
         "argv": sys.argv,
-        "commit": git("rev-parse", "--short", "HEAD"),
+        "commit": git("rev-parse", "--short", "HEAD") or os.environ.get("COMMIT", ""),
         "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
         "python": platform.python_version(),
         "versions": {name: found(name) for name in PACKAGES},

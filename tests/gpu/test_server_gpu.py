@@ -29,6 +29,8 @@ SERVERS = {
     "triton": ("--attention-backend", "triton"),
 }
 NUM_PROBLEMS = 16
+# Of a start, kernels that are compiled included; a lent machine's call has ten minutes.
+BOOT_S = 240.0
 # bfloat16 and other batch shapes may turn a near tie over, in an answer or two.
 MIN_EQUAL = 14
 
@@ -45,7 +47,7 @@ def expected(prompts, tmp_path_factory):
     """Answers of the target alone."""
     log = tmp_path_factory.mktemp("gpu") / "target.log"
     flags = (*COMMON, "--attention-backend", "flashinfer")
-    with ServerProcess(flags, "target", log) as process:
+    with ServerProcess(flags, "target", log, timeout_s=BOOT_S) as process:
         results = Server(process.url).generate_all(prompts, 4)
     return [r["output_ids"] for r in results]
 
@@ -54,7 +56,8 @@ def expected(prompts, tmp_path_factory):
 def test_server_answers_like_its_target(name, prompts, expected, tmp_path):
     """Red if a pass, a captured draft step or a plain step computes something else."""
     log = tmp_path / f"{name}.log"
-    with ServerProcess((*COMMON, *PARSE, *SERVERS[name]), name, log) as process:
+    flags = (*COMMON, *PARSE, *SERVERS[name])
+    with ServerProcess(flags, name, log, timeout_s=BOOT_S) as process:
         server = Server(process.url)
         exact = server.generate_all(prompts, 4, custom={"parse_mode": "exact"})
         plain = server.generate_all(prompts, 4, custom={"parse_mode": "off"})

@@ -106,6 +106,41 @@ def test_lone_surrogate_in_the_suffix_is_no_server_error(parse, prompts):
     assert parse.generate(prompts[0], max_new_tokens=3)["output_ids"]
 
 
+# A rule without an end: the grammar takes "Step" and allows nothing behind it.
+NO_END = 'root ::= "Step" x\nx ::= x "b"'
+ALLOWED = {
+    "stop tokens that are none": ({"stop_token_ids": [1 << 63, -5, 10**7]}, 200),
+    "a grammar without an end": ({"ebnf": NO_END}, 500),
+    "a grammar without a beginning": ({"ebnf": 'root ::= x\nx ::= x "b"'}, 500),
+    "many stop expressions": ({"stop_regex": ["no such text"] * 32}, 200),
+}
+
+
+@pytest.mark.parametrize("mode", ["semantic", "exact"])
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_sglang_outlives_parse_does(parse, target, prompts, name, mode):
+    """Red if a request that ends in an answer, or an error of its own, beside the
+    target stops the scheduler of a PARSE server."""
+    sampling, status = ALLOWED[name]
+    alone = target.post("/generate", target.body(prompts[0], **sampling))
+    custom = {"parse_mode": mode}
+    reply = parse.post("/generate", parse.body(prompts[0], custom=custom, **sampling))
+    assert (alone.status_code, reply.status_code) == (status, status)
+    if mode == "exact" and status == 200:
+        assert reply.json()["output_ids"] == alone.json()["output_ids"]
+    assert parse.is_alive()
+
+
+@pytest.mark.parametrize("limit", [12.0, 12.5])
+def test_ollama_s_limit_is_a_number_of_tokens(parse, limit):
+    """Red if a limit that is no whole number stops the scheduler or keeps it busy."""
+    body = {"model": "default", "prompt": "Tom has 3 coins.", "stream": False}
+    reply = parse.post("/api/generate", body | {"options": {"num_predict": limit}})
+    assert reply.status_code == 200, reply.text[:300]
+    assert reply.json()["eval_count"] <= 12
+    assert parse.is_alive()
+
+
 def test_options_of_others_pass(parse, prompts):
     """Red if custom_params of other processors are refused."""
     custom = {"thinking_budget_note": 3, "other": {"parse_mode": "fast"}}

@@ -114,6 +114,28 @@ REFUSED = {
         (*DRAFT, "--reasoning-parser", "qwen3", "--enable-strict-thinking"),
         "does not support --enable-strict-thinking",
     ),
+    "dense tp": ((*DRAFT, "--moe-dense-tp-size", "1"), "--moe-dense-tp-size 1"),
+    "a2a": ((*DRAFT, "--moe-a2a-backend", "deepep"), "moe-a2a-backend|deepep"),
+    "rejection sampling": (
+        (*DRAFT, "--speculative-use-rejection-sampling"),
+        "--speculative-use-rejection-sampling",
+    ),
+    "block verification": (
+        (*DRAFT, "--speculative-use-block-verification"),
+        "block.verification",
+    ),
+    "accept threshold": (
+        (*DRAFT, "--speculative-accept-threshold-single", "0.5"),
+        "--speculative-accept-threshold-single 0.5",
+    ),
+    "accept threshold acc": (
+        (*DRAFT, "--speculative-accept-threshold-acc", "0.5"),
+        "--speculative-accept-threshold-acc 0.5",
+    ),
+    "token map": (
+        (*DRAFT, "--speculative-token-map", "map.pt"),
+        "--speculative-token-map map.pt",
+    ),
     "outlines": (
         (*DRAFT, "--grammar-backend", "outlines"),
         "does not support --grammar-backend outlines",

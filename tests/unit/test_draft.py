@@ -181,9 +181,9 @@ def test_host_looks_every_few_steps_alone(monkeypatch, interval, looks):
     monkeypatch.setattr(StopWatch, "all_ended", counted)
     read_back, copies = draft_module._read_back, []
 
-    def copied(columns, requests):
+    def copied(columns, *rest):
         copies.append(len(columns))
-        return read_back(columns, requests)
+        return read_back(columns, *rest)
 
     monkeypatch.setattr(draft_module, "_read_back", copied)
     propose(CountingDraft(interval), [request(0, [1], 12)])
@@ -262,15 +262,17 @@ def test_stop_watch_equals_a_loop_over_tokens():
 class FakeChain:
     """Records the tokens a grammar is walked over, and where it masks."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuses: int | None = None) -> None:
         self.log: list = []
+        self.refuses = refuses
 
     def mask_next(self, logits) -> None:
         assert logits.shape == (1, VOCAB)
         self.log.append("mask")
 
-    def advance(self, token: int) -> None:
+    def advance(self, token: int) -> bool:
         self.log.append(token)
+        return token != self.refuses
 
 
 def test_grammars_walk_over_every_drafted_token_and_no_other():
@@ -286,6 +288,22 @@ def test_grammars_walk_over_every_drafted_token_and_no_other():
     assert chains[0].log == ["mask", 2, "mask", 3]
     assert chains[1].log == ["mask", 10, "mask", 11, "mask", 12, "mask", 13]
     assert chains[2].log == ["mask", 21, "mask"]
+
+
+def test_a_draft_ends_before_what_its_grammar_refuses():
+    """Red if the target is asked behind a token for which there is no mask, or the
+    neighbour's draft ends too."""
+    chains = [FakeChain(refuses=12), FakeChain()]
+    requests = [
+        request(0, [9], 6, grammar=chains[0]),
+        request(1, [1], 4, grammar=chains[1]),
+    ]
+    model = CountingDraft(8)
+    proposal, _ = propose(model, requests)
+    assert proposal.tokens == ((10, 11), (2, 3, 4, 5))
+    assert proposal.ended == (False, False)
+    assert chains[0].log == ["mask", 10, "mask", 11, "mask", 12]
+    assert len(model.batches) == 4  # nobody waits for the first one's window
 
 
 def test_loop_ends_at_the_first_look_after_all_have_stopped():

@@ -202,6 +202,20 @@ def test_deep_body_is_refused():
     assert status == 400 and b"nested too deeply" in out
 
 
+def test_what_only_json_reads_is_understood_too():
+    """Red if a prediction is dropped in silence because of a lone surrogate or a NaN,
+    which SGLang takes."""
+    app = App([b'{"choices": []}'], b"application/json")
+    body = b'{"prediction": {"type": "content", "content": "abc\\ud800"}}'
+    status, _, out = call(app, body)
+    assert status == 400 and b"prediction.content" in out
+    field = b'"prediction": {"type": "content", "content": "abc"}'
+    assert call(app, b'{%s, "x": NaN, "y": "\\ud800"}' % field)[0] == 200
+    asked = json.loads(app.body)
+    assert asked.pop("x") != asked.get("x")
+    assert asked == {"custom_params": {"parse_prediction": "abc"}, "y": "\ud800"}
+
+
 def test_broken_json_is_left_to_sglang():
     """Red if our layer answers what SGLang would answer better."""
     app = App([b"no"], b"text/plain", status=400)

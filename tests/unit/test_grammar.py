@@ -110,6 +110,26 @@ def test_draft_past_the_end_of_the_grammar_takes_no_committed_token_back(backend
         grammar.accept_token(token)
 
 
+@pytest.mark.parametrize("rule", ['"Step" x', "x"])
+def test_a_rule_that_never_ends_ends_the_draft(rule):
+    """Red if a draft goes where the grammar allows nothing more: the mask behind it is
+    empty, its tokens are refused, and what the draft loop raises stops the server."""
+    backend = make_backend("xgrammar")
+    grammar = backend.dispatch_ebnf(f'root ::= {rule}\nx ::= x "b"')
+    chain = GrammarChain(grammar, VOCAB, CPU)
+    good = 0
+    for token in ids("Step"):
+        if chain.is_dead or not chain.advance(token):
+            break
+        good += 1
+    assert good < len(ids("Step"))
+    assert len(chain.masks) == good + 1
+    assert chain.walk(ids("Step")) == 0 or good
+    chain.rewind()
+    again = GrammarChain(grammar, VOCAB, CPU)
+    assert torch.equal(again.masks[0], chain.masks[0])
+
+
 def test_text_behind_the_end_of_the_grammar_is_not_drafted(backend):
     chain = chain_of(backend, "Step [0-9]")
     tokens = [*ids("Step 1"), TOKENIZER.eos_token_id]

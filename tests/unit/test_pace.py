@@ -130,6 +130,15 @@ def test_step_cap_bounds_the_round_by_measured_costs():
     assert steps(controller, 6) == MIN_WINDOW
 
 
+def test_a_kernels_first_use_bounds_one_round_alone():
+    """Red if a first round of seconds keeps drafts short until its mean has faded."""
+    controller = RoundController(max_round_ms=500)
+    controller.observe(RoundTiming(1, 20, 21, 15000, 5000))
+    assert steps(controller, 1) == MIN_WINDOW
+    controller.observe(RoundTiming(1, 20, 21, 20, 20))
+    assert steps(controller, 1) > 100
+
+
 def test_new_batch_size_starts_with_a_probe_where_drafting_did_not_pay():
     controller = RoundController(0)
     costs = {"step_ms": 1.0, "verify_ms": 15.0, "plain_ms": 10.0}

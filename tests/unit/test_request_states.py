@@ -26,6 +26,7 @@ class Request:
         self.tokenizer = self.to_finish = None
         self.return_logprob = self.return_hidden_states = False
         self.eos_token_ids, self.output_ids = {9}, []
+        self.vocab_size = 640
 
 
 def states(**changes) -> RequestStates:

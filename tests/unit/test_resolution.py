@@ -3,7 +3,12 @@
 import pytest
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
-from sglang_parse.resolution import GPU_ATTENTION_BACKEND, default_attention_backend
+from sglang_parse.resolution import (
+    BACKEND_STEPS,
+    DETERMINISTIC_BACKEND,
+    GPU_ATTENTION_BACKEND,
+    default_attention_backend,
+)
 
 PARSE = (
     *("--speculative-algorithm", "parse"),
@@ -32,6 +37,13 @@ def test_parse_takes_flashinfer_where_none_is_named():
     assert backend_seen_by_sglang(*PARSE) == GPU_ATTENTION_BACKEND
 
 
+def test_deterministic_answers_take_triton_where_none_is_named():
+    """Red if SGLang names fa3 there, on Hopper, which PARSE then refuses as if the user
+    had; or if the radix cache is lost."""
+    flags = ("--enable-deterministic-inference",)
+    assert backend_seen_by_sglang(*PARSE, *flags) == DETERMINISTIC_BACKEND
+
+
 def test_a_named_backend_is_kept():
     """Red if --attention-backend triton is overruled."""
     flags = ("--attention-backend", "triton")
@@ -47,6 +59,8 @@ def test_step_is_wrapped_by_the_plugin():
     """Red if SGLang renames the step: the default would silently not apply."""
     from sglang.srt.arg_groups import pipeline, resolution_hooks
 
-    name = "handle_attention_backend_compatibility"
-    assert default_attention_backend in resolution_hooks._HOOKS[name]
-    assert name in pipeline.__loader__.get_source(pipeline.__name__)
+    source = pipeline.__loader__.get_source(pipeline.__name__)
+    calls = [source.index(f"run_hook({name}, ") for name in BACKEND_STEPS]
+    assert calls == sorted(calls)
+    for name in BACKEND_STEPS:
+        assert default_attention_backend in resolution_hooks._HOOKS[name]

@@ -437,3 +437,28 @@ def test_what_a_line_may_still_become(line, is_open):
     """Red if a possessive expression gives up where the greedy one found a way."""
     greedy = UNDECIDED.pattern.replace("*+", "*")
     assert bool(re.match(greedy, line)) == bool(UNDECIDED.match(line)) == is_open
+
+
+@pytest.mark.parametrize(
+    ("rule", "piece"),
+    [
+        ("step", "."),
+        ("sentence", "?!"),
+        ("code", '\\"'),
+        ("code", "\\'"),
+        ("code", "`a"),
+    ],
+)
+def test_long_runs_of_one_mark_are_cut_in_linear_time(rule, piece):
+    """Red if each mark of a client's text has the rest of the run looked at: seconds,
+    in which the scheduler serves nobody."""
+    texts = [piece, "\n"]
+
+    def work(num):
+        tokens = [*[0] * num, 1]
+        started = time.process_time()
+        Segmenter(rule, texts).boundaries(tokens, ended=True, max_segments=9)
+        return time.process_time() - started
+
+    short = min(work(8_000) for _ in range(3))
+    assert min(work(32_000) for _ in range(2)) < 9 * short

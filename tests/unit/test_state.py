@@ -11,7 +11,8 @@ def stop_request(**fields):
     tokenizer = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
     rest = {"eos_token_ids": None, "tokenizer": tokenizer}
     rest |= {k: v for k, v in fields.items() if k in rest}
-    return SimpleNamespace(sampling_params=SimpleNamespace(**params), **rest)
+    params = SimpleNamespace(**params)
+    return SimpleNamespace(sampling_params=params, vocab_size=640, **rest)
 
 
 def test_stop_ids_of_all_sources():
@@ -19,6 +20,13 @@ def test_stop_ids_of_all_sources():
     req = stop_request(stop_token_ids={7}, eos_token_ids={8})
     req.tokenizer.additional_stop_token_ids = [9]
     assert stop_token_ids(req, frozenset({3})) == {2, 3, 7, 8, 9}
+
+
+def test_stop_ids_that_are_no_tokens_are_left_out():
+    """Red if a request that lists one overflows the draft's table of stops, which stops
+    the server; SGLang only looks whether a sampled token is among them."""
+    req = stop_request(stop_token_ids={7, -1, 640, 1 << 63}, eos_token_ids={8})
+    assert stop_token_ids(req, frozenset()) == {2, 7, 8}
 
 
 def test_stop_ids_without_tokenizer_or_eos():

@@ -33,19 +33,34 @@ def state(
 
 
 def plan_turn(
-    plan: TurnPlanner, *states: RequestState, max_new: int = 100, grammar=None
+    plan: TurnPlanner,
+    *states: RequestState,
+    max_new: int = 100,
+    grammar=None,
+    stop_regex=None,
 ) -> Turn:
     reqs = [
         SimpleNamespace(
             output_ids=[1],
             grammar=grammar,
             kv=SimpleNamespace(kv_allocated_len=20),
-            sampling_params=SimpleNamespace(max_new_tokens=max_new),
+            sampling_params=SimpleNamespace(
+                max_new_tokens=max_new, stop_regex_strs=stop_regex
+            ),
         )
         for _ in states
     ]
     batch = SimpleNamespace(reqs=reqs, tree_cache=None)
     return plan.plan(batch, states, [10] * len(states), [grammar] * len(states))
+
+
+def test_many_stop_expressions_shorten_a_round():
+    """Red if one request's expressions, looked for behind every token of a round, hold
+    all others up."""
+    assert plan_turn(planner(), state()).windows == [32]
+    assert plan_turn(planner(), state(), stop_regex=["a"]).windows == [32]
+    assert plan_turn(planner(), state(), stop_regex=["a"] * 16).windows == [16]
+    assert plan_turn(planner(), state(), stop_regex=["a"] * 99).windows == [8]
 
 
 def test_round_knows_how_many_wait(monkeypatch):
