@@ -24,6 +24,7 @@ from sglang_parse.request_states import refuse, turn_away
 from sglang_parse.sampling import expand_rows
 from sglang_parse.stages import TargetStages, choose_cuts
 from sglang_parse.state import RequestState, RoundDraft
+from sglang_parse.turns import longest_draft
 from sglang_parse.window import draft_window, fit_windows
 
 
@@ -72,20 +73,32 @@ class ClientJudge:
         """One pass, or several for texts to verify alone. view: of the batch."""
         seq_lens = [len(req.origin_input_ids) - 1 for req in view.reqs]
         drafts, boundaries = self._drafts(view, states, seq_lens)
-        room = self.stages.slots.num_free(view.tree_cache) // len(states)
+        slots = self.stages.slots
+        room = slots.num_free(view.tree_cache) // len(states)
+        alone = slots.allocator.size - sum(r.kv.kv_allocated_len for r in view.reqs)
         for i, state in enumerate(states):
             if room >= len(state.suffix):
                 continue
             boundaries[i] = ()  # as in a round: what cannot be judged is not kept
-            if state.options.verify_only and view.reqs[i].to_finish is None:
+            if not state.options.verify_only or view.reqs[i].to_finish is not None:
+                continue
+            reason = (
+                f"the judge suffix has {len(state.suffix)} tokens and there is room"
+            )
+            if len(state.suffix) > alone:
+                refuse(
+                    view.reqs[i],
+                    f"{reason} for {alone} behind this text; shorten "
+                    "custom_params.parse_judge_suffix.",
+                )
+            else:
                 turn_away(
                     view.reqs[i],
-                    f"the judge suffix has {len(state.suffix)} tokens and there is "
-                    f"room for {room} now; shorten custom_params.parse_judge_suffix or "
-                    "send the request again later.",
+                    f"{reason} for {room} beside the requests that run now; send the "
+                    "request again later.",
                 )
         num_rows = sum(1 + len(d.tokens) for d in drafts)
-        room = min(room, (self.stages.slots.max_rows - num_rows) // len(states))
+        room = min(room, (slots.max_rows - num_rows) // len(states))
         groups = [
             verify_groups(b, room=room, suffix_len=len(s.suffix))
             for b, s in zip(boundaries, states, strict=True)
@@ -172,7 +185,9 @@ class ClientJudge:
         slots = self.stages.slots
         wanted = [
             draft_window(
-                len(s.client.tokens),
+                len(s.client.tokens)
+                if s.options.verify_only
+                else min(len(s.client.tokens), longest_draft(req)),
                 num_remaining=(1 << 30)
                 if s.options.verify_only
                 else req.sampling_params.max_new_tokens,
@@ -189,7 +204,7 @@ class ClientJudge:
             max_rows=slots.max_rows,
         )
         windows = fit(room=slots.num_free(view.tree_cache))
-        alone = fit(room=slots.allocator.size)
+        alone = fit(room=slots.allocator.size - sum(held))
         drafts, boundaries = [], []
         for req, state, window, most in zip(
             view.reqs, states, windows, alone, strict=True

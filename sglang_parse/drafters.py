@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from sglang_parse.decide import Decision
@@ -186,18 +187,18 @@ class ModelDrafter:
     def follow_plain(self, turn: Turn, drafts: Sequence[RoundDraft]) -> None:
         """After a plain round: the token written at seq_lens has no KV, but where the
         model was asked, and said that the answer ends there."""
-        rows = turn.batch.req_pool_indices.tolist()
-        for row, state, n, draft in zip(
-            rows, turn.states, turn.seq_lens, drafts, strict=True
-        ):
-            was_read = draft.num_forwarded > n
-            cached = n if state.num_cached is None else min(state.num_cached, n)
-            slots = self.slots.table[row, cached if was_read else n : n + 1]
-            self.cache.mark(slots, num_valid=len(slots) if was_read else 0)
-            if was_read:
+        rows, table = turn.batch.req_pool_indices, self.slots.table
+        lens = torch.tensor(turn.seq_lens, device=rows.device)
+        self.cache.forget(table[rows, lens])
+        for i, (state, n) in enumerate(zip(turn.states, turn.seq_lens, strict=True)):
+            if state.num_cached is None:
+                continue
+            cached = min(state.num_cached, n)
+            state.num_cached = cached
+            if drafts[i].num_forwarded > n:
+                slots = table[rows[i], cached : n + 1]
+                self.cache.mark(slots, num_valid=len(slots))
                 state.num_cached = n + 1
-            elif state.num_cached is not None:
-                state.num_cached = cached
 
 
 class HeadDrafter:

@@ -9,6 +9,7 @@ sglang/srt/sampling/sampling_batch_info.py, `update_regex_vocab_mask`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,9 +79,11 @@ class GrammarChain:
         return len(tokens)
 
     def rewind(self) -> None:
-        """Back to where the round began."""
+        """Back to where the round began. A grammar that failed for good cannot go
+        there; the scheduler ends its request at the next token."""
         if self._num_accepted:
-            self.grammar.rollback(self._num_accepted)
+            with contextlib.suppress(ValueError):
+                self.grammar.rollback(self._num_accepted)
             self._num_accepted = 0
 
     def _fill(self) -> Tensor:

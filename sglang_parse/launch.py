@@ -158,12 +158,16 @@ class ServerProcess:
         )
 
     def is_listening(self) -> bool:
-        """Whether the port is this server's own and no other program's."""
-        return any(
-            c.status == psutil.CONN_LISTEN and c.laddr.port == self.port
-            for process in self.processes()
-            for c in connections(process)
-        )
+        """Whether the port is this server's own and no other program's, as far as the
+        system lets us look."""
+        try:
+            return any(
+                c.status == psutil.CONN_LISTEN and c.laddr.port == self.port
+                for process in self.processes()
+                for c in connections(process)
+            )
+        except psutil.AccessDenied:
+            return True
 
     def processes(self) -> list[psutil.Process]:
         """The server and everything below it; [] when it does not run."""

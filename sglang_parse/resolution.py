@@ -47,7 +47,8 @@ def default_attention_backend(
     )
     if str(config.speculative_algorithm).upper() == "PARSE" and not named:
         backend = GPU_ATTENTION_BACKEND
-        if config.enable_deterministic_inference:
+        # The second asks for the first (SGLang's handle_deterministic_inference).
+        if config.enable_deterministic_inference or config.rl_on_policy_target:
             backend = DETERMINISTIC_BACKEND
         declare_resolution(server_args, "PARSE", attention_backend=backend)
     previous(server_args)

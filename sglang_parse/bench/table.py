@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.cells import BASELINE
+from sglang_parse.bench.cells import BASELINE, Cell
 from sglang_parse.bench.config import BenchConfig
 from sglang_parse.bench.stats import JudgeQuality
 from sglang_parse.bench.summary import Figures, Graded, Ratio, summarise_cells
@@ -47,14 +47,22 @@ def write_report(config: BenchConfig, graded: Sequence[Graded]) -> Path:
 
 
 def out_of_turn(graded: Sequence[Graded]) -> list[str]:
-    """Cells that should have taken turns with the target, and did not."""
+    """Cells that should have taken turns with the target they are compared with, and
+    did not: of the two, one was measured when the other was there already."""
+
+    def place(cell: Cell) -> tuple[Any, ...]:
+        return cell.dataset, cell.concurrency, cell.repeat, cell.group
+
+    def turns(one: Graded) -> Sequence[str]:
+        return one.result.provenance.get("turns") or ()
+
+    laps = [g for g in graded if g.cell.laps > 1 and not g.cell.is_sweep and turns(g)]
+    bases = {place(g.cell): g for g in laps if g.cell.arm == BASELINE}
     return [
         one.cell.name
-        for one in graded
-        if one.cell.laps > 1
-        and not one.cell.is_sweep
-        and (turns := one.result.provenance.get("turns"))
-        and not any(name.startswith(f"{BASELINE}/") for name in turns)
+        for one in laps
+        if (base := bases.get(place(one.cell)))
+        and (base.cell.name not in turns(one) or one.cell.name not in turns(base))
     ]
 
 

@@ -734,6 +734,10 @@ def test_cells_that_take_turns_are_finished_together(
     assert in_groups(events) == rotation("parse")
     told = "another time than the target that they are compared with: parse/embedded-c1"
     assert told in report.read_text()
+    for name in ("target", "parse"):
+        (config.out / "cells" / name / "embedded-c1-r0.jsonl.gz").unlink()
+    report = run_benchmark(config).read_text()
+    assert "compared with: exact/embedded-c1-r0.\n" in report
 
 
 def test_other_problems_under_the_same_settings_are_refused(fakes, tmp_path):

@@ -30,10 +30,10 @@ class Slots:
 
     table = torch.zeros(4, 64, dtype=torch.int32)
 
-    def __init__(self, free: int, max_rows: int = 10_000) -> None:
+    def __init__(self, free: int, max_rows: int = 10_000, size: int = 400) -> None:
         self.free = free
         self.max_rows = max_rows
-        self.allocator = SimpleNamespace(size=400)
+        self.allocator = SimpleNamespace(size=size)
 
     def num_free(self, tree_cache) -> int:
         return self.free
@@ -74,7 +74,13 @@ class Stages:
 
 
 def judge(
-    monkeypatch, *, free: int, verify_only: bool, ends=(2, 4, 6), max_rows=10_000
+    monkeypatch,
+    *,
+    free: int,
+    verify_only: bool,
+    ends=(2, 4, 6),
+    max_rows=10_000,
+    size=400,
 ):
     """One request: a prompt of 5, a text of 6 in three segments, a suffix of 10."""
     options = SimpleNamespace(
@@ -90,14 +96,15 @@ def judge(
     req = SimpleNamespace(
         origin_input_ids=[10, 11, 12, 13, 14], output_ids=[], to_finish=None,
         kv=SimpleNamespace(kv_allocated_len=5),
-        sampling_params=SimpleNamespace(max_new_tokens=50),
+        sampling_params=SimpleNamespace(max_new_tokens=50, stop_regex_strs=[]),
+        grammar=None,
     )  # fmt: skip
     batch = SimpleNamespace(
         reqs=[req], req_pool_indices=torch.tensor([0]), seq_lens=torch.tensor([5]),
         sampling_info=None, tree_cache=None, device="cpu",
     )  # fmt: skip
     monkeypatch.setattr("sglang_parse.client_pass.expand_rows", lambda *_: None)
-    stages = Stages(Slots(free, max_rows))
+    stages = Stages(Slots(free, max_rows, size))
     tokens = torch.tensor([50])
     (up,) = ClientJudge(stages, ALONE, 1000).judge(batch, [0], [state], tokens)
     sent = () if verify_only else (tokens.item(), *state.ready)
@@ -127,9 +134,23 @@ def test_text_that_fits_another_time_is_to_be_sent_again(monkeypatch):
     assert req.to_finish.status_code == 503
     assert "parse_verify has 6 tokens and there is room for" in req.to_finish.message
     assert req.to_finish.message.endswith("send the request again later.")
+    req, *_ = judge(monkeypatch, free=7, verify_only=True, size=11)
+    assert req.to_finish.status_code == 400  # the prompt's own slots are never free
     req, *_ = judge(monkeypatch, free=7, verify_only=True, max_rows=7)
     assert req.to_finish.status_code == 400
     assert "room for 5 behind this prompt" in req.to_finish.message
+
+
+def test_stop_expressions_bound_a_client_s_text_too(monkeypatch):
+    """Red if all of a long text is sent in one round: SGLang looks for each expression
+    behind every token of it."""
+    req, state, stages, *_ = judge(monkeypatch, free=400, verify_only=False)
+    assert stages.plans[0].num_draft_tokens == (6,)
+    monkeypatch.setattr("sglang_parse.client_pass.longest_draft", lambda _: 3)
+    req, state, stages, *_ = judge(monkeypatch, free=400, verify_only=False)
+    assert stages.plans[0].num_draft_tokens == (3,)
+    _, _, stages, *_ = judge(monkeypatch, free=400, verify_only=True)
+    assert stages.plans[0].num_draft_tokens == (6,)
 
 
 def test_suffixes_beyond_a_pass_take_more_passes(monkeypatch):
@@ -179,6 +200,9 @@ def test_a_pool_without_room_for_one_suffix(monkeypatch, verify_only):
     assert record.num_judged == 0 and record.scores == ()
     if verify_only:
         assert req.to_finish.status_code == 503
+        assert "judge suffix has 10 tokens and" in req.to_finish.message
+        req, *_ = judge(monkeypatch, free=9, verify_only=True, size=14)
+        assert req.to_finish.status_code == 400
         assert "parse_judge_suffix" in req.to_finish.message
     else:
         assert tokens.tolist() == [99] and state.ready == ()

@@ -124,7 +124,6 @@ def test_a_rule_that_never_ends_ends_the_draft(rule):
         good += 1
     assert good < len(ids("Step"))
     assert len(chain.masks) == good + 1
-    assert chain.walk(ids("Step")) == 0 or good
     chain.rewind()
     again = GrammarChain(grammar, VOCAB, CPU)
     assert torch.equal(again.masks[0], chain.masks[0])
