@@ -42,6 +42,7 @@ _REFUSED = (
     ("enable_hisparse", bool, "--enable-hisparse", "off"),
     ("enable_hierarchical_cache", bool, "--enable-hierarchical-cache", "off"),
     # KV that comes from elsewhere has none beside it in the draft model's pool.
+    ("enable_lmcache", bool, "--enable-lmcache", "off"),
     ("enable_flexkv", bool, "--enable-flexkv", "off"),
     (
         "enable_unified_cache_external_linker",
@@ -154,6 +155,11 @@ def validate_server_args(server_args: Any) -> None:
             "--speculative-algorithm PARSE does not support "
             "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1, which leaves no memory for passes "
             "outside captured graphs; unset it."
+        )
+    if envs.SGLANG_RUST_SERVER.get():
+        raise ValueError(
+            "--speculative-algorithm PARSE does not support SGLANG_RUST_SERVER=1, "
+            "which sends no reports; unset it."
         )
     check_pair(server_args, config)
     check_head(server_args, config)

@@ -27,6 +27,10 @@ from sglang_parse.state import RequestState, RoundDraft
 from sglang_parse.turns import longest_draft
 from sglang_parse.window import draft_window, fit_windows
 
+# Rows that one text may take in all its passes, which are one step of the scheduler:
+# seconds on a card, in which it serves nobody else.
+MAX_VERIFY_ROWS = 1 << 16
+
 
 @dataclasses.dataclass(frozen=True)
 class ClientJudge:
@@ -98,11 +102,30 @@ class ClientJudge:
                     "request again later.",
                 )
         num_rows = sum(1 + len(d.tokens) for d in drafts)
-        room = min(room, (slots.max_rows - num_rows) // len(states))
+        most = (slots.max_rows - num_rows) // len(states)
         groups = [
-            verify_groups(b, room=room, suffix_len=len(s.suffix))
+            verify_groups(b, room=min(room, most), suffix_len=len(s.suffix))
             for b, s in zip(boundaries, states, strict=True)
         ]
+        for i, state in enumerate(states):
+            req, suffix_len = view.reqs[i], len(state.suffix)
+            num = num_verify_rows(groups[i], len(drafts[i].tokens), suffix_len)
+            if num <= MAX_VERIFY_ROWS or req.to_finish is not None:
+                continue
+            alone = verify_groups(boundaries[i], room=most, suffix_len=suffix_len)
+            reason = (
+                f"custom_params.parse_verify asks for {len(boundaries[i])} verdicts, "
+                f"which take {len(groups[i])} passes over the text"
+            )
+            if num_verify_rows(alone, len(drafts[i].tokens), suffix_len) < num:
+                turn_away(req, f"{reason} now; send the request again later.")
+            else:
+                refuse(
+                    req,
+                    f"{reason}; expected at most {MAX_VERIFY_ROWS} rows in all: give "
+                    "fewer segments or a shorter custom_params.parse_judge_suffix.",
+                )
+            boundaries[i], groups[i] = (), [()]
         scores: list[tuple[float, ...]] = [()] * len(states)
         for k in range(max(map(len, groups))):
             # Only texts to verify alone can need more than one pass.
@@ -196,10 +219,12 @@ class ClientJudge:
             for req, s, n in zip(view.reqs, states, seq_lens, strict=True)
         ]
         held = [r.kv.kv_allocated_len for r in view.reqs]
+        # Behind a text that is kept whole comes a token that SGLang, which knows of the
+        # prompt alone, reserves no slot for.
         fit = partial(
             fit_windows,
             wanted,
-            seq_lens=seq_lens,
+            seq_lens=[n + 1 for n in seq_lens],
             held=held,
             max_rows=slots.max_rows,
         )
@@ -245,9 +270,18 @@ class ClientJudge:
             drafts.append(RoundDraft(tokens, complete, num_client=len(tokens)))
             boundaries.append(tuple(b for b in cuts if b <= window))
         self.stages.slots.extend_rows(
-            view, [n + 1 + w for n, w in zip(seq_lens, windows, strict=True)]
+            view, [n + 1 + w + bool(w) for n, w in zip(seq_lens, windows, strict=True)]
         )
         return drafts, boundaries
+
+
+def num_verify_rows(
+    groups: Sequence[Sequence[int]], num_tokens: int, suffix_len: int
+) -> int:
+    """Rows of all passes over one text: the first holds all of it, the others each the
+    part up to their last boundary."""
+    rows = sum((b[-1] if b else 0) + suffix_len * len(b) for b in groups[1:])
+    return rows + 1 + num_tokens + suffix_len * len(groups[0])
 
 
 def num_fitting(sizes: Sequence[int], room: int) -> int:

@@ -30,8 +30,9 @@ def report_of(req: Any) -> RequestReport | None:
 
 
 def streamer_class(base: type, *_: Any) -> type:
-    """AFTER hook on Scheduler.get_output_streamer_class."""
-    return _with_report(base)
+    """AFTER hook on Scheduler.get_output_streamer_class, of PARSE's servers alone:
+    SGLang's Rust server takes no such class."""
+    return _with_report(base) if TELEMETRY.settings is not None else base
 
 
 @functools.cache

@@ -103,6 +103,11 @@ class RequestStates:
                     "custom_params has a text behind the prompt's tokens, and the "
                     "prompt came as input_embeds; send it as text or input_ids."
                 )
+            if options.verify_only and getattr(req, "session", None) is not None:
+                raise ValueError(
+                    "custom_params.parse_verify generates nothing that a session could "
+                    "go on from; send it without session_params."
+                )
             if not client.tokens:
                 raise ValueError(
                     "custom_params has a text without tokens under this model's "

@@ -114,6 +114,7 @@ REFUSED = {
         (*DRAFT, "--reasoning-parser", "qwen3", "--enable-strict-thinking"),
         "does not support --enable-strict-thinking",
     ),
+    "lmcache": ((*DRAFT, "--enable-lmcache"), "--enable-lmcache"),
     "dense tp": ((*DRAFT, "--moe-dense-tp-size", "1"), "--moe-dense-tp-size 1"),
     "a2a": ((*DRAFT, "--moe-a2a-backend", "deepep"), "moe-a2a-backend|deepep"),
     "rejection sampling": (
@@ -210,6 +211,13 @@ def test_pools_sized_behind_captured_graphs_are_refused(monkeypatch):
     """Red if passes outside graphs are left without memory."""
     monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
     with pytest.raises(ValueError, match="does not support SGLANG_ENABLE_POST_CAPTURE"):
+        resolve(*TARGET, *DRAFT)
+
+
+def test_rust_server_is_refused(monkeypatch):
+    """Red if a server starts that has no reports."""
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    with pytest.raises(ValueError, match="does not support SGLANG_RUST_SERVER"):
         resolve(*TARGET, *DRAFT)
 
 

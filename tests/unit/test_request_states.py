@@ -74,6 +74,17 @@ def test_text_behind_embeddings_is_refused(field):
     assert states().of(other).options.mode == "exact" and other.to_finish is None
 
 
+def test_a_session_takes_no_text_to_verify():
+    """Red if the one token that such a request returns becomes part of a session."""
+    req = Request(parse_verify="abc")
+    req.session = object()
+    states().of(req)
+    assert "parse_verify generates nothing" in req.to_finish.message
+    other = Request(parse_draft="abc")
+    other.session = object()
+    assert states().of(other).client.tokens and other.to_finish is None
+
+
 @pytest.mark.parametrize("left", [2, REST])
 def test_recovery_outlives_a_retraction(left):
     """Red if verdicts count again although the target was to write the rest."""

@@ -448,7 +448,7 @@ def test_sampling_params_verify_is_the_gate_of_requests():
 # -- Output ---------------------------------------------------------------------------
 
 
-def test_streamer_adds_the_report_of_finished_requests():
+def test_streamer_adds_the_report_of_finished_requests(monkeypatch):
     """Red if the output streamer's seam moves or expects another shape."""
     from sglang.srt.managers.scheduler_components.output_streamer import (
         SchedulerOutputStreamer,
@@ -461,6 +461,9 @@ def test_streamer_adds_the_report_of_finished_requests():
     assert SchedulerOutputStreamer.has_additional_customized_info is False
     parameters_ = parameters(SchedulerOutputStreamer.build_additional_customized_info)
     assert parameters_ == ["self", "reqs"]
+    monkeypatch.setattr(report.TELEMETRY, "settings", None)
+    assert report.streamer_class(SchedulerOutputStreamer) is SchedulerOutputStreamer
+    monkeypatch.setattr(report.TELEMETRY, "settings", {})
     cls = report.streamer_class(SchedulerOutputStreamer)
     assert issubclass(cls, SchedulerOutputStreamer)
     assert report.streamer_class(SchedulerOutputStreamer) is cls
