@@ -59,6 +59,8 @@ class FakeBackend(BaseBackend):
         self.algorithm = algorithm
         self.has_report = has_report
         self.asked = []
+        self.may_go_on = threading.Event()  # a stream's second half
+        self.may_go_on.set()
 
     def get_server_info(self):
         return {"speculative_algorithm": self.algorithm}
@@ -77,6 +79,7 @@ class FakeBackend(BaseBackend):
     def generate_stream(self, s, sampling_params):
         _, meta_info = self.generate(s, sampling_params)
         yield "one", {"completion_tokens": 1}
+        assert self.may_go_on.wait(120)
         yield " two", meta_info
 
 
@@ -231,8 +234,13 @@ def test_wrong_options_are_named_when_the_call_is_written(options, message):
 
 
 def test_gen_streams_text_and_ends_with_the_report():
-    state = answer.run(question="Q", stream=True, backend=FakeBackend())
-    assert "".join(state.text_iter("answer")) == "one two"
+    backend = FakeBackend()
+    backend.may_go_on.clear()  # SGLang streams nothing of what has ended meanwhile
+    state = answer.run(question="Q", stream=True, backend=backend)
+    pieces = state.text_iter("answer")
+    assert next(pieces) == "one"
+    backend.may_go_on.set()
+    assert state["answer"] == "one two"
     assert state.get_meta_info("answer")["parse"][0]["mode"] == "semantic"
     assert state.text().endswith("assistant\none two<|im_end|>\n")
 
