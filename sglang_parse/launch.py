@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -28,7 +27,12 @@ DEFAULT_TIMEOUT_S = 600.0
 STOP_GRACE_S = 10.0
 POLL_S = 0.25
 LOG_LINES = 12
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Starts the rest of the command line in this shell's place, beside a process that kills
+# the group, SGLang's children of whatever age with it, once standard input, which this
+# process holds and never writes, is closed by its death.
+KILLED_WITH_US = (
+    'exec 3<&0 </dev/null; { read -r _ <&3; kill -KILL 0; } & exec 3<&-; exec "$@"'
+)
 _given: set[int] = set()  # ports, by free_port
 
 
@@ -121,13 +125,12 @@ class ServerProcess:
         self._started = time.monotonic()
         with open(self.log_path, "wb") as log:
             self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
+                ["/bin/sh", "-c", KILLED_WITH_US, "sh", *self._command],
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._env,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if _LIBC else None,
             )
 
     def wait_ready(self) -> None:
@@ -187,6 +190,8 @@ class ServerProcess:
                 member.kill()
         psutil.wait_procs(alive, timeout=STOP_GRACE_S)
         process.wait()
+        if process.stdin:
+            process.stdin.close()
 
     def _log_note(self) -> str:
         tail = log_tail(self.log_path) or "(empty)"
@@ -244,12 +249,3 @@ def _signal_group(pid: int, signum: signal.Signals) -> None:
 
 def _gone_is_fine() -> contextlib.AbstractContextManager[None]:
     return contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess)
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    """In the child: be terminated when the starting thread dies, however it dies."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,6 +1,7 @@
 """ServerProcess with stand-ins for the server: it comes up, dies, hangs, is stopped."""
 
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -89,7 +90,7 @@ def test_server_that_never_answers_is_stopped(tmp_path):
 def test_server_and_its_children_are_gone_after_an_exception(tmp_path, error):
     with pytest.raises(error), make_fake(tmp_path) as server:
         family = server.processes()
-        assert len(family) == 2 and server.ready_s > 0
+        assert len(family) == 3 and server.ready_s > 0  # with what watches over us
         raise error
     assert are_gone(family)
 
@@ -99,6 +100,40 @@ def test_server_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     with make_fake(tmp_path, stubborn + FAKE_SERVER) as server:
         family = server.processes()
+    assert are_gone(family)
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from sglang_parse.launch import ServerProcess
+server = ServerProcess([], "fake", Path(sys.argv[1]), command=sys.argv[2:])
+server.start()
+time.sleep(600)
+"""
+
+
+def test_nothing_outlives_a_starter_that_is_killed(tmp_path):
+    """Red if SIGKILL, at any time, leaves children that do not yet watch over their
+    parent: SGLang's do so some seconds after they have begun."""
+    log = tmp_path / "log"
+    child = 'import time; print("up", flush=True); time.sleep(600)'
+    server = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(log), sys.executable, "-c", server]
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (log.exists() and "up" in log.read_text()):
+            assert starter.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        family = psutil.Process(starter.pid).children(recursive=True)
+        assert len(family) >= 2
+    finally:
+        starter.kill()
+        starter.wait()
     assert are_gone(family)
 
 
