@@ -61,7 +61,9 @@ def report(state: Any, name: str) -> dict[str, Any]:
     """PARSE's report of one call; waits for it."""
     meta_info = state.get_meta_info(name)
     if meta_info is None:
-        raise state.error() or RuntimeError(f"{name} got no answer.")
+        executor = state.stream_executor
+        executor.worker.join()  # state.error() may be asked before the error is noted
+        raise executor.error_ or RuntimeError(f"{name} got no answer.")
     result: dict[str, Any] = meta_info["parse"][0]
     return result
 

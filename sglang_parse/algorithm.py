@@ -58,6 +58,8 @@ _REFUSED = (
     # Batches then need what SGLang's scheduler alone gives them (require_mlp_sync).
     ("moe_dense_tp_size", lambda v: True, "--moe-dense-tp-size", "unset"),
     ("moe_a2a_backend", lambda v: v != "none", "--moe-a2a-backend", "none"),
+    # It takes a pass's sequences for its requests (kv_canary/plan_input.py).
+    ("kv_canary", lambda v: v != "none", "--kv-canary", "none"),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "off"),
     ("enable_mixed_chunk", bool, "--enable-mixed-chunk", "off"),
     # Its grammars cannot go back over a rejected draft.

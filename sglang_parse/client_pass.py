@@ -77,6 +77,9 @@ class ClientJudge:
         """One pass, or several for texts to verify alone. view: of the batch."""
         seq_lens = [len(req.origin_input_ids) - 1 for req in view.reqs]
         drafts, boundaries = self._drafts(view, states, seq_lens)
+        for i, req in enumerate(view.reqs):
+            if req.to_finish is not None:
+                boundaries[i] = ()  # it gets an error: nothing is read of its verdicts
         slots = self.stages.slots
         room = slots.num_free(view.tree_cache) // len(states)
         alone = slots.allocator.size - sum(r.kv.kv_allocated_len for r in view.reqs)
@@ -110,7 +113,11 @@ class ClientJudge:
         for i, state in enumerate(states):
             req, suffix_len = view.reqs[i], len(state.suffix)
             num = num_verify_rows(groups[i], len(drafts[i].tokens), suffix_len)
-            if num <= MAX_VERIFY_ROWS or req.to_finish is not None:
+            if num <= MAX_VERIFY_ROWS:
+                continue
+            if not state.options.verify_only:
+                groups[i] = groups[i][:1]  # what cannot be judged is not kept
+                boundaries[i] = groups[i][0]
                 continue
             alone = verify_groups(boundaries[i], room=most, suffix_len=suffix_len)
             reason = (
@@ -128,7 +135,6 @@ class ClientJudge:
             boundaries[i], groups[i] = (), [()]
         scores: list[tuple[float, ...]] = [()] * len(states)
         for k in range(max(map(len, groups))):
-            # Only texts to verify alone can need more than one pass.
             now = [g[k] if k < len(g) else () for g in groups]
             shown = [
                 d.tokens if k == 0 else d.tokens[: b[-1] if b else 0]

@@ -349,7 +349,8 @@ async def _refuse(send: Send, message: str) -> None:
 
 def add_endpoints(server_args: Any, *_: Any, **__: Any) -> None:
     """BEFORE hook on http_server._setup_and_run_http_server."""
-    if server_args.speculative_algorithm != "PARSE":
+    # As it was written: SGLang takes lower case as well.
+    if str(server_args.speculative_algorithm).upper() != "PARSE":
         return
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware

@@ -33,7 +33,9 @@ LOG_LINES = 12
 KILLED_WITH_US = (
     'exec 3<&0 </dev/null; { read -r _ <&3; kill -KILL 0; } & exec 3<&-; exec "$@"'
 )
-_given: set[int] = set()  # ports, by free_port
+# Ports that free_port gave. Our mark on each, for as long as this process lives, is the
+# UDP port of the same number: servers bind theirs long after they have it.
+_given: dict[int, socket.socket] = {}
 
 
 class ServerError(RuntimeError):
@@ -41,8 +43,8 @@ class ServerError(RuntimeError):
 
 
 def free_port(ports: Sequence[int] = PORTS) -> int:
-    """A port of `ports` that nobody listens on, and that this process has not been
-    given before while there are others: servers bind theirs long after they have it.
+    """A port of `ports` that nobody listens on, that no other process was given, and
+    that this one was not given before while there are others.
 
     Raises ServerError if none is left.
     """
@@ -52,8 +54,15 @@ def free_port(ports: Sequence[int] = PORTS) -> int:
                 sock.bind((HOST, port))
             except OSError:
                 continue
-            _given.add(port)
-            return port
+        if port not in _given:
+            mark = socket.socket(type=socket.SOCK_DGRAM)
+            try:
+                mark.bind((HOST, port))
+            except OSError:
+                mark.close()
+                continue
+            _given[port] = mark
+        return port
     raise ServerError(
         f"No free port on {HOST} from {ports[0]} to {ports[-1]}; stop a server there."
     )
@@ -215,10 +224,14 @@ def server_env(env: Mapping[str, str], num_threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(num_threads), **env}
 
 
+# No proxy of the user's has anything to do with a server on this machine.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def is_healthy(url: str) -> bool:
-    """Whether a server at `url` answers GET /health with 200."""
+    """Whether the server of ours at `url` answers GET /health with 200."""
     try:
-        with urllib.request.urlopen(url + "/health", timeout=30) as response:
+        with _DIRECT.open(url + "/health", timeout=30) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

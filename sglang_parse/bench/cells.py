@@ -92,8 +92,8 @@ class CellStore:
         return self.folder / "cells" / (cell.name + ending)
 
     def is_finished(self, cell: Cell) -> bool:
-        """Whether the cell has results. Raises ValueError if they are of another
-        spec."""
+        """Whether the cell has results; nothing else of it is then left. Raises
+        ValueError if they are of another spec."""
         path = self.path(cell)
         if not path.is_file():
             return False
@@ -108,6 +108,8 @@ class CellStore:
                 f"{path} was measured with other settings ({', '.join(differing)}); "
                 "give another --out or delete that file."
             )
+        # Left by a run that was killed at its very end.
+        self.path(cell, ".jsonl.partial").unlink(missing_ok=True)
         return True
 
     @contextmanager

@@ -78,9 +78,15 @@ class Server:
     def stream(
         self, prompt: Sequence[int] | str, **options: Any
     ) -> Iterator[dict[str, Any]]:
-        body = self.body(prompt, **options) | {"stream": True}
+        return self.stream_body(self.body(prompt, **options))
+
+    def stream_body(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Chunks of a request that is sent when the first is asked for."""
         with requests.post(
-            self.url + "/generate", json=body, stream=True, timeout=TIMEOUT_S
+            self.url + "/generate",
+            json=body | {"stream": True},
+            stream=True,
+            timeout=TIMEOUT_S,
         ) as reply:
             assert reply.status_code == 200, reply.text[:500]
             for line in reply.iter_lines():

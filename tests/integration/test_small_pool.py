@@ -3,7 +3,9 @@
 SGLang's idle leak check is on: a slot lost or freed twice stops the scheduler.
 """
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
@@ -85,13 +87,20 @@ def test_one_request_as_long_as_the_pool(small, prompts):
 
 def test_aborts_under_memory_pressure(small, prompts):
     """Red if a request aborted while waiting or retracted keeps slots."""
-    streams = [
-        small.stream(p, custom={"parse_threshold": 0.0}, **LONG) for p in prompts[:6]
-    ]
-    for stream in streams[:3]:
-        next(stream)
-    for stream in streams:
-        stream.close()
+    begun = threading.Event()
+
+    def end_of(prompt):
+        chunks = small.stream(prompt, custom={"parse_threshold": 0.0}, **LONG)
+        first = next(chunks)
+        begun.set()
+        return finish([first, *chunks][-1])[0]
+
+    with ThreadPoolExecutor(6) as threads:
+        ends = [threads.submit(end_of, p) for p in prompts[:6]]
+        assert begun.wait(60)
+        time.sleep(0.5)  # those that wait have arrived by then, as a rule
+        assert small.post("/abort_request", {"abort_all": True}).status_code == 200
+        assert {e.result() for e in ends} <= {"abort", "length"}
     deadline = time.monotonic() + 60
     while small.post("/flush_cache").status_code != 200:
         assert time.monotonic() < deadline, "a request is still running"

@@ -4,6 +4,8 @@ One server for both: ranks that decide differently wait for each other for ever,
 prefix that is shown other columns gets other verdicts.
 """
 
+import time
+
 from client import Server, report
 
 # Servers of several tests at a time on two cores: a few prompts say enough.
@@ -35,10 +37,10 @@ def test_two_ranks_answer_like_one(pool, prompts):
 
     # Where segments are kept, windows and verdicts of both ranks must agree as well.
     # Without the exact tail no draft of the model is merely followed; on a loaded
-    # machine a round may still go without any, so it is asked a few times.
+    # machine rounds may still go without any, 1024 at most, so it is asked again.
     custom = {"parse_exact_tail": False, "parse_compose": False}
     kept = 0
-    for _ in range(5):
+    for _ in range(12):
         judged = ranks.generate_all(prompts[:NUM_PROMPTS], 4, custom=custom)
         kept += sum(report(r)["kept_tokens"] for r in judged)
         if kept > NUM_PROMPTS:
@@ -56,7 +58,8 @@ def test_verdicts_that_do_not_pay_are_left_out(pool, prompts):
     ranks = pool.get("ranks")
     custom = {"parse_judge_suffix": "Is it right? " * 80, "parse_compose": False}
     reports = []
-    while len(reports) < 30 and not (reports and followed(reports[-1])):
+    deadline = time.monotonic() + 200  # a trial that was held up comes again late
+    while not (reports and followed(reports[-1])) and time.monotonic() < deadline:
         prompt = prompts[len(reports) % len(prompts)]
         reports.append(report(ranks.generate(prompt, custom=custom)))
     assert followed(reports[-1]), reports[-1]

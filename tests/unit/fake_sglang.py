@@ -66,9 +66,9 @@ def segments(problem, threshold):
 class FakeServer:
     """role: "target", "draft" or "parse". Used as launch.ServerProcess is."""
 
-    def __init__(self, role, delay_s=0.0, slow_s=0.0):
-        """delay_s: of every request. slow_s: more where nothing is kept by verdict."""
-        self.role, self.delay_s, self.slow_s, self.bodies = role, delay_s, slow_s, []
+    def __init__(self, role, delay_s=0.0):
+        """delay_s: of every request."""
+        self.role, self.delay_s, self.bodies = role, delay_s, []
         self.settings = {"mode": "semantic"}
         self.draft = "a draft"
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -148,9 +148,7 @@ class FakeServer:
                 if not self.path.startswith("/generate"):
                     return self.reply(b"ok")
                 body = json.loads(body)
-                custom = body["sampling_params"].get("custom_params", {})
-                is_slow = custom.get("parse_mode") in ("off", "exact")
-                time.sleep(fake.delay_s + fake.slow_s * is_slow)
+                time.sleep(fake.delay_s)
                 text, meta = fake.answer(body)
                 ids = [ord(c) for c in text]
                 ended = not text.endswith("\n")

@@ -114,6 +114,7 @@ REFUSED = {
         (*DRAFT, "--reasoning-parser", "qwen3", "--enable-strict-thinking"),
         "does not support --enable-strict-thinking",
     ),
+    "canary": ((*DRAFT, "--kv-canary", "log"), "--kv-canary log"),
     "lmcache": ((*DRAFT, "--enable-lmcache"), "--enable-lmcache"),
     "dense tp": ((*DRAFT, "--moe-dense-tp-size", "1"), "--moe-dense-tp-size 1"),
     "a2a": ((*DRAFT, "--moe-a2a-backend", "deepep"), "moe-a2a-backend|deepep"),

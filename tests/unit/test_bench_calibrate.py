@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from fake_sglang import CharTokenizer, FakeServer
@@ -162,7 +163,15 @@ def test_server_that_is_not_there_is_named(tmp_path, capsys):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(calibrate, "load_tokenizer", lambda path: CharTokenizer())
-    with FakeServer("parse", delay_s=0.002, slow_s=0.06) as fake:
+    ask = calibrate.ask_setting
+
+    def timed(options, setting, *rest):
+        """What it is asked, with times of our own: the machine's are its own affair."""
+        latency_s = 0.1 if setting.mode == "semantic" else 1.0
+        return [replace(a, latency_s=latency_s) for a in ask(options, setting, *rest)]
+
+    monkeypatch.setattr(calibrate, "ask_setting", timed)
+    with FakeServer("parse") as fake:
         yield fake
 
 

@@ -407,9 +407,10 @@ def test_arms_that_cannot_run_are_refused_with_a_sentence(arm, eagle, has_gpu, m
     assert message in reason and bool(reason) == bool(message)
 
 
-def test_hostile_draft_has_the_same_rows_in_another_order():
+def test_hostile_draft_has_the_same_rows_in_another_order(tmp_path, monkeypatch):
     from safetensors.torch import load_file
 
+    monkeypatch.setattr(arms_module.tempfile, "tempdir", str(tmp_path))
     ours = load_file(make_hostile_draft(str(DRAFT_PATH)) / "model.safetensors")
     theirs = load_file(DRAFT_PATH / "model.safetensors")
     head, original = ours.pop("lm_head.weight"), theirs.pop("lm_head.weight")

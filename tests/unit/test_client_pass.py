@@ -165,6 +165,24 @@ def test_a_text_that_takes_too_many_passes_is_refused(monkeypatch):
     assert req.to_finish is None and len(stages.plans) == 1
 
 
+def test_what_gets_an_error_is_not_judged(monkeypatch):
+    """Red if a refused text still holds the scheduler for all of its passes."""
+    ask = {"verify_only": True, "ends": (1, 2, 3, 4, 5, 6)}
+    req, _, stages, *_ = judge(monkeypatch, free=400, max_rows=7, **ask)
+    assert req.to_finish.status_code == 400 and len(stages.plans) == 1
+    assert stages.plans[0].boundaries == ((),)
+
+
+def test_a_draft_that_takes_too_many_passes_is_judged_in_part(monkeypatch):
+    """Red if it is refused as if it were a text to verify."""
+    monkeypatch.setattr("sglang_parse.client_pass.MAX_VERIFY_ROWS", 40)
+    req, _, stages, _, record = judge(
+        monkeypatch, free=400, max_rows=17, verify_only=False, ends=(1, 2, 3, 4, 5, 6)
+    )
+    assert req.to_finish is None and len(stages.plans) == 1
+    assert record.boundaries == (1,) and record.accept_tokens[0] == 1
+
+
 def test_stop_expressions_bound_a_client_s_text_too(monkeypatch):
     """Red if all of a long text is sent in one round: SGLang looks for each expression
     behind every token of it."""

@@ -276,7 +276,7 @@ def test_the_layer_is_the_innermost(monkeypatch):
     app = Starlette(middleware=[Middleware(CORSMiddleware)])
     monkeypatch.setattr(http_server, "app", app)
     endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="EAGLE"))
-    endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="PARSE"))
+    endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="parse"))
     app.add_middleware(CORSMiddleware)
     kinds = [one.cls for one in app.user_middleware]
     assert kinds == [CORSMiddleware, CORSMiddleware, ParseEndpoints]

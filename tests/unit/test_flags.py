@@ -42,7 +42,9 @@ def help_text(plugins):
 
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    return parser.format_help()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COLUMNS", "80")  # long names are broken at hyphens
+        return parser.format_help()
 
 
 @pytest.mark.parametrize("field", [*FIELDS, "config"])

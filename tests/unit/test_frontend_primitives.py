@@ -9,6 +9,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+from sgl_programs import ended, error_of
 
 sgl = pytest.importorskip("sglang")
 
@@ -91,8 +92,7 @@ def answer(s, question, **options):
 
 def run(program, backend, **options):
     state = program.run(backend=backend, **options)
-    state.sync()
-    return state
+    return ended(state)
 
 
 # -- The seam -------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_prefix_tracing_passes_over_the_primitives():
     )
     drafts = [k["custom_params"].get("parse_draft") for _, k in backend.asked]
     assert drafts == ["x", None, None, "y", None, None]
-    assert all(s.error() is None for s in states)
+    assert all(error_of(s) is None for s in states)
 
 
 # -- parse_verify ---------------------------------------------------------------------
@@ -297,10 +297,11 @@ def check(s, text, **options):
 @pytest.mark.parametrize("stream", [False, True])
 def test_verify_keeps_the_valid_prefix_in_the_prompt(text, stream):
     backend = FakeBackend()
-    state = check.run(
+    state = run(
+        check,
+        backend,
         text=text,
         threshold=0.6,
-        backend=backend,
         stream=stream,
         max_new_tokens=50,
         min_p=0.5,
@@ -310,7 +311,6 @@ def test_verify_keeps_the_valid_prefix_in_the_prompt(text, stream):
     report = state.get_meta_info("check")["parse"][0]
     assert report["scores"] == [0.9, 0.8, 0.1]
     assert report["cut"] == {"segments": 2, "tokens": 20, "chars": len(kept)}
-    state.sync()
     (_, verify), (prompt, _) = backend.asked
     assert verify["custom_params"] == {"parse_verify": text, "parse_threshold": 0.6}
     assert verify["max_new_tokens"] == 1 and verify["min_p"] == 0
@@ -328,7 +328,7 @@ def test_verify_refuses_blank_text():
 
 def failure(state):
     """The error of a program whose worker thread has warned of it."""
-    error = state.error()
+    error = error_of(state)
     assert isinstance(error, ParseUnavailableError)
     assert "\n" not in str(error) and "portable=True" in str(error)
     return str(error)
@@ -372,7 +372,7 @@ def test_programs_that_cut_answers_by_tokens_are_refused():
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         state = program.run(backend=backend)
-        assert "num_api_spec_tokens is 4; expected none" in str(state.error())
+        assert "num_api_spec_tokens is 4; expected none" in str(error_of(state))
     assert not backend.asked
 
 
@@ -493,12 +493,13 @@ def check_portable(s, text):
 @pytest.mark.parametrize("stream", [False, True])
 def test_portable_gen_keeps_the_drafts_valid_prefix(stream):
     backend = ScoringBackend()
-    state = answer.run(
+    state = run(
+        answer,
+        backend,
         question="Q",
         draft="".join(STEPS),
         portable=True,
         stream=stream,
-        backend=backend,
     )
     kept = STEPS[0] + STEPS[1]
     assert state["answer"] == kept + "one two"
@@ -553,7 +554,7 @@ def test_portable_names_a_missing_tokenizer():
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         state = check_portable.run(text=STEPS, backend=backend)
-        assert "'/nowhere' does not give here; pass tokenizer=" in str(state.error())
+        assert "'/nowhere' does not give here; pass tokenizer=" in str(error_of(state))
 
 
 def test_images_are_refused_by_the_portable_route():

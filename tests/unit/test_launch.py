@@ -95,6 +95,16 @@ def test_server_and_its_children_are_gone_after_an_exception(tmp_path, error):
     assert are_gone(family)
 
 
+def test_a_proxy_is_not_asked_for_servers_of_ours(tmp_path, monkeypatch):
+    """Red if nothing starts behind a company's proxy."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with make_fake(tmp_path, FAKE_SERVER) as server:
+        assert server.ready_s > 0
+
+
 def test_server_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "STOP_GRACE_S", 0.5)
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -165,6 +175,14 @@ def test_free_port_gives_each_once_while_there_are_others():
     assert len({free_port(ports) for _ in range(8)}) == 8
     free = free_port(ports)
     assert free_port([free]) == free
+
+
+def test_processes_side_by_side_are_given_different_ports(tmp_path):
+    """Red if test processes, or a benchmark beside them, give two servers one port."""
+    ours = free_port()
+    code = f"from sglang_parse.launch import *; free_port(range({ours}, {ours + 1}))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ServerError: No free port" in other.stderr
 
 
 def test_another_program_on_the_port_is_not_the_server(tmp_path):

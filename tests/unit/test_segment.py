@@ -416,10 +416,10 @@ def test_token_texts_of_sentencepiece_like_tokenizer():
 
 def test_a_wide_indent_takes_no_time():
     """Red if a line of blanks holds up every request of a server."""
-    started = time.perf_counter()
+    started = time.process_time()
     line = " " * 50_000 + "x y z w v"
     assert not UNDECIDED.match(line)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -461,4 +461,4 @@ def test_long_runs_of_one_mark_are_cut_in_linear_time(rule, piece):
         return time.process_time() - started
 
     short = min(work(8_000) for _ in range(3))
-    assert min(work(32_000) for _ in range(2)) < 9 * short
+    assert min(work(32_000) for _ in range(3)) < 12 * short  # quadratic: 16
