@@ -62,7 +62,7 @@ def report(state: Any, name: str) -> dict[str, Any]:
     meta_info = state.get_meta_info(name)
     if meta_info is None:
         executor = state.stream_executor
-        executor.worker.join()  # state.error() may be asked before the error is noted
+        executor.worker.join(10)  # the error is noted a moment after the event
         raise executor.error_ or RuntimeError(f"{name} got no answer.")
     result: dict[str, Any] = meta_info["parse"][0]
     return result
