@@ -59,7 +59,9 @@ def test_verdicts_that_do_not_pay_are_left_out(pool, prompts):
     custom = {"parse_judge_suffix": "Is it right? " * 80, "parse_compose": False}
     reports = []
     deadline = time.monotonic() + 200  # a trial that was held up comes again late
-    while not (reports and followed(reports[-1])) and time.monotonic() < deadline:
+    while not (reports and followed(reports[-1])):
+        if len(reports) >= 30 and time.monotonic() > deadline:
+            break
         prompt = prompts[len(reports) % len(prompts)]
         reports.append(report(ranks.generate(prompt, custom=custom)))
     assert followed(reports[-1]), reports[-1]
