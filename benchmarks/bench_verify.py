@@ -26,10 +26,10 @@ import sglang as sgl
 
 from sglang_parse import parse_verify
 from sglang_parse.bench.provenance import provenance
+from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems, render_answer
 from sglang_parse.frontend.portable import load_target
-from sglang_parse.launch import ServerProcess
 
 SERVER = (
     *("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE"),

@@ -2,7 +2,7 @@
 
 import sys
 
-from sglang_parse.cli import main
+from sglang_parse.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", *sys.argv[1:]]))

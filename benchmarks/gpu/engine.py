@@ -38,7 +38,7 @@ class Engine:
         )
         from sglang.srt.server_args import PortArgs, prepare_server_args
 
-        from sglang_parse.worker import ParseWorker
+        from sglang_parse.integration.worker import ParseWorker
 
         server_args = prepare_server_args(list(args))
         server_args.resolve_once()
@@ -91,6 +91,11 @@ class Engine:
         self.device = torch.device(runner.device)
 
     @property
+    def draft_model(self) -> Any:
+        """The draft model (`drafting.draft_loop.DraftModel`)."""
+        return next(d.model for d in self.parse.drafters if d.name == "model")
+
+    @property
     def table(self) -> torch.Tensor:
         return self.pool.req_to_token
 
@@ -100,7 +105,7 @@ class Engine:
 
     def fill_kv(self) -> None:
         """Random keys and values in both pools, so that who sees what shows."""
-        for runner in (self.runner, self.parse.draft.runner):
+        for runner in (self.runner, self.draft_model.runner):
             pool = runner.token_to_kv_pool
             for buffer in (*pool.k_buffer, *pool.v_buffer):
                 buffer.normal_()
@@ -145,7 +150,7 @@ class Engine:
         """A draft of `num_new` tokens after one token of catch-up, all greedy."""
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-        from sglang_parse.draft import DraftRequest
+        from sglang_parse.drafting.draft_loop import DraftRequest
 
         bs = len(rows)
         requests = [
@@ -173,24 +178,23 @@ class Engine:
             vocab_size=self.runner.model_config.vocab_size,
             device=str(self.device),
         )
-        draft = self.parse.draft
-        assert draft is not None
-        draft.propose(requests, table=self.table, sampling_info=sampling)
+        self.draft_model.propose(requests, table=self.table, sampling_info=sampling)
 
     def verify_plan(
         self, bs: int, context: int, window: int, num_segments: int, suffix_len: int
     ) -> Any:
         """`num_segments` segments of equal length over a draft of `window` tokens."""
-        from sglang_parse.plan import build_verify_plan
+        from sglang_parse.target.layout import PassRequest, build_verify_plan
 
         cuts = boundaries_of(window, num_segments)
-        return build_verify_plan(
-            seq_lens=[context] * bs,
-            bonus_tokens=[VERDICT_TOKEN] * bs,
-            draft_tokens=[[VERDICT_TOKEN] * window] * bs,
-            boundaries=[cuts] * bs,
-            suffix_tokens=[[VERDICT_TOKEN] * suffix_len] * bs,
+        request = PassRequest(
+            seq_len=context,
+            bonus_token=VERDICT_TOKEN,
+            draft_tokens=[VERDICT_TOKEN] * window,
+            boundaries=tuple(cuts),
+            suffix=(VERDICT_TOKEN,) * suffix_len,
         )
+        return build_verify_plan([request] * bs)
 
     def verify(
         self, plan: Any, rows: torch.Tensor, scratch: torch.Tensor, route: str
@@ -221,7 +225,7 @@ class Engine:
             ForwardMode,
         )
 
-        from sglang_parse.routes import length_fields, running_offsets
+        from sglang_parse.target.backends.base import length_fields, running_offsets
 
         starts = running_offsets(lens, self.device)
         seq_lens = [p + n for p, n in zip(prefix_lens, lens, strict=True)]

@@ -26,7 +26,7 @@ import torch
 from benchmarks.gpu.engine import Engine, boundaries_of
 from benchmarks.gpu.pairs import PAIRS, model_args, shape_of
 from benchmarks.gpu.records import Clock, Records, spread, timed
-from sglang_parse.startup import ROUTES_OF_BACKEND
+from sglang_parse.target.backends.registry import backend_of
 
 SUFFIX_LEN = 24
 DRAFT_STEPS = 64
@@ -191,7 +191,7 @@ class Bench:
         plan = engine.verify_plan(1, context, window, num_segments, SUFFIX_LEN)
         scratch = room[: plan.num_suffix_tokens]
         common["num_tokens"] = plan.num_verify_tokens
-        routes = ROUTES_OF_BACKEND[engine.args.attention_backend]
+        routes = backend_of(engine.args.attention_backend).inputs
         for route in routes:
             self.cell(
                 f"verify-{route}/{name}",

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from sglang_parse.bench.provenance import shown_path
+
 PACKAGES = ("sglang", "torch", "flashinfer-python", "triton", "sglang-parse")
 
 
@@ -41,7 +43,7 @@ def provenance() -> dict[str, Any]:
         device["gpu_memory_gb"] = round(properties.total_memory / 1e9, 1)
         device["cuda"] = torch.version.cuda
     return {
-        "argv": sys.argv,
+        "argv": [shown_path(word) for word in sys.argv],
         "commit": git("rev-parse", "--short", "HEAD") or os.environ.get("COMMIT", ""),
         "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
         "python": platform.python_version(),

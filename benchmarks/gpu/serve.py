@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks.gpu.pairs import PAIRS, head_folder, model_args
 from benchmarks.gpu.records import Clock, Records, spread
-from sglang_parse.launch import ServerProcess
-from sglang_parse.pinned import ACCEPT_ENV, KEEP_ENV
+from sglang_parse.bench.servers import ServerProcess
+from sglang_parse.engine.simulated import ACCEPT_ENV, KEEP_ENV
 
 MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
 # Drafts a step of the token-level arms, and tokens a step with 80% agreement a token:

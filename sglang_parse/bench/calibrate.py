@@ -26,13 +26,18 @@ from tqdm import tqdm
 from sglang_parse.bench.arms import ARMS
 from sglang_parse.bench.checkers import final_answer, is_right
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
+from sglang_parse.bench.load import (
+    flush_cache,
+    load_tokenizer,
+    open_session,
+)
 from sglang_parse.bench.procedures import Answer, Client
 from sglang_parse.bench.provenance import provenance
 from sglang_parse.bench.run import Chat, ask_all, named_errors
 from sglang_parse.bench.stats import loss_bound, tango_interval
-from sglang_parse.config import ParseConfig, check_choice, check_count
-from sglang_parse.demo import load_tokenizer
-from sglang_parse.load import flush_cache, open_session
+from sglang_parse.options.checks import check_choice, check_count, shown
+from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.server import ParseConfig
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
 SEGMENTERS = ("step", "paragraph", "fixed:32")
@@ -321,6 +326,7 @@ def run_calibration(options: CalibrateOptions) -> str:
         )
     info = server_info(options.url)
     served = served_settings(info, options.url)
+    check_questions(options, served)
     chat = Chat(load_tokenizer(info["tokenizer_path"]), options.chat_template)
     total = 2 * len(items) + 2 * (len(settings) + 1) * options.screen
     with tqdm(total=total, unit="req") as bar:
@@ -355,10 +361,13 @@ SERVERS_OWN = ("compose", "eagle_model_path", "eagle_steps")
 
 
 def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """The server's PARSE settings where they are not the defaults, as keys of the file
-    for --speculative-parse-config: what was measured is the swept fields on top of
-    them. Raises ValueError if the server does not serve with PARSE, has no draft model
-    to try settings with, or streams what the client here does not read."""
+    """The server's judge, and its other PARSE settings that are not the defaults.
+
+    They are keys of the file for --speculative-parse-config: what was measured is the
+    swept fields on top of them, and a threshold belongs to a judge. Raises ValueError
+    if the server does not serve with PARSE, has no draft model to try settings with,
+    or streams what the client here does not read.
+    """
     states = info.get("internal_states") or [{}]
     settings = (states[0].get("parse") or {}).get("settings")
     if settings is None:
@@ -380,8 +389,19 @@ def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in settings.items()
-        if name not in SERVERS_OWN and value != usual.get(name)
+        if name == "judge" or (name not in SERVERS_OWN and value != usual.get(name))
     }
+
+
+def check_questions(options: CalibrateOptions, served: Mapping[str, Any]) -> None:
+    """Raises ValueError on questions to try where the server's judge takes none."""
+    judge = served.get("judge", QUESTION_JUDGE)
+    given = [question for question in options.judge_suffixes if question is not None]
+    if given and judge != QUESTION_JUDGE:
+        raise ValueError(
+            f"--judge-suffixes is {shown(given[0])} and the judge of the server at "
+            f"--url {options.url} is {judge!r}, which takes no question; leave it out."
+        )
 
 
 def ask_setting(

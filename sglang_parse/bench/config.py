@@ -14,16 +14,16 @@ import yaml
 
 from sglang_parse.bench.arms import ARMS, Arm, Models, model_path
 from sglang_parse.bench.datasets import DATA_SETS
-from sglang_parse.config import (
-    DEFAULT_JUDGE_SUFFIX,
+from sglang_parse.bench.load import REQUEST_TIMEOUT_S
+from sglang_parse.bench.servers import DEFAULT_TIMEOUT_S
+from sglang_parse.options.checks import (
     check_count,
     check_number,
     check_text,
     shown,
 )
-from sglang_parse.launch import DEFAULT_TIMEOUT_S
-from sglang_parse.load import REQUEST_TIMEOUT_S
-from sglang_parse.request import check_custom_params
+from sglang_parse.options.request import check_custom_params
+from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
 
 # Flags that no arm has for itself, and the field of the file that gives them to all.
 FILES_OWN = {

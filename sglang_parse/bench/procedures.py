@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from sglang_parse.load import post_stream, read_chunk
+from sglang_parse.bench.load import post_stream, read_chunk
 
 # Steps of a sequential answer without an end, which must not run on.
 MAX_STEP_TOKENS = 512

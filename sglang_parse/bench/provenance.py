@@ -11,13 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("sglang", "torch", "transformers", "sglang-parse")
 
 
 def provenance() -> dict[str, Any]:
     """argv, git commit, versions, machine, as plain JSON."""
     return {
-        "argv": sys.argv,
+        "argv": [shown_path(word) for word in sys.argv],
         "commit": _output("git", "-C", str(Path(__file__).parent), *_DESCRIBE),
         "versions": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
@@ -27,6 +28,19 @@ def provenance() -> dict[str, Any]:
         "gpus": gpu_names(),
         "load_average": os.getloadavg(),
     }
+
+
+def shown_path(word: str) -> str:
+    """A word of a command line without what it says of this machine: a path inside the
+    repository relative to it, of paths elsewhere the name, other words as they are."""
+    flag, equals, value = word.rpartition("=")
+    path = Path(value)
+    if not (path.is_absolute() or ".." in path.parts):
+        return word
+    path = path.resolve()
+    is_inside = path.is_relative_to(REPOSITORY)
+    shown = str(path.relative_to(REPOSITORY)) if is_inside else path.name
+    return f"{flag}{equals}{shown}"
 
 
 def hub_commit(model: str, revision: str | None = None) -> str:

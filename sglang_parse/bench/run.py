@@ -33,14 +33,18 @@ from sglang_parse.bench.cells import BASELINE, Cell, CellStore, CellWriter
 from sglang_parse.bench.config import BenchConfig, DataSetSpec
 from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
 from sglang_parse.bench.grade import Decode, grade_cell, lacks_ratings, rated
+from sglang_parse.bench.load import (
+    LoadError,
+    flush_cache,
+    load_tokenizer,
+    open_session,
+)
 from sglang_parse.bench.procedures import PROCEDURES, Answer, Client
 from sglang_parse.bench.provenance import gpu_names, hub_commit, provenance
+from sglang_parse.bench.servers import DEFAULT_TIMEOUT_S, ServerProcess, running
 from sglang_parse.bench.summary import Graded
-from sglang_parse.config import ParseConfig
-from sglang_parse.demo import load_tokenizer
-from sglang_parse.judge import JudgePrompt, build_judge_prompt
-from sglang_parse.launch import DEFAULT_TIMEOUT_S, ServerProcess, running
-from sglang_parse.load import LoadError, flush_cache, open_session
+from sglang_parse.judging.prompt import JudgePrompt, build_judge_prompt
+from sglang_parse.options.server import ParseConfig
 
 logger = logging.getLogger(__name__)
 

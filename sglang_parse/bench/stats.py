@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta, binomtest, norm, rankdata
 
-from sglang_parse.summary import Z95
+from sglang_parse.bench.figures import Z95
 
 RESAMPLES = 10_000
 SEED = 20260521

@@ -15,6 +15,12 @@ from sglang_parse.bench.cells import (
     CellResult,
     options_label,
 )
+from sglang_parse.bench.figures import (
+    ArmSummary,
+    RequestResult,
+    summarise,
+    wilson_interval,
+)
 from sglang_parse.bench.procedures import Answer
 from sglang_parse.bench.stats import (
     JudgeQuality,
@@ -22,12 +28,6 @@ from sglang_parse.bench.stats import (
     judge_quality,
     paired_difference,
     speed_ratio,
-)
-from sglang_parse.summary import (
-    ArmSummary,
-    RequestResult,
-    summarise,
-    wilson_interval,
 )
 
 Ratio = tuple[float, float, float]

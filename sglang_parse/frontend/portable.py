@@ -19,12 +19,12 @@ from typing import Any
 from sglang.lang.interpreter import StreamExecutor
 from sglang.lang.ir import SglSamplingParams
 
-from sglang_parse.config import ParseConfig
-from sglang_parse.decide import count_valid_segments
 from sglang_parse.frontend.adapter import KEY, Answer, ParseSamplingParams
-from sglang_parse.judge import JudgePrompt, build_judge_prompt
-from sglang_parse.request import MAX_VERIFY_SEGMENTS
-from sglang_parse.segment import Segmenter, build_token_texts
+from sglang_parse.judging.decide import count_valid_segments
+from sglang_parse.judging.prompt import JudgePrompt, build_judge_prompt
+from sglang_parse.judging.segmenter import Segmenter, build_token_texts
+from sglang_parse.options.request import MAX_VERIFY_SEGMENTS
+from sglang_parse.options.server import ParseConfig
 
 DEFAULTS = ParseConfig()
 # target_passes of a portable report counts requests and generated tokens.

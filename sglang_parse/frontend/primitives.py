@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sglang as sgl
@@ -13,9 +13,17 @@ from sglang.lang.tracer import TracingScope
 from sglang_parse.frontend import adapter
 from sglang_parse.frontend.adapter import Answer, ParseExpr, ParseSamplingParams
 from sglang_parse.frontend.portable import Start, keep_draft, verify
-from sglang_parse.request import check_custom_params
+from sglang_parse.options.request import REQUEST_TABLE, check_custom_params
 
 adapter.install()
+
+# Keywords of each call and the request fields that they set, from the table of options.
+# The signatures repeat the keywords for editors; a test compares the two.
+GEN_KEYWORDS = {row.keyword: row.request_field for row in REQUEST_TABLE if row.keyword}
+VERIFY_KEYWORDS = {
+    "text": "parse_verify",
+    **{row.keyword: row.request_field for row in REQUEST_TABLE if row.judges},
+}
 
 
 def parse_gen(
@@ -53,21 +61,9 @@ def parse_gen(
     Raises ValueError on a wrong setting. While the program runs, a server without
     PARSE is a ParseUnavailableError (`state.error()`).
     """
+    options = _custom_params("parse_gen", GEN_KEYWORDS, locals())
+    lists_segments = options.pop("parse_report", False)
     gen = sgl.gen(name, max_tokens, *gen_args, **gen_kwargs)
-    options = _custom_params(
-        "parse_gen",
-        parse_threshold=threshold,
-        parse_segmenter=segment,
-        parse_mode=mode,
-        parse_draft=draft,
-        parse_keep_rule=keep_rule,
-        parse_judge_every=judge_every,
-        parse_window=window,
-        parse_judge_suffix=judge_suffix,
-        parse_exact_tail=exact_tail,
-        parse_recover_segments=recover_segments,
-        parse_compose=compose,
-    )
     if isinstance(gen, SglSelect):
         if options:
             raise ValueError(
@@ -77,7 +73,7 @@ def parse_gen(
         return gen
     if portable:
         return PortableGen(gen, options, tokenizer)
-    return ParseGen(gen, {**options, "parse_report": report})
+    return ParseGen(gen, {**options, "parse_report": lists_segments})
 
 
 def parse_verify(
@@ -100,28 +96,28 @@ def parse_verify(
     text: cut by the segmenter; a list names the segments itself. Other arguments as in
     `parse_gen`; with `portable`, one ordinary request per prefix.
     """
-    gen = sgl.gen(name, 1, temperature=0.0)
     if isinstance(text, (list, tuple)):
         text = list(text)
-    options = _custom_params(
-        "parse_verify",
-        parse_verify=text,
-        parse_threshold=threshold,
-        parse_segmenter=segment,
-        parse_keep_rule=keep_rule,
-        parse_judge_suffix=judge_suffix,
-    )
+    options = _custom_params("parse_verify", VERIFY_KEYWORDS, locals())
+    gen = sgl.gen(name, 1, temperature=0.0)
     if portable:
         return PortableVerify(gen, options, tokenizer)
     return ParseVerify(gen, options)
 
 
-def _custom_params(primitive: str, **options: Any) -> dict[str, Any]:
-    """The options that were given, checked as the server would.
+def _custom_params(
+    primitive: str, keywords: Mapping[str, str], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A call's options as request fields, where given, checked as the server would.
 
-    Under SGLang's tracer a program's arguments are expressions, and nothing is run.
+    keywords: keyword to request field. Under SGLang's tracer a program's arguments are
+    expressions, and nothing is run.
     """
-    given = {k: v for k, v in options.items() if v is not None}
+    given = {
+        field: arguments[keyword]
+        for keyword, field in keywords.items()
+        if arguments[keyword] is not None
+    }
     if TracingScope.get_current_scope() is None:
         try:
             check_custom_params(given)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from client import Server, chat_ids
 from transformers import AutoTokenizer
 
+from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
-from sglang_parse.launch import ServerProcess
+from tests.support.client import Server, chat_ids
 
 pytestmark = [
     pytest.mark.gpu,

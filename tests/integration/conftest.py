@@ -9,12 +9,12 @@ instead of new ones.
 import os
 
 import pytest
-from client import CHUNK, Server, chat_ids
 from transformers import AutoTokenizer
 
+from sglang_parse.bench.servers import ServerError, ServerProcess
 from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
-from sglang_parse.launch import ServerError, ServerProcess
+from tests.support.client import CHUNK, Server, chat_ids
 
 MAX_ALIVE = 2
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))

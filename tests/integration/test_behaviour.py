@@ -5,10 +5,10 @@ import time
 
 import openai
 import pytest
-from client import CHUNK, chat_ids, finish, outcome, report
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from sglang_parse.embedded.task import make_problems
+from tests.support.client import CHUNK, chat_ids, finish, outcome, report
 
 # Both must equal the target token for token: every draft rejected, and exact mode.
 AS_TARGET = {

@@ -11,10 +11,10 @@ import pytest
 from sglang_parse.bench import run
 from sglang_parse.bench.cells import CellStore
 from sglang_parse.bench.config import read_config
+from sglang_parse.bench.load import open_session
 from sglang_parse.bench.procedures import Client, sequential
-from sglang_parse.config import ParseConfig
-from sglang_parse.judge import build_judge_prompt
-from sglang_parse.load import open_session
+from sglang_parse.judging.prompt import build_judge_prompt
+from sglang_parse.options.server import ParseConfig
 
 CONFIG = {
     "target": "embedded:target",

@@ -4,7 +4,8 @@ Tolerance 1e-4 on logprobs: a cached prefix changes the shape of the sums, no mo
 """
 
 import pytest
-from client import outcome, report
+
+from tests.support.client import outcome, report
 
 LOGPROB_TOLERANCE = 1e-4
 PROBE = {

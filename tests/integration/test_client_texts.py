@@ -4,7 +4,6 @@ import time
 
 import pytest
 import requests
-from client import CHUNK, chat_ids, outcome, report
 
 from sglang_parse.embedded.task import (
     first_error,
@@ -13,6 +12,7 @@ from sglang_parse.embedded.task import (
     render_step,
     split_segments,
 )
+from tests.support.client import CHUNK, chat_ids, outcome, report
 
 NO_TAIL = {"parse_exact_tail": False, "parse_report": True}
 

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 import torch
-from client import ANSWER_TOKENS, finish, outcome, report
 from transformers import LlamaForCausalLM
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from tests.support.client import ANSWER_TOKENS, finish, outcome, report
 
 EOS = 2
 

@@ -6,7 +6,6 @@ import warnings
 import pytest
 import requests
 import sglang as sgl
-from sgl_programs import error_of
 
 from sglang_parse import parse_gen, parse_verify
 from sglang_parse.embedded.task import (
@@ -18,6 +17,7 @@ from sglang_parse.embedded.task import (
     split_segments,
 )
 from sglang_parse.frontend import ParseUnavailableError
+from tests.support.sgl_programs import error_of
 
 # As in test_scores.py: float32 sums in another order, through 24 layers.
 TOLERANCE = 1e-3

@@ -1,9 +1,9 @@
 """Bad requests are answered with HTTP 400 and a reason; the server lives on."""
 
 import pytest
-from client import finish, report
 
-from sglang_parse.config import shown
+from sglang_parse.options.checks import shown
+from tests.support.client import finish, report
 
 BAD = {
     "parse_mode": ["fast", 1, ["off"]],

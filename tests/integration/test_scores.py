@@ -7,10 +7,10 @@ layers.
 import math
 
 import pytest
-from client import report
 
-from sglang_parse.config import DEFAULT_JUDGE_SUFFIX
-from sglang_parse.judge import build_judge_prompt
+from sglang_parse.judging.prompt import build_judge_prompt
+from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
+from tests.support.client import report
 
 TOLERANCE = 1e-3
 OTHER_QUESTION = "Is the last step right? Yes or No."

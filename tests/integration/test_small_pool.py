@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from client import finish, outcome, report
+
+from tests.support.client import finish, outcome, report
 
 LONG = {"ignore_eos": True, "max_new_tokens": 180}
 SHORT = {"max_new_tokens": 180}  # the answers end by themselves

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-from client import report
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import (
@@ -18,6 +17,7 @@ from sglang_parse.embedded.task import (
     own_phrasing,
     render_step,
 )
+from tests.support.client import report
 
 PROBLEMS = make_problems(3, seed=52)
 

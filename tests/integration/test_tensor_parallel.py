@@ -6,7 +6,7 @@ prefix that is shown other columns gets other verdicts.
 
 import time
 
-from client import Server, report
+from tests.support.client import Server, report
 
 # Servers of several tests at a time on two cores: a few prompts say enough.
 NUM_PROMPTS = 5

@@ -5,9 +5,9 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from client import chat_ids, outcome, report
 
 from sglang_parse.embedded.task import make_problems
+from tests.support.client import chat_ids, outcome, report
 
 NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "30"))
 

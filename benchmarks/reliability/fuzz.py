@@ -1,0 +1,120 @@
+"""Hostile and valid requests for a given time: nothing may end, hang or answer 5xx."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from benchmarks.reliability.canary import Canaries
+from benchmarks.reliability.cases import Case, draw
+from benchmarks.reliability.traffic import (
+    Outcome,
+    is_alive,
+    send,
+    used_tokens,
+    wait_idle,
+)
+
+CANARY_EVERY_S = 20.0
+MAX_FINDINGS = 20
+
+
+@dataclass
+class Report:
+    """What a run has found."""
+
+    #: One sentence each; empty where all is well.
+    findings: list[str] = field(default_factory=list)
+    #: Requests by HTTP status.
+    statuses: Counter[int] = field(default_factory=Counter)
+    #: Seconds of the slowest answer.
+    slowest_s: float = 0.0
+
+    @property
+    def num_requests(self) -> int:
+        return sum(self.statuses.values())
+
+    def note(self, outcome: Outcome) -> None:
+        self.statuses[outcome.status] += 1
+        self.slowest_s = max(self.slowest_s, outcome.seconds)
+        if outcome.problem:
+            case = outcome.case
+            self.findings.append(
+                f"{outcome.problem} ({outcome.text[:200]}): {case.path} "
+                f"{case.body[:1500]}"
+            )
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        told = ", ".join(f"{k}: {n}" for k, n in sorted(self.statuses.items()))
+        yield f"{self.num_requests} requests by status ({told})"
+        yield f"slowest answer {self.slowest_s:.1f} s"
+        yield from self.findings[:MAX_FINDINGS]
+        yield f"{len(self.findings)} findings"
+
+
+def drive(
+    url: str,
+    cases: Iterator[Case],
+    seconds: float,
+    concurrency: int,
+    report: Report,
+    each_interval: Callable[[], None],
+    interval_s: float = CANARY_EVERY_S,
+) -> None:
+    """Send cases side by side until the time is over or a server has died.
+
+    each_interval: called every `interval_s`, while requests run on.
+    """
+    ends = time.monotonic() + seconds
+    due = time.monotonic() + interval_s
+    running: set[Future[Outcome]] = set()
+    with ThreadPoolExecutor(concurrency) as threads:
+        while time.monotonic() < ends and report.statuses[0] < MAX_FINDINGS:
+            while len(running) < concurrency:
+                running.add(threads.submit(send, url, next(cases)))
+            done, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
+            for future in done:
+                report.note(future.result())
+            if time.monotonic() > due:
+                each_interval()
+                due = time.monotonic() + interval_s
+        for future in running:
+            report.note(future.result())
+
+
+def fuzz(
+    url: str,
+    *,
+    seconds: float,
+    seed: int,
+    concurrency: int = 8,
+    target_url: str = "",
+    hostile_share: float = 0.6,
+) -> Report:
+    """One seeded run. target_url: of a server of the target alone, for canaries."""
+    rng = random.Random(seed)
+    report = Report()
+    canaries = Canaries(url, target_url)
+
+    def check() -> None:
+        report.findings.extend(canaries.wrong())
+
+    cases = iter(lambda: draw(rng, hostile_share), None)
+    drive(url, cases, seconds, concurrency, report, check)
+    report.findings.extend(at_rest(url, canaries))
+    return report
+
+
+def at_rest(url: str, canaries: Canaries) -> list[str]:
+    """What is wrong once nothing runs any more."""
+    if not wait_idle(url):
+        return ["the server does not come to rest" if is_alive(url) else "it has ended"]
+    found = []
+    if used := used_tokens(url):
+        found.append(f"{used} KV slots are held by nobody")
+    return found + canaries.wrong()

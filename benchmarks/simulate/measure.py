@@ -1,0 +1,111 @@
+"""What a pair costs on this machine, as a table for the simulator.
+
+    sglang serve ... --speculative-algorithm PARSE --log-level debug 2> server.log
+    python -m benchmarks.bench_modes ...   # or any load, at several concurrencies
+    python -m benchmarks.simulate.measure server.log --out cpu-embedded.json
+
+A PARSE server logs its rounds at level debug. Straight lines are fitted to their times.
+The slowest are left out, a tenth as a rule: a neighbour held these up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MARK = "PARSE round: "
+Rounds = list[dict[str, float]]
+
+
+def read_rounds(path: Path) -> Rounds:
+    """The rounds in a server's log."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = (line.partition(MARK)[2] for line in lines)
+    return [ast.literal_eval(text) for text in found if text.startswith("{")]
+
+
+def fit(
+    columns: Sequence[Sequence[float]], ms: Sequence[float], keep: float
+) -> list[float]:
+    """Least squares without negative costs, of the fastest share `keep`."""
+    x, y = np.array(columns, dtype=float), np.array(ms, dtype=float)
+    kept = np.ones(len(y), dtype=bool)
+    answer = np.zeros(x.shape[1])
+    for _ in range(6):
+        answer, *_ = np.linalg.lstsq(x[kept], y[kept], rcond=None)
+        answer = np.maximum(answer, 0.0)
+        over = y / np.maximum(x @ answer, 1e-6)
+        kept = over <= np.quantile(over, keep)
+    return [float(a) for a in answer]
+
+
+def table(rounds: Rounds, keep: float) -> dict[str, float]:
+    """Constants of `MeasuredCosts`, in milliseconds."""
+    plain = [r for r in rounds if "plain_ms" in r]
+    drafted = [r for r in rounds if r["steps"] and not r["token_steps"]]
+    passes = [r for r in rounds if "verify_ms" in r]
+    plain_fit = fit([[1, r["bs"]] for r in plain], [r["plain_ms"] for r in plain], keep)
+    step_fit = fit(
+        [[1, r["steps"], r["steps"] * r["bs"]] for r in drafted],
+        [r["draft_ms"] for r in drafted],
+        keep,
+    )
+    pass_fit = fit(
+        [[1, r["rows"]] for r in passes], [r["verify_ms"] for r in passes], keep
+    )
+    host_fit = fit(
+        [[1, r["bs"]] for r in passes],
+        [r["layout_ms"] + r["decide_ms"] for r in passes],
+        keep,
+    )
+    return {
+        "plain_base": plain_fit[0],
+        "plain_request": plain_fit[1],
+        "step_base": step_fit[1],
+        "step_request": step_fit[2],
+        "catch_up_base": step_fit[0],
+        "catch_up_token": step_fit[2],
+        "pass_base": pass_fit[0],
+        "pass_row": pass_fit[1],
+        "prefill_base": pass_fit[0],
+        "prefill_token": pass_fit[1],
+        "host_base": host_fit[0],
+        "host_request": host_fit[1],
+        "head_base": step_fit[1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--keep", type=float, default=0.9, help="fastest share that counts"
+    )
+    args = parser.parse_args()
+    rounds = read_rounds(args.log)
+    if not rounds:
+        parser.error(
+            f"{args.log} has no rounds; start the server with --log-level debug."
+        )
+    where = f"{len(rounds)} rounds on {platform.machine()}, one thread"
+    source = f"measured: {where}, the fastest {args.keep:.0%}"
+    constants: dict[str, Any] = {
+        name: {"value": round(value, 4), "source": source}
+        for name, value in table(rounds, args.keep).items()
+    }
+    text = json.dumps({"constants": constants}, indent=2)
+    args.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

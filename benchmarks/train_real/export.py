@@ -1,0 +1,39 @@
+"""The head as a folder that SGLang's LlamaForCausalLMEagle3 loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.train_pair.export import head_state_dict, hf_config
+from benchmarks.train_pair.head import Eagle3Head
+from benchmarks.train_real.target import RealTarget
+from sglang_parse.models.convert import write_json
+
+
+def export_head(
+    head: Eagle3Head, target: RealTarget, tokenizer: Any, path: Path
+) -> None:
+    """Weights in float16, the embedding left to the target; `d2t` names the tokens.
+
+    d2t: [draft vocab] int64, a row's token less the row.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    config = hf_config(head.cfg, tokenizer)
+    config |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "vocab_size": target.embed.shape[0],
+        "draft_vocab_size": len(target.tokens),
+        "max_position_embeddings": target.model.config.max_position_embeddings,
+        "torch_dtype": "bfloat16",
+    }
+    write_json(path / "config.json", config)
+    weights = {k: v.half() for k, v in head_state_dict(head).items()}
+    weights["d2t"] = target.tokens - torch.arange(len(target.tokens))
+    unfinished = path / "model.safetensors.part"
+    save_file(weights, unfinished, metadata={"format": "pt"})
+    unfinished.chmod(0o644)
+    unfinished.replace(path / "model.safetensors")

@@ -1,0 +1,55 @@
+"""What packages that extend sglang_parse may rely on. Experimental until 1.0.
+
+docs/extending.md shows one extension of each kind. Importing this module loads neither
+torch nor sglang; a drafter's types load torch when they are first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sglang_parse.drafting.base import Drafter as Drafter
+    from sglang_parse.drafting.base import DrafterContext as DrafterContext
+    from sglang_parse.drafting.base import DrafterResources as DrafterResources
+    from sglang_parse.drafting.base import Prefill as Prefill
+    from sglang_parse.drafting.base import PrefillRequest as PrefillRequest
+    from sglang_parse.judging.extension_rules import SegmentRule as SegmentRule
+    from sglang_parse.judging.judges import Judge as Judge
+    from sglang_parse.judging.prose import DraftText as DraftText
+    from sglang_parse.requests.round import Draft as Draft
+    from sglang_parse.requests.round import RequestRound as RequestRound
+    from sglang_parse.requests.round import Round as Round
+
+# Name -> where it is defined.
+_HOME = {
+    "Draft": "requests.round",
+    "DraftText": "judging.prose",
+    "Drafter": "drafting.base",
+    "DrafterContext": "drafting.base",
+    "DrafterResources": "drafting.base",
+    "Judge": "judging.judges",
+    "Prefill": "drafting.base",
+    "PrefillRequest": "drafting.base",
+    "RequestRound": "requests.round",
+    "Round": "requests.round",
+    "SegmentRule": "judging.extension_rules",
+}
+__all__ = [
+    "Draft",
+    "DraftText",
+    "Drafter",
+    "DrafterContext",
+    "DrafterResources",
+    "Judge",
+    "Prefill",
+    "PrefillRequest",
+    "RequestRound",
+    "Round",
+    "SegmentRule",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"sglang_parse.{_HOME[name]}"), name)

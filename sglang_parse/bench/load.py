@@ -1,0 +1,239 @@
+"""The load client: problems over streaming HTTP at a fixed concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from sglang_parse.bench.figures import RequestResult
+from sglang_parse.embedded.task import Problem, check_answer
+
+REQUEST_TIMEOUT_S = 600.0
+# The longest right answer takes some 150 tokens; a broken model must not run on.
+MAX_NEW_TOKENS = 320
+# aiohttp refuses lines longer than twice this; a report of segments is one line.
+READ_BYTES = 1 << 20
+_DATA = b"data: "
+_DONE = b"data: [DONE]"
+
+
+class LoadError(RuntimeError):
+    """A request that was not answered; the message says why."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem and its chat prompt as token ids. Without a problem any answer is
+    right."""
+
+    problem: Problem | None
+    input_ids: tuple[int, ...]
+    max_new_tokens: int = MAX_NEW_TOKENS
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A finished stream: its last `data:` line, seconds to the first and to the end."""
+
+    last: bytes
+    ttft_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """results: in the order of the prompts. wall_s: from first send to last answer."""
+
+    results: tuple[RequestResult, ...]
+    wall_s: float
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model, from a folder or by its Hugging Face name."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def encode_prompts(tokenizer: Any, problems: Sequence[Problem]) -> list[Prompt]:
+    """Each problem as one user turn in the tokenizer's chat format."""
+    prompts = []
+    for problem in problems:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        prompts.append(Prompt(problem, tuple(ids)))
+    return prompts
+
+
+def measure(
+    url: str,
+    prompts: Sequence[Prompt],
+    *,
+    concurrency: int,
+    warm_up: Sequence[Prompt] = (),
+    custom_params: dict[str, Any] | None = None,
+    on_answer: Callable[[], None] = lambda: None,
+) -> Measurement:
+    """Warm up, flush the server's cache, then send all prompts and time them.
+
+    custom_params: of every request, e.g. {"parse_mode": "exact"}. Raises LoadError
+    naming the server's answer if a request fails.
+    """
+    return asyncio.run(
+        _measure(url, prompts, concurrency, warm_up, custom_params, on_answer)
+    )
+
+
+def ask_with_report(url: str, prompt: Prompt) -> RequestResult:
+    """One prompt whose report lists its segments."""
+    results = asyncio.run(_send_all(url, [prompt], 1, {"parse_report": True}))
+    return results[0]
+
+
+async def _measure(
+    url: str,
+    prompts: Sequence[Prompt],
+    concurrency: int,
+    warm_up: Sequence[Prompt],
+    custom_params: dict[str, Any] | None,
+    on_answer: Callable[[], None],
+) -> Measurement:
+    await _send_all(url, warm_up, concurrency, custom_params)
+    await flush_cache(url)
+    start = time.perf_counter()
+    results = await _send_all(
+        url, prompts, concurrency, custom_params, on_answer=on_answer
+    )
+    return Measurement(tuple(results), time.perf_counter() - start)
+
+
+async def flush_cache(url: str) -> None:
+    """Empty the server's radix cache. Raises LoadError if it refuses or is gone."""
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url + "/flush_cache", params={"timeout": "30"}) as response,
+        ):
+            if response.status != 200:
+                text = (await response.text())[:200].strip()
+                raise LoadError(f"{url}/flush_cache answered {response.status}: {text}")
+    except (aiohttp.ClientError, TimeoutError) as e:
+        raise LoadError(f"{url}/flush_cache failed: {e or type(e).__name__}") from e
+
+
+async def _send_all(
+    url: str,
+    prompts: Sequence[Prompt],
+    concurrency: int,
+    custom_params: dict[str, Any] | None = None,
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[RequestResult]:
+    """At most `concurrency` requests in flight; the next starts when one ends."""
+    gate = asyncio.Semaphore(concurrency)
+    async with open_session(concurrency) as session:
+
+        async def one(prompt: Prompt) -> RequestResult:
+            async with gate:
+                result = await _send(session, url, prompt, custom_params)
+            on_answer()
+            return result
+
+        return list(await asyncio.gather(*(one(p) for p in prompts)))
+
+
+async def _send(
+    session: aiohttp.ClientSession,
+    url: str,
+    prompt: Prompt,
+    custom_params: dict[str, Any] | None,
+) -> RequestResult:
+    sampling: dict[str, Any] = {"temperature": 0}
+    sampling["max_new_tokens"] = prompt.max_new_tokens
+    if custom_params:
+        sampling["custom_params"] = custom_params
+    body = {
+        "input_ids": list(prompt.input_ids),
+        "sampling_params": sampling,
+        "stream": True,
+    }
+    stream = await post_stream(session, url, body)
+    return read_result(
+        stream.last, prompt.problem, latency_s=stream.latency_s, ttft_s=stream.ttft_s
+    )
+
+
+def open_session(
+    concurrency: int, timeout_s: float = REQUEST_TIMEOUT_S
+) -> aiohttp.ClientSession:
+    """A client that keeps up to `concurrency` connections; used inside a loop."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        connector=aiohttp.TCPConnector(limit=concurrency),
+        read_bufsize=READ_BYTES,
+    )
+
+
+async def post_stream(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any]
+) -> Stream:
+    """POST a streaming `/generate`. Raises LoadError if it is not answered."""
+    start = time.perf_counter()
+    ttft, last = 0.0, b""
+    try:
+        async with session.post(url + "/generate", json=body) as response:
+            if response.status != 200:
+                text = (await response.text())[:200].strip()
+                raise LoadError(f"{url}/generate answered {response.status}: {text}")
+            async for line in response.content:
+                if not line.startswith(_DATA) or line.strip() == _DONE:
+                    continue
+                ttft = ttft or time.perf_counter() - start
+                last = line
+    except (aiohttp.ClientError, TimeoutError) as e:
+        raise LoadError(f"{url}/generate failed: {e or type(e).__name__}") from e
+    return Stream(last, ttft, time.perf_counter() - start)
+
+
+def read_chunk(line: bytes) -> dict[str, Any]:
+    """A `data:` line of a stream; the last one holds the whole answer.
+
+    Raises LoadError if it holds an error, or the end of an aborted request, or is none.
+    """
+    if not line:
+        raise LoadError("/generate sent no output.")
+    chunk: dict[str, Any] = json.loads(line.removeprefix(_DATA))
+    if "error" in chunk:
+        raise LoadError(f"/generate failed: {str(chunk['error'])[:200]}")
+    # In a stream SGLang tells of an aborted request as of one that has finished.
+    reason = chunk.get("meta_info", {}).get("finish_reason") or {}
+    if reason.get("type") == "abort":
+        raise LoadError(f"/generate was aborted: {str(reason.get('message'))[:200]}")
+    return chunk
+
+
+def read_result(
+    line: bytes, problem: Problem | None, *, latency_s: float, ttft_s: float
+) -> RequestResult:
+    """The checked answer of a stream's last line. Raises LoadError as read_chunk."""
+    chunk = read_chunk(line)
+    meta = chunk["meta_info"]
+    reports = meta.get("parse") or [None]
+    return RequestResult(
+        text=chunk["text"],
+        token_ids=tuple(chunk["output_ids"]),
+        num_tokens=meta["completion_tokens"],
+        correct=problem is None or check_answer(problem, chunk["text"]),
+        latency_s=latency_s,
+        ttft_s=ttft_s,
+        report=reports[0],
+    )

@@ -1,0 +1,224 @@
+"""Milliseconds of everything that a round does, from data files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sglang_parse.bench.simulate.shapes import ModelShape
+
+DATA = Path(__file__).parent / "data"
+# Tokens in front of a request on average, for the KV that is read.
+CONTEXT = 2048
+
+
+class Costs(Protocol):
+    """Milliseconds. bs: requests that take part."""
+
+    @property
+    def name(self) -> str:
+        """Of the pair and the machine."""
+
+    def plain_ms(self, bs: int) -> float:
+        """A decode step of the target."""
+
+    def step_ms(self, bs: int) -> float:
+        """A decode step of the draft model."""
+
+    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
+        """The draft model forwards committed tokens that its KV lacks."""
+
+    def pass_ms(self, rows: int, bs: int) -> float:
+        """A verify pass of the target."""
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        """The target computes prompts."""
+
+    def host_ms(self, bs: int) -> float:
+        """Python and launches of a drafted round that nothing hides."""
+
+    def head_step_ms(self, bs: int) -> float:
+        """A step of an EAGLE-3 head, its reading of the pass spread over the steps."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Constants of a kind of GPU; each has its source in the data file."""
+
+    bandwidth_gb_ms: float
+    matmul_tflop_ms: float
+    moe_matmul_tflop_ms: float
+    attention_tflop_ms: float
+    layer_floor_ms: float
+    layer_extra_ms: float
+    moe_layer_extra_ms: float
+    step_extra_ms: float
+    tensor_parallel_layer_ms: float
+    all_reduce_gb_ms: float
+    pass_fixed_ms: float
+    eager_layer_ms: float
+    eager_moe_layer_ms: float
+    graph_layer_ms: float
+    graph_moe_layer_ms: float
+    host_round_ms: float
+    host_request_ms: float
+    head_step_ms: float
+
+    @classmethod
+    def load(cls, name: str) -> Device:
+        """By the name of its data file. Raises ValueError for an unknown one."""
+        return cls(**constants(name, folder="devices"))
+
+
+def constants(name: str, *, folder: str) -> dict[str, float]:
+    """The values of a data file, their sources left out."""
+    known = sorted(p.stem for p in (DATA / folder).glob("*.json"))
+    if name not in known:
+        raise ValueError(f"{name!r} is not known; expected one of {', '.join(known)}.")
+    text = (DATA / folder / f"{name}.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)["constants"]
+    return {key: row["value"] for key, row in table.items()}
+
+
+@dataclass(frozen=True)
+class GpuCosts:
+    """Modelled from the shapes of a pair: the slower of memory and arithmetic.
+
+    graphs: whether verify passes and the draft's catching up replay graphs.
+    """
+
+    target: ModelShape
+    draft: ModelShape
+    device: Device
+    tp: int = 1
+    graphs: bool = True
+    context: int = CONTEXT
+    name: str = ""
+
+    def plain_ms(self, bs: int) -> float:
+        return self._decode_ms(self.target, bs)
+
+    def step_ms(self, bs: int) -> float:
+        return self._decode_ms(self.draft, bs) + self.device.step_extra_ms
+
+    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
+        if self.graphs and num_tokens <= 2 * bs:
+            return 2 * self.step_ms(bs)
+        gpu = self._forward_ms(self.draft, num_tokens, bs)
+        return max(gpu, self._launch_ms(self.draft, graphs=False))
+
+    def pass_ms(self, rows: int, bs: int) -> float:
+        gpu = self._forward_ms(self.target, rows, bs)
+        return max(gpu, self._launch_ms(self.target, graphs=self.graphs))
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        return self._forward_ms(self.target, num_tokens, 1)
+
+    def host_ms(self, bs: int) -> float:
+        return self.device.host_round_ms + self.device.host_request_ms * bs
+
+    def head_step_ms(self, bs: int) -> float:
+        return self.device.head_step_ms * (1.0 if not self.graphs else 0.3)
+
+    # -- Parts -----------------------------------------------------------------
+
+    def _decode_ms(self, model: ModelShape, bs: int) -> float:
+        """A captured step, one token a request."""
+        layer = self._weights_ms(model, bs) / model.num_layers
+        device = self.device
+        layer = max(device.layer_floor_ms, layer + self._extra_ms(model))
+        if self.tp > 1:
+            layer += device.tensor_parallel_layer_ms
+        return model.num_layers * layer + self._kv_ms(model, bs)
+
+    def _forward_ms(self, model: ModelShape, rows: int, bs: int) -> float:
+        """GPU time of a forward over `rows` tokens of bs requests."""
+        device = self.device
+        rate = device.moe_matmul_tflop_ms if model.num_experts else 0.0
+        rate = rate or device.matmul_tflop_ms
+        memory = self._weights_ms(model, rows) + self._kv_ms(model, bs)
+        work = rows * model.flops_per_token * 1e-12 / (rate * self.tp)
+        attention = 4 * rows * self.context * model.num_layers * model.query_dim
+        attention_ms = attention * 1e-12 / (device.attention_tflop_ms * self.tp)
+        return (
+            max(
+                memory + self._extra_ms(model) * model.num_layers,
+                device.pass_fixed_ms + work,
+            )
+            + attention_ms
+            + self._all_reduce_ms(model, rows)
+        )
+
+    def _extra_ms(self, model: ModelShape) -> float:
+        device = self.device
+        return device.moe_layer_extra_ms if model.num_experts else device.layer_extra_ms
+
+    def _weights_ms(self, model: ModelShape, num_tokens: float) -> float:
+        read = model.weight_bytes(num_tokens) / 1e9 / self.tp
+        return read / self.device.bandwidth_gb_ms
+
+    def _kv_ms(self, model: ModelShape, bs: int) -> float:
+        read = bs * self.context * model.kv_bytes / 1e9 / self.tp
+        return read / self.device.bandwidth_gb_ms
+
+    def _all_reduce_ms(self, model: ModelShape, rows: int) -> float:
+        if self.tp == 1:
+            return 0.0
+        device = self.device
+        moved = rows * model.hidden * 2 * 2 / 1e9
+        layer = device.tensor_parallel_layer_ms + moved / device.all_reduce_gb_ms
+        return model.num_layers * layer
+
+    def _launch_ms(self, model: ModelShape, *, graphs: bool) -> float:
+        device = self.device
+        dense = device.graph_layer_ms if graphs else device.eager_layer_ms
+        moe = device.graph_moe_layer_ms if graphs else device.eager_moe_layer_ms
+        return model.num_layers * (moe if model.num_experts else dense) + 1.5
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """Straight lines through measured times: a CPU, where nothing is hidden."""
+
+    plain_base: float
+    plain_request: float
+    step_base: float
+    step_request: float
+    catch_up_base: float
+    catch_up_token: float
+    pass_base: float
+    pass_row: float
+    prefill_base: float
+    prefill_token: float
+    host_base: float
+    host_request: float
+    head_base: float
+    name: str = "measured"
+
+    @classmethod
+    def load(cls, name: str) -> MeasuredCosts:
+        """By the name of its data file. Raises ValueError for an unknown one."""
+        return cls(**constants(name, folder="measured"), name=name)  # type: ignore[arg-type]
+
+    def plain_ms(self, bs: int) -> float:
+        return self.plain_base + self.plain_request * bs
+
+    def step_ms(self, bs: int) -> float:
+        return self.step_base + self.step_request * bs
+
+    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
+        return self.catch_up_base + self.catch_up_token * num_tokens
+
+    def pass_ms(self, rows: int, bs: int) -> float:
+        return self.pass_base + self.pass_row * rows
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        return self.prefill_base + self.prefill_token * num_tokens
+
+    def host_ms(self, bs: int) -> float:
+        return self.host_base + self.host_request * bs
+
+    def head_step_ms(self, bs: int) -> float:
+        return self.head_base

@@ -1,0 +1,85 @@
+"""How good made-up drafts are: errors, agreement and segments, token by token.
+
+A token of the simulator says what became of it: it is what the target would write, or
+differs and is valid, or makes everything behind it invalid.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+# Token ids: twice the kind, plus one where a segment ends behind it.
+AGREES, DIFFERS, WRONG, TARGETS_OWN = range(4)
+STOP = 8
+TOKEN_TEXTS = [*(t for _ in range(4) for t in ("w ", "w\n")), "", ""]
+# Draft length that a kept share is meant for.
+WINDOW = 256
+
+
+@lru_cache
+def error_rate(kept: float, window: int = WINDOW) -> float:
+    """Errors a token at which a draft of `window` tokens is kept to this share.
+
+    Errors come independently, and the first ends what is kept: the share is
+    (1 - exp(-x)) / x for x errors a draft.
+    """
+    if kept >= 1.0:
+        return 0.0
+    low, high = 1e-9, 1e4
+    for _ in range(100):
+        x = math.sqrt(low * high)
+        low, high = (x, high) if (1 - math.exp(-x)) / x > kept else (low, x)
+    return low / window
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What the draft model writes.
+
+    kept: share of a draft of 256 tokens that verdicts keep. agreement: chance that a
+    valid token is the target's own. segments: shortest and longest, evenly spread.
+    """
+
+    kept: float = 0.9
+    agreement: float = 0.8
+    segments: tuple[int, int] = (20, 60)
+
+    @property
+    def error_rate(self) -> float:
+        return error_rate(self.kept)
+
+    def segment_len(self, rng: random.Random) -> int:
+        return rng.randint(*self.segments)
+
+    def kinds(self, rng: random.Random, num: int, rate: float) -> list[int]:
+        """Kinds of so many new draft tokens."""
+        kinds = []
+        for _ in range(num):
+            if rng.random() < rate:
+                kinds.append(WRONG)
+            else:
+                kinds.append(AGREES if rng.random() < self.agreement else DIFFERS)
+        return kinds
+
+
+HOSTILE = Drafts(kept=0.01, agreement=0.02)
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Drafts that change after so many milliseconds each, in turn."""
+
+    parts: Sequence[Drafts]
+    every_ms: float
+
+    def at(self, ms: float) -> Drafts:
+        return self.parts[int(ms / self.every_ms) % len(self.parts)]
+
+
+def shifted(drafts: Drafts, **changes: float) -> Drafts:
+    """The same with other values."""
+    return replace(drafts, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,272 @@
+"""A target, drafters and slots that take virtual time and write made-up tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from sglang_parse.bench.simulate.costs import Costs
+from sglang_parse.bench.simulate.drafts import (
+    AGREES,
+    DIFFERS,
+    STOP,
+    TARGETS_OWN,
+    WRONG,
+    Drafts,
+)
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.target.layout import VerifyPlan
+
+# Logits of a verdict for an invalid and for a valid prefix: ids 0 and 1 are yes and no.
+LOGITS = torch.tensor([[0.0, 8.0], [8.0, 0.0]])
+VERDICT_IDS = ((0, 1),)
+
+
+def answer_of(r: RequestRound) -> Answer:
+    """The simulated answer that stands in for SGLang's request."""
+    return cast(Answer, r.req)
+
+
+class Clock:
+    """Milliseconds that have passed; calling it gives seconds.
+
+    noise: spread of each time, as a share of it. first_use_ms: what the first use of
+    each kernel takes on top.
+    """
+
+    def __init__(
+        self, rng: random.Random, noise: float = 0.05, first_use_ms: float = 0.0
+    ) -> None:
+        self.ms = 0.0
+        self.spent: dict[str, float] = {}
+        self._rng = rng
+        self._noise = noise
+        self._first_use_ms = first_use_ms
+        self._used: set[Any] = set()
+
+    def __call__(self) -> float:
+        return self.ms / 1000
+
+    def spend(self, what: str, ms: float, kernel: Any = None) -> None:
+        """Let this time pass; kernel: what it is the first use of, if it is."""
+        ms *= max(0.5, 1 + self._noise * self._rng.gauss(0, 1))
+        if self._first_use_ms and kernel is not None and kernel not in self._used:
+            self._used.add(kernel)
+            ms += self._first_use_ms
+        self.ms += ms
+        self.spent[what] = self.spent.get(what, 0.0) + ms
+
+
+@dataclass(eq=False)
+class Answer:
+    """A simulated request; stands for SGLang's, of which rounds read a few fields.
+
+    segment_ends: output positions whose token ends a segment.
+    """
+
+    length: int
+    prompt_len: int
+    segment_ends: frozenset[int]
+    rng: random.Random
+    arrived_ms: float = 0.0
+    first_token_ms: float = 0.0
+    num_passes: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    origin_input_ids: tuple[int, ...] = ()
+    grammar: Any = None
+    #: Positions that the draft model has forwarded, of prompt and output.
+    num_cached: int = 0
+    num_head_cached: int = 0
+
+    def __post_init__(self) -> None:
+        self.sampling_params = SimpleNamespace(
+            max_new_tokens=self.length + 64, stop_regex_strs=None
+        )
+        self.kv = SimpleNamespace(kv_allocated_len=0)
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens before the bonus token."""
+        return self.prompt_len + len(self.output_ids) - 1
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.output_ids) >= self.length
+
+    def token(self, position: int, kind: int) -> int:
+        """The token of a kind at a place of the output; the last one ends it."""
+        if position >= self.length - 1:
+            return STOP
+        return 2 * kind + (position in self.segment_ends)
+
+
+class FakeTarget:
+    """Agrees with draft tokens as their kind says, and judges by their errors."""
+
+    def __init__(self, costs: Costs, clock: Clock) -> None:
+        self.costs = costs
+        self.clock = clock
+
+    def verify(self, round: Round, plan: VerifyPlan) -> Any:
+        bs, rows = len(round), plan.num_verify_tokens
+        ms = self.costs.pass_ms(rows, bs)
+        self.clock.spend("pass", ms, kernel=("pass", bs.bit_length()))
+        self.clock.spend("host", self.costs.host_ms(bs))
+        verdicts = [valid for r in round for valid in _verdicts(r)]
+        for r in round:
+            answer_of(r).num_passes += 1
+        return SimpleNamespace(logits=LOGITS[verdicts])
+
+    def decode(self, round: Round) -> Any:
+        bs = len(round)
+        self.clock.spend("plain", self.costs.plain_ms(bs), ("plain", bs.bit_length()))
+        self.clock.spend("host", min(1.0, 0.3 * self.costs.host_ms(bs)))
+        for r in round:
+            answer_of(r).num_passes += 1
+        return None
+
+    def sample(
+        self, round: Round, owner: Sequence[int], offset: Sequence[int]
+    ) -> tuple[list[int], Any]:
+        tokens = []
+        for i, j in zip(owner, offset, strict=True):
+            r = round.requests[i]
+            drafted = r.draft.tokens[j : j + 1]
+            if drafted and drafted[0] // 2 == AGREES and drafted[0] != STOP:
+                tokens.append(drafted[0])
+            else:
+                tokens.append(answer_of(r).token(r.output_len + j, TARGETS_OWN))
+        return tokens, None
+
+    def join_samples(self, samples: Sequence[Any]) -> Any:
+        return None
+
+    def prefill(self, batch: Any, *, needed: bool) -> Any:
+        raise NotImplementedError("The simulator computes prompts without a batch.")
+
+
+def _verdicts(r: RequestRound) -> list[int]:
+    """1 for each boundary before which no draft token is wrong."""
+    kinds = [t // 2 for t in r.draft.tokens]
+    first = kinds.index(WRONG) if WRONG in kinds else len(kinds)
+    return [int(b <= first) for b in r.boundaries]
+
+
+class FakeSlots:
+    """A pool that is never full."""
+
+    def __init__(self, max_rows: int = 8192, num_slots: int = 1 << 20) -> None:
+        self.max_rows = max_rows
+        self.num_slots = num_slots
+
+    def num_free(self, tree_cache: Any) -> int:
+        return self.num_slots
+
+    def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
+        """There is always room."""
+
+    def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
+        """Nothing is held."""
+
+
+class OneRank:
+    """No other rank has to agree."""
+
+    def agree(self, value: int) -> int:
+        return value
+
+    def agree_all(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in lists]
+
+
+class FakeDrafter:
+    """Writes made-up tokens. quality: what drafts are like now."""
+
+    reads_features = False
+    runners: Sequence[Any] = ()
+
+    def __init__(
+        self,
+        name: str,
+        costs: Costs,
+        clock: Clock,
+        quality: Callable[[], Drafts],
+        max_tokens: int = 0,
+    ) -> None:
+        self.name = name
+        self.token_level = max_tokens > 0
+        self.max_tokens = max_tokens
+        self.costs = costs
+        self.clock = clock
+        self.quality = quality
+
+    def can_draft(self, r: RequestRound) -> bool:
+        return True
+
+    def draft(self, round: Round) -> None:
+        orders = [(r, self._num_new(r)) for r in round]
+        orders = [(r, num) for r, num in orders if num > 0]
+        if not orders:
+            return
+        steps = max(num for _, num in orders)
+        if self.token_level:
+            self.clock.spend("head", steps * self.costs.head_step_ms(len(orders)))
+        else:
+            self._spend(steps, orders)
+        for r, num in orders:
+            self._write(r, num)
+
+    def after_pass(self, round: Round) -> None:
+        """Its KV of what was cut off is void."""
+        for r in round:
+            if not self.token_level and not r.decision.pending:
+                end = r.new_len
+                answer_of(r).num_cached = min(answer_of(r).num_cached, end)
+
+    def _num_new(self, r: RequestRound) -> int:
+        if r.draft.ended or not r.budgets.get(self.name):
+            return 0
+        at = r.output_len + len(r.draft.tokens)
+        left = max(0, answer_of(r).length - 1 - at)
+        if self.token_level:
+            return min(r.budgets[self.name], left)
+        held = min(len(r.state.pending), r.window)
+        return min(r.window - max(held, len(r.draft.tokens)), left)
+
+    def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> None:
+        bs = len(orders)
+        missing = 0
+        for r, num in orders:
+            end = r.seq_len + 1 + len(r.draft.tokens)
+            missing += end - min(answer_of(r).num_cached, end - 1)
+            answer_of(r).num_cached = end + num - 1
+        self.clock.spend("catch up", self.costs.catch_up_ms(missing, bs))
+        ms = steps * self.costs.step_ms(bs)
+        self.clock.spend("draft", ms, kernel=("draft", bs.bit_length()))
+
+    def _write(self, r: RequestRound, num: int) -> None:
+        quality, req = self.quality(), answer_of(r)
+        rate = 0.0 if self.token_level else quality.error_rate
+        at = r.output_len + len(r.draft.tokens)
+        kinds = quality.kinds(req.rng, num, rate)
+        if self.token_level:
+            kinds = [DIFFERS if kind == WRONG else kind for kind in kinds]
+        tokens = [req.token(at + k, kind) for k, kind in enumerate(kinds)]
+        ended = at + num >= req.length - 1
+        r.draft = r.draft.extended(
+            self.name, tokens, ended=ended, token_level=self.token_level
+        )
+
+    def open(self, resources: Any) -> None:
+        """Nothing to set up."""
+
+    def before_prefill(self, prefill: Any) -> None:
+        """It catches up when it first drafts."""
+
+    def after_prefill(self, prefill: Any, features: Any, next_tokens: Any) -> None:
+        """It catches up when it first drafts."""

@@ -1,0 +1,257 @@
+"""The console script `sglang-parse`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sglang_parse import __version__
+from sglang_parse.cli.bench import add_commands
+from sglang_parse.cli.common import check_writable, leave_by_exception
+from sglang_parse.cli.estimate import add_estimate
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.options.table import COMPOSITIONS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = build_parser().parse_args(argv)
+    try:
+        status: int = args.command(args)
+    except KeyboardInterrupt:
+        print(
+            "sglang-parse: interrupted; servers that it had started are stopped.",
+            file=sys.stderr,
+        )
+        return 130
+    except (RuntimeError, ValueError, OSError) as e:
+        print(f"sglang-parse: {e}", file=sys.stderr)
+        return 1
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sglang-parse", description="PARSE for SGLang: demo, traces and diagnosis."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo", help="measure PARSE against the target alone on real servers"
+    )
+    demo.add_argument(
+        "--real",
+        action="store_true",
+        help="a real model, SmolLM2-135M-Instruct; the first time it is fetched",
+    )
+    demo.add_argument(
+        "--problems",
+        type=count,
+        metavar="N",
+        help="default: 64, with --real 16 prompts",
+    )
+    demo.add_argument(
+        "--concurrency",
+        type=count,
+        nargs="+",
+        metavar="C",
+        help="requests in flight; default: 1 8, with --real 1 4",
+    )
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    demo.add_argument(
+        "--compose",
+        choices=COMPOSITIONS,
+        default="none",
+        help="eagle3: EAGLE-3 alone and with PARSE as two more arms",
+    )
+    demo.add_argument(
+        "--speculative-parse-eagle-model-path",
+        default=str(HEAD_PATH),
+        metavar="PATH",
+        help="EAGLE-3 head of the target; default: the embedded one",
+    )
+    add_models(demo)
+    demo.set_defaults(command=demo_command)
+
+    models = commands.add_parser("models", help="print where the embedded pair lies")
+    models.add_argument(
+        "--real",
+        action="store_true",
+        help="where SmolLM2-135M-Instruct lies, unpacked into the cache the first time",
+    )
+    models.set_defaults(command=models_command)
+
+    trace = commands.add_parser(
+        "trace", help="ask a running server and colour the answer's segments"
+    )
+    trace.add_argument("prompt", help="the question; - reads it from standard input")
+    trace.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
+    trace.add_argument("--html", type=Path, metavar="FILE", help="write a page as well")
+    trace.add_argument(
+        "--svg", type=Path, metavar="FILE", help="write a picture as well"
+    )
+    trace.add_argument(
+        "--draft", type=Path, metavar="FILE", help="text to judge as the answer's draft"
+    )
+    trace.add_argument(
+        "--max-tokens", type=count, default=512, metavar="N", help="default: 512"
+    )
+    trace.add_argument("--temperature", type=float, default=0.0, help="default: 0")
+    trace.add_argument("--threshold", type=float, metavar="X", help="parse_threshold")
+    trace.add_argument("--mode", help="parse_mode: semantic, exact or off")
+    trace.add_argument("--segmenter", metavar="NAME", help="parse_segmenter")
+    trace.add_argument("--api-key", help="if the server was started with one")
+    trace.set_defaults(command=trace_command)
+
+    doctor = commands.add_parser("doctor", help="check this installation and a pair")
+    add_models(doctor)
+    doctor.set_defaults(command=doctor_command)
+    add_estimate(commands)
+    add_commands(commands)
+    return parser
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The server's own flags for the pair; the embedded one by default."""
+    embedded = "default: the embedded one"
+    parser.add_argument("--model-path", default=str(TARGET_PATH), help=embedded)
+    parser.add_argument(
+        "--speculative-draft-model-path", default=str(DRAFT_PATH), help=embedded
+    )
+
+
+def count(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1.")
+    return int(text)
+
+
+def demo_command(args: argparse.Namespace) -> int:
+    if args.json is not None:
+        check_writable(args.json, "--json")
+    return real_demo(args) if args.real else embedded_demo(args)
+
+
+def embedded_demo(args: argparse.Namespace) -> int:
+    from sglang_parse.cli.demo import DemoOptions, run_demo
+
+    for path, flag in (
+        (args.model_path, "--model-path"),
+        (args.speculative_draft_model_path, "--speculative-draft-model-path"),
+        (
+            args.speculative_parse_eagle_model_path,
+            "--speculative-parse-eagle-model-path",
+        ),
+    ):
+        if not Path(path).is_dir():
+            raise ValueError(f"{flag} {path!r} is not a folder; give a model folder.")
+    leave_by_exception()
+    run_demo(
+        DemoOptions(
+            problems=args.problems or DemoOptions.problems,
+            concurrency=tuple(
+                dict.fromkeys(args.concurrency or DemoOptions.concurrency)
+            ),
+            target=args.model_path,
+            draft=args.speculative_draft_model_path,
+            compose=args.compose,
+            head=args.speculative_parse_eagle_model_path,
+            json_path=args.json,
+        )
+    )
+    return 0
+
+
+def real_demo(args: argparse.Namespace) -> int:
+    from sglang_parse.cli.demo_real import RealDemoOptions, run_real_demo
+
+    fixed = (
+        (args.model_path, str(TARGET_PATH), "--model-path"),
+        (
+            args.speculative_draft_model_path,
+            str(DRAFT_PATH),
+            "--speculative-draft-model-path",
+        ),
+        (args.compose, "none", "--compose"),
+    )
+    for value, usual, flag in fixed:
+        if value != usual:
+            raise ValueError(
+                f"{flag} {value!r} does not go with --real, which has its own models; "
+                "leave one of them out."
+            )
+    leave_by_exception()
+    run_real_demo(
+        RealDemoOptions(
+            prompts=args.problems or RealDemoOptions.prompts,
+            concurrency=tuple(
+                dict.fromkeys(args.concurrency or RealDemoOptions.concurrency)
+            ),
+            json_path=args.json,
+        )
+    )
+    return 0
+
+
+def trace_command(args: argparse.Namespace) -> int:
+    from sglang_parse.cli.trace import TraceOptions, run_trace
+
+    if args.html is not None:
+        check_writable(args.html, "--html")
+    if args.svg is not None:
+        check_writable(args.svg, "--svg")
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; give a question.")
+    options = {
+        "parse_threshold": args.threshold,
+        "parse_mode": args.mode,
+        "parse_segmenter": args.segmenter,
+        "parse_draft": args.draft and args.draft.read_text(encoding="utf-8"),
+    }
+    run_trace(
+        TraceOptions(
+            url=args.url,
+            prompt=prompt,
+            html=args.html,
+            svg=args.svg,
+            max_tokens=args.max_tokens,
+            temperature=args.temperature,
+            api_key=args.api_key,
+            custom_params={k: v for k, v in options.items() if v is not None},
+        )
+    )
+    return 0
+
+
+def models_command(args: argparse.Namespace) -> int:
+    if args.real:
+        from sglang_parse.cli.demo_real import find_models
+
+        models = find_models()
+        paths = {"target": models.target, "draft": models.draft, "head": models.head}
+    else:
+        paths = {"target": TARGET_PATH, "draft": DRAFT_PATH, "head": HEAD_PATH}
+    for name, path in paths.items():
+        if path is not None:
+            print(f"{name} {path}")
+    return 0
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    from sglang_parse.cli.doctor import run_checks
+
+    status = 0
+    for finding in run_checks(args.model_path, args.speculative_draft_model_path):
+        mark = "ok     " if finding.ok else "problem"
+        print(f"{mark}  {finding.text}", flush=True)
+        status |= not finding.ok
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

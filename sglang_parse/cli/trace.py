@@ -1,0 +1,159 @@
+"""`sglang-parse trace`: one answer of a running server and what PARSE did for it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sglang_parse.cli import trace_html, trace_svg, trace_text
+from sglang_parse.options.checks import shown
+
+TIMEOUT_S = 600.0
+COUNTS = (
+    ("target_passes", "target passes"),
+    ("draft_tokens", "tokens drafted"),
+    ("eagle_draft_tokens", "tokens drafted by the head"),
+    ("client_tokens", "client tokens"),
+    ("judged_segments", "segments judged"),
+    ("kept_segments", "segments kept"),
+    ("kept_tokens", "tokens kept"),
+    ("matched_tokens", "of them token by token"),
+    ("written_tokens", "tokens by the target"),
+)
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What `trace` asks of a server and what it writes."""
+
+    #: Address of the server.
+    url: str
+    prompt: str
+    #: Page to write, if any.
+    html: Path | None = None
+    #: Picture to write, if any.
+    svg: Path | None = None
+    max_tokens: int = 512
+    temperature: float = 0.0
+    api_key: str | None = None
+    #: `parse_*` options of the request.
+    custom_params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A question, its answer and the answer's report, with segments."""
+
+    model: str
+    prompt: str
+    answer: str
+    report: dict[str, Any]
+
+
+def run_trace(options: TraceOptions, console: Console | None = None) -> None:
+    """Ask, draw on the terminal, and write the page and the picture asked for.
+
+    Raises RuntimeError with one sentence if there is no answer or no report.
+    """
+    trace = ask(options)
+    show(trace, console or Console())
+    if options.html is not None:
+        text = trace_html.render(trace.model, trace.prompt, trace.answer, trace.report)
+        options.html.write_text(text, encoding="utf-8", errors="replace")
+    if options.svg is not None:
+        text = trace_svg.render(trace.prompt, lambda c: show(trace, c, wrap=True))
+        options.svg.write_text(text, encoding="utf-8", errors="replace")
+
+
+def ask(options: TraceOptions) -> Trace:
+    """One chat completion; the server applies the chat template."""
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": options.prompt}],
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "return_meta_info": True,
+        # The report places its segments in the whole output.
+        "separate_reasoning": False,
+        "custom_params": {**options.custom_params, "parse_report": True},
+    }
+    url = options.url.rstrip("/").removesuffix("/v1")
+    reply = post(url + "/v1/chat/completions", body, options.api_key)
+    try:
+        choice = reply["choices"][0]
+        answer = choice["message"].get("content") or ""
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
+        raise RuntimeError(f"{url} sent no chat completion: {shown(reply)}") from e
+    reports = (choice.get("meta_info") or {}).get("parse")
+    if not reports:
+        raise RuntimeError(
+            f"{options.url} does not serve PARSE; start the server with "
+            "--speculative-algorithm PARSE and this plugin installed."
+        )
+    return Trace(str(reply.get("model", "")), options.prompt, answer, reports[0])
+
+
+def post(url: str, body: Mapping[str, Any], api_key: str | None = None) -> Any:
+    """The JSON reply; RuntimeError in one sentence otherwise."""
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    try:
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as e:
+        raise RuntimeError(f"{url} answered {e.code}: {_reason(e.read())}") from e
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        reason = getattr(e, "reason", None) or e
+        raise RuntimeError(
+            f"{url} does not answer ({reason}); give the address of a running server, "
+            "such as http://127.0.0.1:30000, with --url."
+        ) from e
+
+
+def _reason(body: bytes) -> str:
+    """The message in an error body of SGLang, or the start of another one."""
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        data = json.loads(text)
+        error = data.get("error") or data
+        text = str(error.get("message") or text)
+    except (ValueError, AttributeError):
+        pass
+    return trace_text.printable(" ".join(text[:300].split()))
+
+
+def show(trace: Trace, console: Console, *, wrap: bool = False) -> None:
+    """The answer with its segments, a legend, and the counts.
+
+    wrap: break lines at the console's width, with a blank one before the legend; else
+    the terminal breaks them.
+    """
+    marks = console.color_system is None
+    spans = trace_text.answer_spans(trace.answer, trace.report)
+    drawing = trace_text.draw_answer(spans, marks=marks)
+    console.print(drawing, soft_wrap=not wrap, end="")
+    if wrap:
+        console.print()
+    has_client = bool(trace.report.get("client_tokens"))
+    legend = trace_text.legend(marks=marks, has_client=has_client)
+    console.print(legend, soft_wrap=not wrap)
+    console.print(summary(trace.report), soft_wrap=not wrap, highlight=False)
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """The mode and the counts that are not zero."""
+    counts = [f"{report[key]} {name}" for key, name in COUNTS if report.get(key)]
+    mode = f"mode {report['mode']}"
+    if report.get("fallback"):
+        mode += f" because of {report['fallback']}"
+    return ", ".join([mode, *counts]) + "."

@@ -1,0 +1,1 @@
+"""A torch-native CPU platform for stock SGLang."""

@@ -1,0 +1,129 @@
+"""The interface of a drafter: all that the engine asks of what writes drafts.
+
+Drafters take turns behind what an earlier round left pending, each from where the one
+before it stopped. The engine never asks which drafter it talks to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
+
+if TYPE_CHECKING:
+    from sglang_parse.drafting.runner import DraftRunner
+
+
+@dataclass(frozen=True)
+class PrefillRequest:
+    """One request of a prefill batch."""
+
+    #: SGLang's request.
+    req: SchedulerRequest
+    #: None while the prefill of its prompt goes on in a later batch.
+    state: RequestState | None
+    #: Its row of req_to_token.
+    row: int
+    #: Tokens whose KV the radix cache had, and tokens that this prefill computes.
+    num_cached: int
+    num_computed: int
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A prefill batch as drafters see it."""
+
+    #: SGLang's batch.
+    batch: SchedulerBatch
+    requests: Sequence[PrefillRequest]
+
+
+class Drafter(Protocol):
+    """Writes drafts. It keeps its own memory of a request, by its `RequestState`.
+
+    A drafter of an installed package subclasses this, and has at least a `name`,
+    `token_level` and `draft`.
+
+    What a drafter raises costs the requests of that round this drafter and no token:
+    they go on without it, the error is counted and logged once.
+    """
+
+    #: Its label in reports, metrics and traces.
+    name: str
+    #: Whether its tokens are kept only where the target writes the same ones.
+    token_level: bool
+    #: Most tokens it writes at a time, 0 without a bound of its own. A drafter that
+    #: works token by token needs a bound.
+    max_tokens: int = 0
+    #: Whether it reads the target's hidden states of a pass.
+    reads_features: bool = False
+
+    @property
+    def runners(self) -> Sequence[DraftRunner]:
+        """Its models, whose memory and graphs SGLang sets up with the target's."""
+        return ()
+
+    def open(self, resources: DrafterResources) -> None:
+        """Memory pools exist now. Raises ValueError where there is not enough room."""
+
+    def can_draft(self, r: RequestRound) -> bool:
+        """Whether it could write for this request now."""
+        return True
+
+    def before_prefill(self, prefill: Prefill) -> None:
+        """The target is about to compute these tokens."""
+
+    def after_prefill(
+        self, prefill: Prefill, features: Tensor | None, next_tokens: Tensor
+    ) -> None:
+        """The target has computed them.
+
+        features: [tokens of the batch, width] its hidden states, None unless
+        `reads_features`. next_tokens: [requests] int64, the token it sampled
+        behind each.
+        """
+
+    def draft(self, round: Round) -> None:
+        """Extend `draft` of requests by at most `RequestRound.room` of this drafter."""
+
+    def after_pass(self, round: Round) -> None:
+        """A pass of the target has decided: `decision` of each request is set."""
+
+
+@dataclass(frozen=True)
+class DrafterContext:
+    """What a drafter is built from at start-up."""
+
+    #: ParseConfig of the server.
+    config: Any
+    #: SGLang's ServerArgs, and two numbers that its workers are made with.
+    server_args: Any
+    gpu_id: int
+    nccl_port: int
+    #: The target's ModelRunner, its longest context in tokens, its padded vocabulary.
+    target: Any
+    context_len: int
+    vocab_size: int
+    #: `runtime.ranks.Ranks`.
+    ranks: Any
+
+
+@dataclass(frozen=True)
+class DrafterResources:
+    """What a drafter works with once SGLang has allocated its pools."""
+
+    #: `runtime.slots.RoundSlots`.
+    slots: Any
+    #: Slots of the KV pool.
+    num_slots: int
+    #: Computes the target's hidden states at cached positions again
+    #: (`target.passes.TargetVerifier.features_of`).
+    features_of: Any
+    #: Rows of a full verify pass where a draft model judges, and of one without.
+    full_pass_rows: int

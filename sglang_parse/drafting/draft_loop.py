@@ -1,0 +1,303 @@
+"""Committed tokens -> DraftProposal: the draft model writes ahead.
+
+Before it drafts it forwards every committed position its KV lacks, cached prefixes
+included.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from torch import Tensor
+
+from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.runtime.capacity import longest_prefill
+from sglang_parse.runtime.grammar import GrammarChain
+from sglang_parse.runtime.sampling import draft_rows
+
+# Draft steps between two looks whether all drafts have ended; each look costs a device
+# synchronisation there and nothing on CPU.
+STOP_CHECK_INTERVAL = {"cpu": 1}
+DEFAULT_STOP_CHECK_INTERVAL = 8
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """One request's work order.
+
+    row: its row of req_to_token. tokens: committed tokens, bonus and pending draft.
+    num_cached: leading tokens whose draft KV is in the pool, less than len(tokens).
+    num_new: tokens to draft. stop_ids: tokens that end the response.
+    batch_index: its place in the round's sampling info. grammar: constrains the draft.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    num_cached: int
+    num_new: int
+    stop_ids: frozenset[int]
+    batch_index: int
+    grammar: GrammarChain | None = None
+
+
+@dataclass(frozen=True)
+class DraftProposal:
+    """tokens: newly drafted per request, the stop token excluded. ended: whether a
+    stop token followed. num_forwarded: sequence positions with draft KV afterwards."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    ended: tuple[bool, ...]
+    num_forwarded: tuple[int, ...]
+
+
+class DraftModel(DraftRunner):
+    """The draft model of `--speculative-draft-model-path`.
+
+    vocab_size: the target's, in padded rows; a draft may have more or fewer.
+    """
+
+    def __init__(
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        context_len: int,
+        *,
+        vocab_size: int,
+    ) -> None:
+        super().__init__(
+            server_args,
+            gpu_id,
+            nccl_port,
+            context_len,
+            path=server_args.speculative_draft_model_path,
+            revision=server_args.speculative_draft_model_revision,
+            flag="--speculative-draft-model-path",
+        )
+        self.vocab_size = vocab_size
+        self.num_embeddings = self.runner.model_config.vocab_size
+        self.longest_extend = longest_prefill()
+        device_type = torch.device(self.runner.device).type
+        self.stop_check_interval = STOP_CHECK_INTERVAL.get(
+            device_type, DEFAULT_STOP_CHECK_INTERVAL
+        )
+
+    def propose(
+        self, requests: Sequence[DraftRequest], *, table: Tensor, sampling_info: Any
+    ) -> DraftProposal:
+        """Draft `num_new` tokens for each request, or fewer up to a stop token.
+
+        table: req_to_token; columns [0, len(tokens) + num_new) of each row hold slots.
+        """
+        index = [r.batch_index for r in requests]
+        sampling = draft_rows(sampling_info, index, table.device)
+        with draft_tp_context(self.layout), draft_pp_context():
+            return self._propose(requests, table, sampling)
+
+    def _propose(
+        self, requests: Sequence[DraftRequest], table: Tensor, sampling: Any
+    ) -> DraftProposal:
+        device = table.device
+        rows = torch.tensor([r.row for r in requests], device=device)
+        # Positions are kept on the host too, so that no step asks the device for them.
+        position_cpu = torch.tensor([len(r.tokens) - 1 for r in requests])
+        end_cpu = torch.tensor([len(r.tokens) + r.num_new - 2 for r in requests])
+        position, end = position_cpu.to(device), end_cpu.to(device)
+        max_new = max(r.num_new for r in requests)
+        chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
+        limits = [r.num_new for r in requests]
+        interval = 1 if chains else self.stop_check_interval
+        watch = StopWatch(requests, device)
+        logits = self._catch_up(requests, rows, table)
+        columns: list[Tensor] = []
+        pacer = StepPacer(device)
+        last = [self._readable(r.tokens[-1]) for r in requests]
+        input_ids = torch.tensor(last, device=device)
+        while True:
+            if logits.shape[-1] > self.vocab_size:
+                logits = logits[:, : self.vocab_size].contiguous()
+            for i, chain in chains:
+                chain.mask_next(logits[i : i + 1])
+            columns.append(self._sample(logits, position, sampling))
+            pacer.mark()
+            step = len(columns)
+            if chains:
+                chains, refused = _advance(chains, columns[-1], requests, step)
+                for i in refused:
+                    limits[i] = step - 1
+                    watch.end(i)
+            if step == max_new or (step % interval == 0 and watch.all_ended(columns)):
+                break
+            # A request at the end of its window repeats its last step in place.
+            input_ids = torch.where(position < end, columns[-1], input_ids)
+            position = torch.minimum(position + 1, end)
+            position_cpu = torch.minimum(position_cpu + 1, end_cpu)
+            pacer.wait()
+            logits = self.decode(
+                input_ids, rows, position, position_cpu, table
+            ).next_token_logits
+        tokens, ended = _read_back(columns, requests, limits)
+        steps = len(columns)
+        return DraftProposal(
+            tokens=tokens,
+            ended=ended,
+            num_forwarded=tuple(
+                len(r.tokens) + min(steps, r.num_new) - 1 for r in requests
+            ),
+        )
+
+    def _catch_up(
+        self, requests: Sequence[DraftRequest], rows: Tensor, table: Tensor
+    ) -> Tensor:
+        """Forward the tokens the draft has no KV for; logits [bs, vocab] at the last.
+
+        Unrotated ids at true positions (unlike EAGLE's draft extend). Whole prompts may
+        be among them: no forward is longer than a prefill.
+        """
+        spans = [(r.num_cached, len(r.tokens)) for r in requests]
+        batches = split_spans(spans, self.longest_extend)
+        last = []
+        for parts in batches:
+            index = [i for i, _, _ in parts]
+            logits = self.extend(
+                [
+                    self._readable(t)
+                    for i, start, end in parts
+                    for t in requests[i].tokens[start:end]
+                ],
+                rows if len(batches) == 1 else rows[index],
+                [start for _, start, _ in parts],
+                [end - start for _, start, end in parts],
+                table,
+            ).next_token_logits
+            if len(batches) == 1:
+                return logits
+            ended = [k for k, (i, _, end) in enumerate(parts) if end == spans[i][1]]
+            last.append(logits[ended])
+        return torch.cat(last)
+
+    def _readable(self, token: int) -> int:
+        """The token, or another where the draft has no row for it: the target's padding
+        may be longer, and requests, biases and temperatures reach into it."""
+        return token if token < self.num_embeddings else 0
+
+    def _sample(self, logits: Tensor, position: Tensor, sampling: Any) -> Tensor:
+        """[bs] int64 draft tokens, by the request's own sampling parameters."""
+        if sampling.is_all_greedy and not sampling.grammars:
+            return logits.argmax(dim=-1)
+        output = LogitsProcessorOutput(next_token_logits=logits)
+        sampler = self.runner.sampler
+        return sampler(output, sampling, False, [], [], position).to(torch.int64)
+
+
+def split_spans(
+    spans: Sequence[tuple[int, int]], limit: int
+) -> list[list[tuple[int, int, int]]]:
+    """Spans [start, end), request by request, in batches of at most `limit` positions:
+    (request, start, end) each. A request's last part comes in the order of requests."""
+    batches: list[list[tuple[int, int, int]]] = [[]]
+    left = limit
+    for i, (at, end) in enumerate(spans):
+        while at < end:
+            if not left:
+                batches.append([])
+                left = limit
+            num = min(end - at, left)
+            batches[-1].append((i, at, at + num))
+            at, left = at + num, left - num
+    return batches
+
+
+class StepPacer:
+    """Keeps the host one draft step ahead of the device, not more.
+
+    One step ahead keeps the device busy. FlashInfer stages the plan of a captured
+    step in one page-locked buffer per batch size (flashinfer/decode.py,
+    `fast_decode_plan`); planned again before it is copied, a step would attend by the
+    plan of a later one. Nothing to pace on CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = None if device.type == "cpu" else torch.get_device_module(device)
+        self._running: deque[Any] = deque()
+
+    def wait(self) -> None:
+        """Before a step: until the token before the last has been sampled. The copy of
+        the last step's plan comes right behind that on the device."""
+        if len(self._running) > 1:
+            self._running.popleft().synchronize()
+
+    def mark(self) -> None:
+        """After the sampling of a token is launched."""
+        if self._device is not None:
+            event = self._device.Event()
+            event.record()
+            self._running.append(event)
+
+
+class StopWatch:
+    """Whether any draft still goes on, found by the device: no token is copied."""
+
+    def __init__(self, requests: Sequence[DraftRequest], device: torch.device) -> None:
+        width = max(len(r.stop_ids) for r in requests)
+        stops = [[*r.stop_ids, *[-1] * (width - len(r.stop_ids))] for r in requests]
+        self._stops = torch.tensor(stops, dtype=torch.int64, device=device)
+        self._num_new = torch.tensor([r.num_new for r in requests], device=device)
+        self._seen = 0
+
+    def end(self, index: int) -> None:
+        """This draft goes no further, whatever its tokens."""
+        self._num_new[index] = 0
+
+    def all_ended(self, columns: Sequence[Tensor]) -> bool:
+        """columns: the tokens of all steps so far, [bs] int64 each. Waits for them."""
+        new = torch.stack(list(columns[self._seen :]), dim=1)
+        self._seen = len(columns)
+        stopped = (new[:, :, None] == self._stops[:, None]).any(dim=2).any(dim=1)
+        self._num_new.masked_fill_(stopped, 0)
+        return not bool((self._num_new > self._seen).any())
+
+
+def _advance(
+    chains: Sequence[tuple[int, GrammarChain]],
+    column: Tensor,
+    requests: Sequence[DraftRequest],
+    step: int,
+) -> tuple[list[tuple[int, GrammarChain]], list[int]]:
+    """Walk grammars over the token of a step: those whose draft goes on, and the
+    requests whose draft ends before the token."""
+    going, refused = [], []
+    tokens = column.tolist()
+    for i, chain in chains:
+        if tokens[i] in requests[i].stop_ids:
+            continue
+        if not chain.advance(tokens[i]):
+            refused.append(i)
+        elif step < requests[i].num_new:
+            going.append((i, chain))
+    return going, refused
+
+
+def _read_back(
+    columns: Sequence[Tensor],
+    requests: Sequence[DraftRequest],
+    limits: Sequence[int],
+) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    """Tokens of each draft up to its limit or stop token, and whether it stopped.
+
+    The only device-to-host copy of drafted tokens, but for those of grammars.
+    """
+    drafted, ended = [], []
+    rows = torch.stack(list(columns), dim=1).tolist()
+    for row, r, limit in zip(rows, requests, limits, strict=True):
+        tokens = row[:limit]
+        stop = next((k for k, t in enumerate(tokens) if t in r.stop_ids), None)
+        drafted.append(tuple(tokens[:stop]))
+        ended.append(stop is not None)
+    return tuple(drafted), tuple(ended)

@@ -1,0 +1,153 @@
+"""The draft model as a drafter: what it writes for whom, and which KV it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from sglang_parse.drafting.base import (
+    DrafterContext,
+    DrafterResources,
+    Prefill,
+)
+from sglang_parse.drafting.draft_loop import DraftModel, DraftRequest
+from sglang_parse.drafting.kv_flags import KvFlags
+from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+
+
+@dataclass
+class Memory:
+    """What the draft model knows of one request."""
+
+    #: Leading positions that have its KV, None until looked up in the flags.
+    num_cached: int | None = None
+    #: Positions that it forwarded in this round, 0 if it did not run.
+    num_forwarded: int = 0
+
+
+class ModelDrafter:
+    """The model of `--speculative-draft-model-path`. Its drafts are judged."""
+
+    name = "model"
+    token_level = False
+    max_tokens = 0
+    reads_features = False
+
+    def __init__(self, model: DraftModel) -> None:
+        self.model = model
+        self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> ModelDrafter | None:
+        """None where the server has no draft model."""
+        if not context.server_args.speculative_draft_model_path:
+            return None
+        return cls(
+            DraftModel(
+                context.server_args,
+                context.gpu_id,
+                context.nccl_port,
+                context.context_len,
+                vocab_size=context.vocab_size,
+            )
+        )
+
+    @property
+    def runners(self) -> Sequence[DraftRunner]:
+        return (self.model,)
+
+    def open(self, resources: DrafterResources) -> None:
+        self.slots = resources.slots
+        self.flags = KvFlags(resources.num_slots, self.slots.table.device)
+
+    def can_draft(self, r: RequestRound) -> bool:
+        return self.name not in r.state.failed_drafters
+
+    def before_prefill(self, prefill: Prefill) -> None:
+        """It catches up with a prompt when it first drafts behind it."""
+        self.flags.forget(prefill.batch.out_cache_loc)
+
+    def after_prefill(
+        self, prefill: Prefill, features: Tensor | None, next_tokens: Tensor
+    ) -> None:
+        return None
+
+    def draft(self, round: Round) -> None:
+        chosen, orders = [], []
+        for i, r in enumerate(round):
+            order = self._order(i, r)
+            if order is not None:
+                chosen.append(r)
+                orders.append(order)
+        if not orders:
+            return
+        proposal = self.model.propose(
+            orders, table=self.slots.table, sampling_info=round.batch.sampling_info
+        )
+        for k, r in enumerate(chosen):
+            self._of(r).num_forwarded = proposal.num_forwarded[k]
+            r.draft = r.draft.extended(
+                self.name,
+                proposal.tokens[k],
+                ended=proposal.ended[k],
+                token_level=False,
+            )
+
+    def _order(self, index: int, r: RequestRound) -> DraftRequest | None:
+        """What it is to write for the request at `index` of the batch."""
+        memory = self._of(r)
+        memory.num_forwarded = 0
+        # Where a grammar cut what was pending, nothing is drafted in its place.
+        held = min(len(r.state.pending), r.window)
+        num_new = r.window - max(held, len(r.draft.tokens))
+        if not r.budgets.get(self.name) or num_new <= 0 or r.draft.ended:
+            return None
+        if r.grammar is not None and r.grammar.is_dead:
+            return None
+        tokens = [
+            *r.req.origin_input_ids,
+            *r.req.output_ids,
+            *r.state.ready,
+            *r.draft.tokens,
+        ]
+        if memory.num_cached is None:
+            memory.num_cached = self.flags.num_leading(
+                self.slots.table[r.row, : r.seq_len]
+            )
+        return DraftRequest(
+            row=r.row,
+            tokens=tokens,
+            num_cached=min(memory.num_cached, len(tokens) - 1),
+            num_new=num_new,
+            stop_ids=r.state.stop_ids,
+            batch_index=index,
+            grammar=r.grammar,
+        )
+
+    def after_pass(self, round: Round) -> None:
+        """Note which of the decided tokens have its KV."""
+        spans = []
+        for r in round:
+            memory = self._of(r)
+            first = cached = r.seq_len
+            if memory.num_cached is not None:
+                if memory.num_forwarded:
+                    # It has caught up; else what it lacks is long, and known.
+                    first = min(memory.num_cached, r.seq_len)
+                cached = max(memory.num_cached, memory.num_forwarded)
+                if not r.decision.pending:
+                    # Where the output left the draft, its KV is of other tokens.
+                    cached = min(cached, r.new_len)
+                memory.num_cached = cached
+            memory.num_forwarded = 0
+            valid_end = min(max(cached, first), r.new_len)
+            spans.append((r.row, first, valid_end, r.new_len))
+        self.flags.mark(self.slots.table, spans)
+
+    def _of(self, r: RequestRound) -> Memory:
+        return self._memory.setdefault(r.state, Memory())

@@ -1,0 +1,213 @@
+"""The target's EAGLE-3 head as a drafter: it follows every pass of the target.
+
+So behind each request's last token it has a hint from which it goes on. What it writes
+is kept only where the target writes the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from sglang_parse.drafting.base import (
+    DrafterContext,
+    DrafterResources,
+    Prefill,
+    PrefillRequest,
+)
+from sglang_parse.drafting.eagle3_head import (
+    ChainRequest,
+    EagleHead,
+    HeadHint,
+    HeadRows,
+)
+from sglang_parse.drafting.kv_flags import KvFlags
+from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.options.request import wants_head, wants_verdict_only
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Memory:
+    """What the head knows of one request."""
+
+    #: Whether it follows the target; not where it lacks part of the prompt.
+    follows: bool = True
+    #: Where it goes on, None if it cannot.
+    hint: HeadHint | None = None
+
+
+class Eagle3Drafter:
+    """The head of `--speculative-parse-eagle-model-path`."""
+
+    name = "eagle3"
+    token_level = True
+    reads_features = True
+
+    def __init__(
+        self, head: EagleHead, max_tokens: int, context: DrafterContext
+    ) -> None:
+        self.head = head
+        self.max_tokens = max_tokens
+        self.ranks = context.ranks
+        self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
+        self._whole: set[int] = set()
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Eagle3Drafter | None:
+        """None where the server has no head."""
+        config = context.config
+        if not config.composes:
+            return None
+        head = EagleHead(
+            context.server_args,
+            context.gpu_id,
+            context.nccl_port,
+            context.context_len,
+            path=config.eagle_model_path,
+            target=context.target,
+        )
+        return cls(head, config.eagle_steps, context)
+
+    @property
+    def runners(self) -> Sequence[DraftRunner]:
+        return (self.head,)
+
+    def open(self, resources: DrafterResources) -> None:
+        self.slots = resources.slots
+        self.flags = KvFlags(resources.num_slots, self.slots.table.device)
+        self.features_of = resources.features_of
+        self.head.check_room(resources.full_pass_rows)
+
+    def can_draft(self, r: RequestRound) -> bool:
+        return (
+            r.grammar is None
+            and self._of(r.state).hint is not None
+            and self.name not in r.state.failed_drafters
+        )
+
+    # -- Prefill ---------------------------------------------------------------
+
+    def before_prefill(self, prefill: Prefill) -> None:
+        """Give the head KV where a cached prefix has none of it.
+
+        The target computes its hidden states there again, as if that part had not been
+        cached. Done once, the head's KV stays with the slots like the target's.
+
+        A request is left out where it wants no head, where nothing is generated that
+        would pay for it, and where the gap exceeds one prefill or the free slots.
+        """
+        batch = prefill.batch
+        self.flags.forget(batch.out_cache_loc)
+        self._whole = set()
+        left = min(self.head.longest_prefill, self.slots.num_free(batch.tree_cache))
+        for i, one in enumerate(prefill.requests):
+            num_filled = self._fill_gaps(batch, one, left)
+            if num_filled is None:
+                continue
+            left -= num_filled
+            self._whole.add(i)
+
+    def _fill_gaps(self, batch: object, one: PrefillRequest, left: int) -> int | None:
+        """How many cached positions it has read; None if the request is left out."""
+        if not wants_head(one.req):
+            return None
+        slots = self.slots.table[one.row, : one.num_cached]
+        gaps = self.flags.gaps(slots)
+        num_missing = sum(end - start for start, end in gaps)
+        if num_missing > (0 if wants_verdict_only(one.req) else left):
+            return None
+        ids = [*one.req.origin_input_ids, *one.req.output_ids]
+        for start, end in gaps:
+            logger.debug("PARSE: the head reads cached tokens %d to %d", start, end)
+            self._read(batch, one.row, start, ids[start : end + 1])
+        self.flags.mark(self.slots.table, [(one.row, s, e, e) for s, e in gaps])
+        return num_missing
+
+    def _read(self, batch: object, row: int, start: int, ids: Sequence[int]) -> None:
+        """ids: of cached positions from `start` on, and the token behind them."""
+        table = self.slots.table
+        scratch = self.slots.take_scratch(batch.tree_cache, len(ids) - 1)  # type: ignore[attr-defined]
+        try:
+            features = self.features_of(
+                ids[:-1], row=row, start=start, scratch=scratch, table=table
+            )
+            self.head.follow([HeadRows(row, start, ids[1:], features)], table)
+        finally:
+            self.slots.release_scratch(scratch)
+
+    def after_prefill(
+        self, prefill: Prefill, features: Tensor | None, next_tokens: Tensor
+    ) -> None:
+        for i, one in enumerate(prefill.requests):
+            if one.state is not None and i not in self._whole:
+                self._of(one.state).follows = False
+        if features is None:
+            return
+        followed, rows, at, chosen = [], [], 0, next_tokens.tolist()
+        for i, one in enumerate(prefill.requests):
+            new, at = features[at : at + one.num_computed], at + one.num_computed
+            if i not in self._whole:
+                continue
+            start, end = one.num_cached, one.num_cached + one.num_computed
+            ids = [*one.req.origin_input_ids, *one.req.output_ids, chosen[i]]
+            rows.append(HeadRows(one.row, start, ids[start + 1 : end + 1], new))
+            followed.append(one)
+        if not rows:
+            return
+        spans = [(h.row, h.start, (e := h.start + len(h.tokens)), e) for h in rows]
+        self.flags.mark(self.slots.table, spans)
+        hints = self.head.follow(rows, self.slots.table)
+        for one, hint in zip(followed, hints, strict=True):
+            if one.state is not None:
+                self._of(one.state).hint = hint
+
+    # -- Rounds ----------------------------------------------------------------
+
+    def draft(self, round: Round) -> None:
+        chosen, orders = [], []
+        for r in round:
+            num, hint = r.budgets.get(self.name, 0), self._of(r.state).hint
+            if num and hint is not None:
+                chosen.append(r)
+                orders.append(ChainRequest(r.row, r.seq_len, num, hint))
+        if not orders:
+            return
+        # Every rank runs the whole head.
+        proposals = self.ranks.agree_all(self.head.propose(orders, self.slots.table))
+        for r, tokens in zip(chosen, proposals, strict=True):
+            stops = r.state.stop_ids
+            stop = next((k for k, t in enumerate(tokens) if t in stops), None)
+            r.draft = r.draft.extended(
+                self.name, tokens[:stop], ended=stop is not None, token_level=True
+            )
+
+    def after_pass(self, round: Round) -> None:
+        """Go along with what the target decided; a request without tokens waits."""
+        followed, rows, spans = [], [], []
+        for r in round:
+            memory, tokens = self._of(r.state), r.decision.accept_tokens
+            end = r.seq_len + len(tokens)
+            follows = memory.follows and r.state.options.compose and bool(tokens)
+            spans.append((r.row, r.seq_len, end if follows else r.seq_len, end))
+            if not follows:
+                continue
+            features = round.output.features_at(r.root_row, len(tokens))
+            rows.append(HeadRows(r.row, r.seq_len, tokens, features))
+            followed.append(memory)
+        self.flags.mark(self.slots.table, spans)
+        if not rows:
+            return
+        hints = self.head.follow(rows, self.slots.table)
+        for memory, hint in zip(followed, hints, strict=True):
+            memory.hint = hint
+
+    def _of(self, state: RequestState) -> Memory:
+        return self._memory.setdefault(state, Memory())

@@ -1,0 +1,208 @@
+"""The target's EAGLE-3 head: a chain of draft tokens from the target's hidden states.
+
+At position i the head reads the token after it and the target's hidden states there
+(arXiv:2503.01840; sglang/srt/models/llama_eagle3.py). Its KV of that pair lies at the
+slot of position i, so a cached prefix brings it along; only the pair at the prefix's
+last position may have been written for another continuation, which costs a little
+agreement and never a token: all the head writes is verified token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.configs.draft_parallel import DraftTPExecution
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.pp_draft_embedding import resolve_draft_embed_and_head
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from sglang.srt.utils import get_available_gpu_memory
+from torch import Tensor
+
+from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.options.table import flag_name
+from sglang_parse.runtime.capacity import check_feature_room, longest_prefill
+from sglang_parse.runtime.compat import capture_features
+
+
+class HeadInput(SpecInput):
+    """What the head's forward reads besides tokens: [tokens, width] hidden states, the
+    target's (three layers wide) or the head's own of the step before."""
+
+    capture_hidden_mode = CaptureHiddenMode.LAST
+    # Attention is planned from the request's row, not from SGLang's tree buffers.
+    kv_indptr: Tensor | None = None
+    kv_indices: Tensor | None = None
+
+    def __init__(self, hidden_states: Tensor) -> None:
+        super().__init__(SpecInputType.EAGLE_DRAFT)
+        self.hidden_states = hidden_states
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Committed positions of one request, for the head to follow.
+
+    row: its row of req_to_token. start: first position. tokens: the token after each
+    position. features: [len(tokens), features_width] the target's hidden states there.
+    """
+
+    row: int
+    start: int
+    tokens: Sequence[int]
+    features: Tensor
+
+
+@dataclass(frozen=True)
+class HeadHint:
+    """What the head knows behind a request's last position: the first draft token
+    ([] int64) and the hidden state ([hidden]) its next step starts from."""
+
+    token: Tensor
+    hidden: Tensor
+
+
+@dataclass(frozen=True)
+class ChainRequest:
+    """One request's work order: its row of req_to_token, the position of its bonus
+    token, and how many tokens to draft from the hint."""
+
+    row: int
+    position: int
+    num_new: int
+    hint: HeadHint
+
+
+class EagleHead(DraftRunner):
+    """The head of `--speculative-parse-eagle-model-path`."""
+
+    execution = DraftTPExecution.SINGLE_GROUP
+    capture = CaptureHiddenMode.LAST
+
+    def __init__(
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        context_len: int,
+        *,
+        path: str,
+        target: Any,
+    ) -> None:
+        """target: the target's ModelRunner, which is made to show its hidden states."""
+        flag = flag_name("eagle_model_path")
+        super().__init__(
+            server_args,
+            gpu_id,
+            nccl_port,
+            context_len,
+            path=path,
+            revision=None,
+            flag=flag,
+        )
+        self.model = self.runner.model
+        capture_features(target, self.runner.model_config.hf_config, flag)
+        self.target = target
+        self.longest_prefill = longest_prefill()
+        layers = getattr(self.model.model, "num_aux_hidden_states", 3)
+        self.features_width = layers * target.model_config.hidden_size
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        super().alloc_memory_pool(**kwargs)
+        self._share_embedding()
+
+    def check_room(self, num_verify: int) -> None:
+        """Raise ValueError where the hidden states of a prefill would not fit beside
+        weights and pools, warn where those of a verify pass of `num_verify` rows might
+        not."""
+        free_gb = get_available_gpu_memory(
+            self.target.device, self.target.gpu_id, empty_cache=False
+        )
+        check_feature_room(
+            num_prefill=self.longest_prefill,
+            num_verify=num_verify,
+            width=self.features_width,
+            itemsize=self.target.dtype.itemsize,
+            free_bytes=int(free_gb * (1 << 30)),
+        )
+
+    def _share_embedding(self) -> None:
+        """The target's embedding serves the head, its LM head where the checkpoint has
+        none (sglang/srt/speculative/eagle_worker_v2.py, `init_lm_head`)."""
+        embed, head = resolve_draft_embed_and_head(
+            target_model=self.target.model,
+            draft_model=self.model,
+            model_path=self.target.model_config.model_path,
+            revision=self.target.model_config.revision,
+            load_config=self.target.load_config,
+        )
+        if getattr(self.model, "load_lm_head_from_target", False):
+            self.model.set_embed_and_head(embed, head)
+        else:
+            self.model.set_embed(embed)
+        hot = getattr(self.model, "hot_token_id", None)
+        self.hot_token_id: Tensor | None = None if hot is None else hot.to(embed.device)
+
+    def init_attention_backends(self) -> None:
+        """It stays a speculative draft to SGLang: no decode step is captured, nor run
+        to tune kernels, without hidden states (runner/flashinfer_autotune.py)."""
+        with draft_tp_context(self.layout), draft_pp_context():
+            self.worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        """No decode steps: a captured one has no room for the hidden states."""
+        with draft_tp_context(self.layout), draft_pp_context():
+            self.worker.init_cuda_graphs(capture_decode_cuda_graph=False)
+
+    def follow(self, rows: Sequence[HeadRows], table: Tensor) -> list[HeadHint]:
+        """Forward committed positions of some requests, one ragged pass; a hint each.
+
+        table: req_to_token; the rows' columns hold slots.
+        """
+        features = torch.cat([r.features for r in rows]).to(self.runner.dtype)
+        with draft_tp_context(self.layout), draft_pp_context():
+            output = self.extend(
+                [t for r in rows for t in r.tokens],
+                torch.tensor([r.row for r in rows], device=table.device),
+                [r.start for r in rows],
+                [len(r.tokens) for r in rows],
+                table,
+                HeadInput(features),
+            )
+        tokens, hidden = self._choose(output), output.hidden_states
+        return [HeadHint(tokens[i], hidden[i]) for i in range(len(rows))]
+
+    def propose(
+        self, requests: Sequence[ChainRequest], table: Tensor
+    ) -> list[tuple[int, ...]]:
+        """Draft `num_new` tokens for each request, the likeliest at every step."""
+        device = table.device
+        rows = torch.tensor([r.row for r in requests], device=device)
+        # The token chosen last stands one position further and is not forwarded.
+        position_cpu = torch.tensor([r.position for r in requests])
+        end_cpu = torch.tensor([r.position + max(0, r.num_new - 2) for r in requests])
+        position, end = position_cpu.to(device), end_cpu.to(device)
+        tokens = torch.stack([r.hint.token for r in requests])
+        hidden = torch.stack([r.hint.hidden for r in requests])
+        columns = [tokens]
+        with draft_tp_context(self.layout), draft_pp_context():
+            for _ in range(max(r.num_new for r in requests) - 1):
+                output = self.decode(
+                    tokens, rows, position, position_cpu, table, HeadInput(hidden)
+                )
+                tokens, hidden = self._choose(output), output.hidden_states
+                columns.append(tokens)
+                # A request at the end of its chain repeats its last step in place.
+                position = torch.minimum(position + 1, end)
+                position_cpu = torch.minimum(position_cpu + 1, end_cpu)
+        chains = torch.stack(columns, dim=1).tolist()
+        return [tuple(c[: r.num_new]) for c, r in zip(chains, requests, strict=True)]
+
+    def _choose(self, output: LogitsProcessorOutput) -> Tensor:
+        """[bs] int64: the likeliest token agrees most often, sampled or not."""
+        tokens = output.next_token_logits.argmax(dim=-1)
+        return tokens if self.hot_token_id is None else self.hot_token_id[tokens]

@@ -1,0 +1,56 @@
+"""Which KV slots hold a drafter's KV of the token they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class KvFlags:
+    """One flag per slot of the shared pool.
+
+    The target's KV in a slot is always right. A drafter's may be missing: a prefix was
+    cached before the drafter saw it, a round was plain, or the token is the last of a
+    window. A cached prefix that other requests share keeps its flags with its slots.
+    """
+
+    def __init__(self, num_slots: int, device: Any) -> None:
+        self._valid = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
+
+    def forget(self, slots: Tensor) -> None:
+        """The slots got new tokens that the drafter has not forwarded."""
+        self._valid[slots.long()] = False
+
+    def num_leading(self, slots: Tensor) -> int:
+        """How many leading slots of a sequence hold the drafter's KV."""
+        missing = (~self._valid[slots.long()]).nonzero()
+        return int(missing[0]) if missing.numel() else slots.numel()
+
+    def gaps(self, slots: Tensor) -> list[tuple[int, int]]:
+        """Runs [start, end) of a sequence's slots that hold none of its KV."""
+        missing = ~self._valid[slots.long()]
+        edges = torch.nn.functional.pad(missing.int(), (1, 1)).diff()
+        starts, ends = (edges == 1).nonzero(), (edges == -1).nonzero()
+        return list(zip(starts[:, 0].tolist(), ends[:, 0].tolist(), strict=True))
+
+    def mark(self, table: Tensor, spans: Sequence[tuple[int, int, int, int]]) -> None:
+        """Set the flags of columns of some rows, all in one write to the device.
+
+        table: req_to_token. spans: (row, start, valid_end, end). Columns [start,
+        valid_end) of the row hold the drafter's KV, [valid_end, end) do not.
+        """
+        numbers = torch.tensor(spans, dtype=torch.int64).view(-1, 4)
+        row, start, valid_end, end = numbers.unbind(1)
+        # Columns are counted on the host, as arrays: a span may be a whole prompt.
+        lens = end - start
+        first = start - (lens.cumsum(0) - lens)
+        column = torch.arange(int(lens.sum())) + first.repeat_interleave(lens)
+        if not len(column):
+            return
+        valid = column < valid_end.repeat_interleave(lens)
+        place = torch.stack([row.repeat_interleave(lens), column, valid.long()])
+        place = place.to(table.device)
+        self._valid[table[place[0], place[1]].long()] = place[2].bool()

@@ -1,0 +1,139 @@
+"""A model that drafts on the target's slots: its SGLang worker and its forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.moe.utils import draft_model_build_scope
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
+from sglang.srt.speculative.spec_info import SpecInput, SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from torch import Tensor
+
+from sglang_parse.runtime.architecture import check_architecture
+from sglang_parse.runtime.batches import build_batch, extend_fields, mark_extend
+from sglang_parse.runtime.compat import plan_plain_decode
+
+
+class DraftRunner:
+    """Holds no per-request state. Its KV of a token lies in a pool of its own, at the
+    slot the target uses (SGLang contract of the STANDALONE worker)."""
+
+    execution = DraftTPExecution.TARGET_LAYOUT
+    capture = CaptureHiddenMode.NULL
+
+    def __init__(
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        context_len: int,
+        *,
+        path: str,
+        revision: str | None,
+        flag: str,
+    ) -> None:
+        """path, revision: of the model, which `flag` names. context_len: the target's,
+        in tokens. Raises ValueError on a model that cannot draft."""
+        self.layout = resolve_draft_parallel_layout(
+            DraftParallelSpec(tp_execution=self.execution)
+        )
+        with (
+            get_spec().override(
+                speculative_draft_model_path=path,
+                speculative_draft_model_revision=revision,
+            ),
+            draft_tp_context(self.layout),
+            draft_pp_context(),
+            draft_model_build_scope(),
+        ):
+            self.worker = TpModelWorker(
+                server_args=server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                is_draft_worker=True,
+                context_length=context_len,
+            )
+        self.runner = self.worker.model_runner
+        check_architecture(self.runner, flag)
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        with draft_tp_context(self.layout), draft_pp_context():
+            self.worker.alloc_memory_pool(**kwargs)
+
+    def init_attention_backends(self) -> None:
+        plan_plain_decode(self.runner)
+        with draft_tp_context(self.layout), draft_pp_context():
+            self.worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        with draft_tp_context(self.layout), draft_pp_context():
+            self.worker.init_cuda_graphs()
+
+    def extend(
+        self,
+        ids: list[int],
+        rows: Tensor,
+        starts: list[int],
+        lens: list[int],
+        table: Tensor,
+        spec_info: SpecInput | None = None,
+    ) -> LogitsProcessorOutput:
+        """Forward lens[i] tokens of request i from position starts[i] on, ragged.
+
+        ids: request by request; logits [bs, vocab] at each request's last.
+        """
+        batch = self._forward_batch(
+            ForwardMode.EXTEND, **extend_fields(ids, rows, starts, lens, table)
+        )
+        mark_extend(batch, starts, lens)
+        batch.spec_info = spec_info
+        return self._forward(batch)
+
+    def decode(
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        position: Tensor,
+        position_cpu: Tensor,
+        table: Tensor,
+        spec_info: SpecInput | None = None,
+    ) -> LogitsProcessorOutput:
+        """One draft step: token `input_ids` at `position`; logits [bs, vocab].
+
+        Reads nothing back: its tokens stay on the device, its lengths are known on the
+        host. A captured graph runs it where there is one.
+        """
+        batch = self._forward_batch(
+            ForwardMode.DECODE,
+            input_ids=input_ids,
+            rows=rows,
+            positions=position,
+            out_cache_loc=table[rows, position].to(torch.int64),
+            seq_lens=position + 1,
+            seq_lens_cpu=position_cpu + 1,
+        )
+        batch.spec_info = spec_info
+        return self._forward(batch)
+
+    def _forward_batch(self, mode: ForwardMode, **fields: Tensor) -> ForwardBatch:
+        return build_batch(
+            self.runner,
+            mode,
+            **fields,
+            capture=self.capture,
+            spec_algorithm=SpeculativeAlgorithm.NONE,
+        )
+
+    def _forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
+        return self.runner.forward(batch).logits_output

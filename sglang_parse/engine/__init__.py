@@ -1,0 +1,1 @@
+"""One round of PARSE: draft, segment, verify, cut, commit."""

@@ -1,0 +1,178 @@
+"""What becomes of the drafts: scores, cuts, and the target followed from each cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from sglang_parse.engine.ports import Sampler
+from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
+from sglang_parse.judging.decide import (
+    Cut,
+    choose_cut,
+    decide,
+    exact_cut,
+)
+from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.reporting.report import RoundRecord
+from sglang_parse.requests.round import RequestRound, Round
+
+# Rows of the target's logits asked for in one call, over all requests; and the least
+# and most of one request.
+WAVE_ROWS = 512
+WAVE_WIDTH = (8, 32)
+# Scores of verdict rows: (logits, what each row was asked) -> one per row.
+ScoreRows = Callable[[Tensor, Sequence[Any]], list[float]]
+
+
+def wave_width(num_requests: int) -> int:
+    """Rows of each request whose logits are computed in one call."""
+    least, most = WAVE_WIDTH
+    return min(max(least, WAVE_ROWS // num_requests), most)
+
+
+def score(
+    round: Round,
+    logits: Tensor,
+    judge: ScoreRows,
+    on_error: Callable[[ExtensionError], None],
+    pinned: PinnedVerdicts | None = None,
+) -> None:
+    """Fill `scores` of each request from the verdict rows of the pass.
+
+    logits: [number of boundaries, vocab] at least, request by request. They are read
+    back once for the whole batch. Where the judge fails, each score is NaN (see
+    `drop_failed_verdicts`), and on_error is told.
+    """
+    if pinned is not None:
+        for r in round:
+            r.scores = pinned.scores(r.boundaries, len(r.shown))
+        return
+    asked = [r.state.judge for r in round for _ in r.boundaries]
+    values: Iterator[float]
+    try:
+        values = iter(judge(logits[: len(asked)], asked) if asked else ())
+    except ExtensionError as error:
+        on_error(error)
+        values = iter([math.nan] * len(asked))
+    for r in round:
+        r.scores = tuple(islice(values, len(r.boundaries)))
+
+
+def drop_failed_verdicts(r: RequestRound) -> None:
+    """Where the judge failed, follow the target along what it was shown of the draft.
+
+    The rest of the draft, which has no rows in the pass, is lost.
+    """
+    if any(map(math.isnan, r.scores)):
+        tokens = r.shown
+        r.draft = replace(
+            r.draft,
+            tokens=tokens,
+            ended=r.draft.ended and len(tokens) == len(r.draft.tokens),
+            num_client=min(r.draft.num_client, len(tokens)),
+        )
+        r.boundaries = r.scores = ()
+        r.num_segments = r.num_segment_tokens = 0
+        r.exact_end = len(tokens)
+
+
+def choose_cuts(round: Round) -> None:
+    """Fill `cut` of each request, by its own mode, threshold and keep rule."""
+    for r in round:
+        r.cut = cut_of(r)
+
+
+def cut_of(r: RequestRound) -> Cut:
+    """Where a request's draft is cut by the scores that it has."""
+    options, num_draft = r.state.options, len(r.draft.tokens)
+    if options.mode != "semantic":
+        return exact_cut(num_draft)
+    return choose_cut(
+        r.scores,
+        r.boundaries,
+        num_draft_tokens=num_draft,
+        threshold=options.threshold,
+        keep_rule=options.keep_rule,
+        exact_tail=options.exact_tail,
+        exact_end=r.exact_end,
+    )
+
+
+def follow_target(
+    round: Round, target: Sampler, pinned: PinnedAgreement | None = None
+) -> None:
+    """Sample the target at the rows the cuts ask for; fill `decision` of each request.
+
+    The LM head runs over a few rows of each request at a time, and on only where the
+    target has agreed with the draft so far: never over all rows of a pass.
+    """
+    requests = round.requests
+    asked = [r.cut.rows for r in requests]
+    for r in requests:
+        r.chosen, r.places = [], []
+    samples = []
+    going = list(range(len(requests)))
+    num_sampled = 0
+    while going:
+        # A benchmark that pins agreement decides only when it has all rows.
+        width = max(map(len, asked)) if pinned else wave_width(len(going))
+        owner: list[int] = []
+        offset: list[int] = []
+        for i in going:
+            done = len(requests[i].chosen)
+            wave = asked[i][done : done + width]
+            owner += [i] * len(wave)
+            offset += wave
+        tokens, sampled = target.sample(round, owner, offset)
+        samples.append(sampled)
+        agreeing = dict.fromkeys(going, True)
+        for i, j, token in zip(owner, offset, tokens, strict=True):
+            r = requests[i]
+            r.chosen.append(token)
+            r.places.append(num_sampled)
+            num_sampled += 1
+            agreeing[i] &= r.draft.tokens[j : j + 1] == (token,)
+        going = [
+            i
+            for i in going
+            if len(requests[i].chosen) < len(asked[i]) and (agreeing[i] or pinned)
+        ]
+    round.sampled = target.join_samples(samples)
+    for r in requests:
+        r.decision = decide(r.cut, r.draft.tokens, _agreed(r, pinned))
+
+
+def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
+    """The target's tokens at the cut's rows; a benchmark may pin those where the
+    draft's beginning is followed."""
+    followed = r.cut.exact_end
+    if not (r.cut.exact_end or r.cut.num_kept or r.cut.rejected_end):
+        followed = r.cut.tail_end
+    if pinned is None or not followed:
+        return r.chosen
+    return pinned.follow(r.draft.tokens[:followed], r.chosen)
+
+
+def record_of(r: RequestRound) -> RoundRecord:
+    """The round as the request's report counts it."""
+    return RoundRecord(
+        output_len=r.output_len,
+        accept_tokens=r.decision.accept_tokens,
+        draft_tokens=r.draft.tokens,
+        num_new=r.draft.num_by("model"),
+        num_client=r.draft.num_client,
+        boundaries=r.boundaries,
+        scores=r.scores,
+        num_eagle=r.draft.num_by("eagle3"),
+        drafted_by=r.draft.parts,
+        written_by=r.draft.written_by,
+        exact_end=r.exact_end,
+        num_judged=r.decision.num_judged,
+        num_matched=r.decision.num_matched,
+    )

@@ -1,0 +1,68 @@
+"""What the engine needs of the world: a target, KV slots, and the other ranks.
+
+SGLang stands behind these in a server, fakes in the engine's tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from sglang_parse.requests.round import Round
+from sglang_parse.target.layout import VerifyPlan
+
+
+class Sampler(Protocol):
+    """The target's own tokens at rows of its pass."""
+
+    def sample(
+        self, round: Round, owner: Sequence[int], offset: Sequence[int]
+    ) -> tuple[list[int], Any]:
+        """The target's own token behind `offset[k]` draft tokens of request `owner[k]`
+        of the round, and the logprobs of these tokens."""
+
+    def join_samples(self, samples: Sequence[Any]) -> Any:
+        """The logprobs of several calls of `sample`, their rows one after the other."""
+
+
+class Target(Sampler, Protocol):
+    """The target model (`target.model.TargetModel`)."""
+
+    def verify(self, round: Round, plan: VerifyPlan) -> Any:
+        """One pass over the plan's rows; a `target.passes.PassOutput`."""
+
+    def decode(self, round: Round) -> Any:
+        """One ordinary decode step, a row per request; a `PassOutput`."""
+
+    def prefill(self, batch: Any, *, needed: bool) -> tuple[Any, Tensor | None]:
+        """SGLang's own prefill: its result, and features where drafters read them."""
+
+
+class Slots(Protocol):
+    """KV slots of a round (`runtime.slots.RoundSlots`)."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the longest pass."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the whole pool."""
+
+    def num_free(self, tree_cache: Any) -> int:
+        """Slots that can be had now, cached prefixes evicted."""
+
+    def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
+        """Give each request slots for its first lens[i] columns."""
+
+    def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
+        """Free the slots behind the first lens[i] columns."""
+
+
+class Ranks(Protocol):
+    """What tensor-parallel ranks agree on (`runtime.ranks.Ranks`)."""
+
+    def agree_all(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+        """The first rank's values, in lists of the same lengths on all ranks."""

@@ -1,0 +1,43 @@
+"""A prefill: the target computes prompts, and clients' texts behind them are judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_parse.drafting.base import Prefill
+from sglang_parse.engine.client_pass import ClientPass, Text
+from sglang_parse.engine.failures import GuardedDrafters
+from sglang_parse.engine.ports import Target
+
+
+class PrefillEngine:
+    """Runs prefills. Drafters of segments catch up when they first draft."""
+
+    def __init__(
+        self, *, target: Target, drafters: GuardedDrafters, client_pass: ClientPass
+    ) -> None:
+        self.target = target
+        self.drafters = drafters
+        self.client_pass = client_pass
+
+    def run(self, prefill: Prefill) -> Any:
+        """SGLang's result, with the first tokens of texts that were kept."""
+        batch = prefill.batch
+        texts = [
+            Text(i, one.req, one.state, one.row)
+            for i, one in enumerate(prefill.requests)
+            if one.state is not None and one.state.awaits_judgement(one.req)
+        ]
+        self.drafters.before_prefill(prefill)
+        # A judged text's pass begins with the prompt's last token.
+        needed = (
+            len(texts) < len(prefill.requests)
+            or any(one.num_computed > 1 for one in prefill.requests)
+            or batch.return_logprob
+            or batch.return_hidden_states
+        )
+        result, features = self.target.prefill(batch, needed=needed)
+        self.drafters.after_prefill(prefill, features, result.next_token_ids)
+        for index, token in self.client_pass.begin(batch, texts):
+            result.next_token_ids[index] = token
+        return result

@@ -1,0 +1,200 @@
+"""One round of PARSE (arXiv:2605.04263): the file to read.
+
+Drafters write ahead. The draft is cut at the ends of its segments, and one pass of the
+target judges every prefix that ends there. The longest prefix that is valid is kept;
+from there the target is followed token by token while it agrees with the draft.
+
+It works on one record per request (`requests/round.py`) and imports no SGLang.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sglang_parse.engine.failures import NOTHING, GuardedDrafters, guard
+from sglang_parse.engine.outcome import (
+    ScoreRows,
+    choose_cuts,
+    drop_failed_verdicts,
+    follow_target,
+    record_of,
+    score,
+)
+from sglang_parse.engine.ports import Ranks, Slots, Target
+from sglang_parse.engine.segmenting import Segmenting
+from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
+from sglang_parse.judging.decide import Cut
+from sglang_parse.judging.judges import question_scores
+from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.reporting.drafters import first_tokens, tokens_behind
+from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
+
+
+class RoundEngine:
+    """Runs rounds. It keeps nothing of any request."""
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        slots: Slots,
+        drafters: GuardedDrafters,
+        planner: RoundPlanner,
+        segmenting: Segmenting,
+        ranks: Ranks,
+        judge: ScoreRows = question_scores,
+        on_error: Callable[[ExtensionError], None] = lambda error: None,
+        pinned_verdicts: PinnedVerdicts | None = None,
+        pinned_agreement: PinnedAgreement | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """judge: scores verdict rows. on_error: told what it raises. clock: seconds."""
+        self.target = target
+        self.slots = slots
+        self.drafters = drafters
+        self.planner = planner
+        self.segmenting = segmenting
+        self.ranks = ranks
+        self.judge = judge
+        self.on_error = on_error
+        self.pinned_verdicts = pinned_verdicts
+        self.pinned_agreement = pinned_agreement
+        self.clock = clock
+
+    def run(self, round: Round) -> None:
+        """Plan, draft, segment, lay out, one pass, score, cut, follow, commit, observe.
+
+        Fills the records of `round`. Nothing is emitted for a request whose `error` is
+        set afterwards.
+        """
+        started = self.clock()
+        self.planner.plan(round)
+        self.draft(round)
+        drafted = self.clock()
+        if not round.is_drafted:
+            self._run_plain(round, started)
+            return
+        self.segment(round)
+        plan = lay_out(round)
+        planned = self.clock()
+        self.verify(round, plan)
+        scored = self.clock()
+        choose_cuts(round)
+        follow_target(round, self.target, self.pinned_agreement)
+        self.commit(round)
+        self.planner.adapt(round)
+        self.drafters.after_pass(round)
+        ended = self.clock()
+        round.seconds = {
+            "draft": drafted - started,
+            "layout": planned - drafted,
+            "verify": scored - planned,
+            "decide": ended - scored,
+        }
+        self._finish(round)
+
+    def _run_plain(self, round: Round, started: float) -> None:
+        """No draft has a token: one each, by the target's ordinary decode step."""
+        drafted = self.clock()
+        round.output = self.target.decode(round)
+        for row, r in enumerate(round):
+            r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
+        follow_target(round, self.target)
+        self.commit(round)
+        for r in round:
+            r.state.follow_verdict(len(r.decision.accept_tokens), 0)
+        self.drafters.after_pass(round)
+        round.seconds = {"draft": drafted - started, "plain": self.clock() - drafted}
+        self._finish(round)
+
+    # -- Stages ----------------------------------------------------------------
+
+    def draft(self, round: Round) -> None:
+        """Every drafter in its turn, behind what is pending."""
+        wanted = [r.seq_len + 1 + r.window for r in round]
+        self.slots.extend_rows(round.batch, wanted)
+        try:
+            for r in round:
+                guard(r, pending_draft)
+            self.drafters.draft(round)
+        finally:
+            for r in round:
+                if r.grammar is not None:
+                    r.grammar.rewind()
+
+    def segment(self, round: Round) -> None:
+        """Choose the boundaries to judge: as many as there is room for."""
+        num_rows = sum(1 + len(r.draft.tokens) for r in round)
+        rows_left = max(0, self.slots.max_rows - num_rows)
+        room = min(self.slots.num_free(round.batch.tree_cache), rows_left)
+        self.segmenting.segment(round, room=room)
+
+    def verify(self, round: Round, plan: VerifyPlan) -> None:
+        """One pass of the target, and the scores of its verdicts."""
+        round.output = self.target.verify(round, plan)
+        round.num_rows = plan.num_verify_tokens
+        logits = round.output.logits
+        score(round, logits, self.judge, self.on_error, self.pinned_verdicts)
+        agreed = self.ranks.agree_all([r.scores for r in round])
+        for r, scores in zip(round, agreed, strict=True):
+            r.scores = scores
+            drop_failed_verdicts(r)
+
+    def commit(self, round: Round) -> None:
+        """Remember what is pending and what the target has to rewrite; free slots."""
+        keep = []
+        for r in round:
+            guard(r, self.segmenting.recover)
+            if r.error is not None:
+                r.decision = NOTHING
+            pending = r.decision.pending
+            num_client = r.draft.num_client - len(r.decision.accept_tokens)
+            r.state.keep_pending(
+                pending,
+                ended=r.draft.ended,
+                num=num_client,
+                written_by=tokens_behind(r.draft.written_by, max(0, -num_client)),
+            )
+            keep.append(r.new_len + len(pending) + bool(pending))
+        self.slots.trim_rows(round.batch, keep)
+
+    def _finish(self, round: Round) -> None:
+        """Tell planner and reports what became of the round."""
+        self.planner.observe(round)
+        for r in round:
+            if r.error is None:
+                r.state.report.record(record_of(r))
+
+
+def pending_draft(r: RequestRound) -> None:
+    """What is to be judged without anybody drafting, as far as a grammar allows it."""
+    state = r.state
+    tokens = state.pending[: r.window]
+    if r.grammar is not None:
+        tokens = tokens[: r.grammar.walk(tokens)]
+    ended = state.pending_ended and len(tokens) == len(state.pending)
+    num_client = min(len(tokens), state.num_client)
+    held = tuple(first_tokens(state.pending_by, len(tokens) - num_client))
+    r.draft = Draft(tokens, ended, num_client=num_client, held=held)
+
+
+def lay_out(round: Round) -> VerifyPlan:
+    """The rows of the pass; `root_row` of each request."""
+    plan = build_verify_plan(
+        [
+            PassRequest(
+                seq_len=r.seq_len,
+                bonus_token=r.bonus_token,
+                draft_tokens=r.shown,
+                boundaries=r.boundaries,
+                suffix=r.state.suffix,
+            )
+            for r in round
+        ]
+    )
+    for r, row in zip(round, plan.root_rows, strict=True):
+        r.root_row = row
+    return plan

@@ -1,0 +1,188 @@
+"""Where the drafts of a round are judged, and what the target has to rewrite.
+
+A draft is cut at the ends of its segments. A request that recovers from a rejection is
+judged from the end of the segments that the target still writes itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+from sglang_parse.engine.failures import guard
+from sglang_parse.judging.segmenter import Segmenter, thin
+from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.requests.round import RequestRound, Round
+
+# Committed text the segmenter sees before the segment that the draft begins or ends.
+SEAM_TOKENS = 48
+# Requests name segmenters as they like; so many are kept.
+NUM_CACHED = 64
+
+
+class Boundaries(Protocol):
+    """`Segmenter.boundaries` of one draft, its keywords bound."""
+
+    def __call__(self, *, settled: bool = False) -> tuple[int, ...]: ...
+
+
+class Segmenting:
+    """Cuts drafts by the rule that each request names.
+
+    token_texts: text of every token id of the model's padded vocabulary. on_error: told
+    where the segmenter of an installed package fails on a draft; that draft is followed
+    token by token. Raises ValueError where the configured segmenter is not known.
+    """
+
+    def __init__(
+        self,
+        config: ParseConfig,
+        token_texts: Sequence[str],
+        on_error: Callable[[ExtensionError], None] = lambda error: None,
+    ) -> None:
+        self.on_error = on_error
+        self.max_segments = config.max_segments
+        self._token_texts = token_texts
+        self.segmenter: Callable[[str], Segmenter] = lru_cache(NUM_CACHED)(
+            partial(Segmenter, token_texts=token_texts)
+        )
+        self.segmenter(config.segmenter)  # fail at start-up, not at the first request
+
+    def segment(self, round: Round, *, room: int) -> None:
+        """Fill `boundaries` and `exact_end` of each request.
+
+        room: scratch slots and rows of the pass that judge suffixes may take. They are
+        shared evenly among the requests that are judged.
+        """
+        semantic = [
+            r
+            for r in round
+            if r.state.options.mode == "semantic" and r.draft.tokens and not r.error
+        ]
+        if not round.judged:
+            for r in semantic:
+                r.exact_end = len(r.draft.tokens)
+            return
+        for num_left, r in zip(range(len(semantic), 0, -1), semantic, strict=True):
+            suffix_len = len(r.state.suffix)
+            most = min(self.max_segments, room // num_left // suffix_len)
+            guard(r, partial(self._try, most=most, judge_every=round.judge_every))
+            room -= len(r.boundaries) * suffix_len
+
+    def _try(self, r: RequestRound, *, most: int, judge_every: int) -> None:
+        """A user's segmenter that fails costs the request its verdicts: its draft is
+        followed token by token."""
+        try:
+            self._cut(r, most=most, judge_every=judge_every)
+        except ExtensionError as error:
+            self.on_error(error)
+            r.exact_end = len(r.draft.tokens)
+
+    def _cut(self, r: RequestRound, *, most: int, judge_every: int) -> None:
+        """most: verdicts that there is room for."""
+        state, draft = r.state, r.draft
+        if most == 0 and not state.recovering and not draft.num_token_level:
+            return
+        before, begun = self._written(r)
+        tokens = (*begun, *draft.tokens)
+        find: Boundaries = partial(
+            self.segmenter(state.options.segmenter).boundaries,
+            tokens,
+            ended=draft.ended,
+            max_segments=len(tokens),
+            previous_text=self._text(before),
+        )
+        r.exact_end = draft.num_token_level
+        if state.recovering:
+            end = self._recovery_end(r, find(settled=True), len(tokens))
+            r.exact_end = max(r.exact_end, end - len(begun))
+        shifted = (b - len(begun) for b in find())
+        found = tuple(b for b in shifted if b > r.exact_end)
+        r.num_segments = len(found)
+        r.num_segment_tokens = found[-1] - r.exact_end if found else 0
+        every = state.options.judge_every or judge_every
+        if state.num_suspect > r.exact_end or state.num_client:
+            every = 1  # one of these segments is wrong, or they are a client's
+        most = min(most, math.ceil(len(found) / every))
+        r.boundaries = thin(found, most) if most else ()
+
+    def _recovery_end(
+        self, r: RequestRound, ends: Sequence[int], num_tokens: int
+    ) -> int:
+        """Tokens up to which the target still writes itself; ends: of its segments."""
+        num = r.state.recovering
+        return num_tokens if num > len(ends) else ends[num - 1]
+
+    def client_boundaries(self, r: RequestRound, *, most: int) -> tuple[int, ...]:
+        """Boundaries of a client's text that follows the prompt, at most so many.
+
+        Raises ExtensionError, counted already, where the segmenter fails on the text.
+        """
+        try:
+            return self.segmenter(r.state.options.segmenter).boundaries(
+                r.draft.tokens, ended=r.draft.ended, max_segments=most
+            )
+        except ExtensionError as error:
+            self.on_error(error)
+            raise
+
+    def recover(self, r: RequestRound) -> None:
+        """Note how many more segments the target writes itself after this decision.
+
+        A segment may take the target many rounds: `num_begun` counts what it has. Where
+        the segmenter fails, none has ended.
+        """
+        state, decision = r.state, r.decision
+        rejected = bool(r.rejected_end)
+        if rejected:
+            state.recovering = state.options.recover_limit
+        if not state.recovering or state.recovers_for_good:
+            state.num_begun = 0
+            return
+        before, begun = self._written(r)
+        tokens = [*begun, *decision.accept_tokens]
+        if rejected:
+            start = len(begun) + decision.num_judged
+            before, tokens = before + tokens[:start], tokens[start:]
+        try:
+            ends = self.segmenter(state.options.segmenter).boundaries(
+                tokens,
+                ended=False,
+                max_segments=len(tokens),
+                previous_text=self._text(before),
+                settled=True,
+            )
+        except ExtensionError as error:
+            self.on_error(error)
+            ends = ()
+        state.recovering = max(0, state.recovering - len(ends))
+        state.num_begun = len(tokens) - max(ends, default=0) if state.recovering else 0
+
+    def _written(self, r: RequestRound) -> tuple[list[int], list[int]]:
+        """The last committed tokens: SEAM_TOKENS of them, and behind these what a
+        recovering target has written of a segment."""
+        state = r.state
+        reach = self.segmenter(state.options.segmenter).reach
+        num_begun = min(state.num_begun, reach)
+        most = SEAM_TOKENS + num_begun
+        tokens: list[int] = [*r.req.output_ids[-most:], *state.ready][-most:]
+        start = len(tokens) - num_begun
+        return tokens[:start], tokens[start:]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return "".join(self._token_texts[t] for t in tokens)
+
+
+def padded_texts(texts: Sequence[str], vocab_size: int) -> list[str]:
+    """Model vocabularies are padded beyond the tokenizer's: those ids have no text."""
+    return [*texts, *[""] * (vocab_size - len(texts))]
+
+
+def first_empty(cuts: Sequence[int]) -> int | None:
+    """The first of the segments ending at `cuts` that has no tokens."""
+    starts = (0, *cuts)
+    pairs: Any = enumerate(zip(starts, cuts, strict=False))
+    return next((k for k, (start, end) in pairs if start == end), None)

@@ -1,0 +1,139 @@
+"""Decisions -> what SGLang gets back: tokens, lengths, logprobs, hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from torch import Tensor
+
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.runtime.sampling import ROW_LISTS
+
+
+class ParseDraftInput(SpecInput):
+    """What travels from one round to the next: nothing.
+
+    The pending token is `req.output_ids[-1]` (rounds run without overlap) and all
+    else is kept by the worker per request.
+    """
+
+    capture_hidden_mode = CaptureHiddenMode.NULL
+
+    def __init__(self) -> None:
+        super().__init__(SpecInputType.EAGLE_DRAFT)
+
+    def filter_batch(
+        self, new_indices: Tensor, new_indices_cpu: list[int] | None = None
+    ) -> None:
+        return None
+
+    def merge_batch(self, other: SpecInput) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What one request of a batch gets from a step."""
+
+    #: Tokens decided ahead come first. Empty where it waits or has failed.
+    tokens: tuple[int, ...] = ()
+    #: Tokens that were drafted for it.
+    num_drafted: int = 0
+    #: Its record, None where it took no part in the round.
+    r: RequestRound | None = None
+
+
+def emit(r: RequestRound) -> Emitted:
+    """The tokens of a finished round. Those decided ahead were drafted once."""
+    ready, r.state.ready = r.state.ready, ()
+    return Emitted(
+        (*ready, *r.decision.accept_tokens), len(ready) + len(r.draft.tokens), r
+    )
+
+
+def build_result(
+    emitted: Sequence[Emitted],
+    round: Round | None,
+    *,
+    seq_lens: Tensor,
+    return_logprob: bool,
+    return_hidden_states: bool,
+) -> GenerationBatchResult:
+    """Pad the tokens to one stride (sglang/srt/managers/utils.py).
+
+    round: of the requests that took part. seq_lens: [bs] before the round.
+    """
+    device = seq_lens.device
+    lens = [len(one.tokens) for one in emitted]
+    stride = max(1, *lens)
+    tokens = [[*one.tokens, *[0] * (stride - len(one.tokens))] for one in emitted]
+    accept_lens = torch.tensor(lens, dtype=torch.int32, device=device)
+    num_drafted = [one.num_drafted for one in emitted]
+    output = LogitsProcessorOutput(next_token_logits=None)
+    if round is not None and return_logprob:
+        _fill_logprobs(output, emitted, round, stride)
+    if round is not None and return_hidden_states:
+        _fill_hidden_states(output, emitted, round, stride)
+    return GenerationBatchResult(
+        logits_output=output,
+        next_token_ids=torch.tensor(tokens, device=device).flatten(),
+        accept_lens=accept_lens,
+        cap_lens=torch.tensor(num_drafted, dtype=torch.int32, device=device),
+        speculative_output_stride=stride,
+        new_seq_lens=seq_lens + accept_lens.to(seq_lens.dtype),
+        next_draft_input=ParseDraftInput(),
+        can_run_cuda_graph=False,
+    )
+
+
+def _fill_hidden_states(
+    output: LogitsProcessorOutput,
+    emitted: Sequence[Emitted],
+    round: Round,
+    stride: int,
+) -> None:
+    """[bs * stride, hidden]. Tokens decided before this pass have no row in it; a
+    request that asked for hidden states has none of them."""
+    source = round.output.hidden_states
+    if source is None:
+        return
+    last = len(source) - 1
+    rows = []
+    for one in emitted:
+        root, most = one.r.root_row if one.r else 0, max(0, len(one.tokens) - 1)
+        rows += [min(root + min(j, most), last) for j in range(stride)]
+    output.hidden_states = source[torch.tensor(rows, device=source.device)]
+
+
+def _fill_logprobs(
+    output: LogitsProcessorOutput,
+    emitted: Sequence[Emitted],
+    round: Round,
+    stride: int,
+) -> None:
+    """Lay the sampled rows' logprobs out as [bs, stride].
+
+    Requests that asked for logprobs are never judged, so their rows start at the
+    round's first token. Source: batch_result_processor.py, `_apply_decode_logprobs`.
+    """
+    source = round.sampled
+    place: list[int] = []
+    for one in emitted:
+        rows = one.r.places if one.r else [0]
+        num_rows = one.r.decision.num_matched + 1 if one.r else 1
+        place += [rows[j if j < num_rows else 0] for j in range(stride)]
+    values = source.next_token_logprobs
+    if values is not None:
+        chosen = values[torch.tensor(place).to(values.device)]
+        output.next_token_logprobs = chosen.view(len(emitted), stride)
+    for name in ROW_LISTS:
+        rows_of: Any = getattr(source, name)
+        if rows_of is not None:
+            setattr(output, name, [rows_of[i] for i in place])

@@ -1,0 +1,90 @@
+"""SGLang's batch -> the records of a prefill or a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_parse.drafting.base import Prefill, PrefillRequest
+from sglang_parse.requests.registry import RequestStates
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.grammar import GrammarChain
+from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
+from sglang_parse.runtime.views import batch_view
+
+# Set on the batches of a PARSE server (scheduler_hooks.py).
+NUM_WAITING = "parse_num_waiting"
+
+
+def open_prefill(batch: SchedulerBatch, requests: RequestStates) -> Prefill:
+    """The requests of a prefill batch; what was known of them is void."""
+    for req in batch.reqs:
+        requests.forget(req)
+    return Prefill(
+        batch,
+        [
+            PrefillRequest(
+                req=req,
+                state=None if req is batch.chunked_req else requests.of(req),
+                row=row,
+                num_cached=num_cached,
+                num_computed=num_computed,
+            )
+            for req, row, num_cached, num_computed in zip(
+                batch.reqs,
+                batch.req_pool_indices.tolist(),
+                batch.prefix_lens,
+                batch.extend_lens,
+                strict=True,
+            )
+        ],
+    )
+
+
+def open_round(
+    batch: SchedulerBatch, states: Sequence[RequestState], index: Sequence[int]
+) -> Round:
+    """The requests at `index` of a decode batch, as they stand before the round.
+
+    states: of all requests of the batch.
+    """
+    view = batch_view(batch, index)
+    rows = view.req_pool_indices.tolist()
+    lens = view.seq_lens_cpu.tolist()
+    vocab_size = batch.sampling_info.vocab_size
+    chosen = [
+        open_request(
+            req,
+            states[i],
+            row=row,
+            # KV of decided tokens that the output does not hold yet is in place.
+            seq_len=num + len(states[i].ready),
+            grammar=GrammarChain(req.grammar, vocab_size, batch.device)
+            if req.grammar
+            else None,
+        )
+        for i, req, row, num in zip(index, view.reqs, rows, lens, strict=True)
+    ]
+    return Round(view, chosen, num_waiting=getattr(batch, NUM_WAITING, 0))
+
+
+def open_request(
+    req: SchedulerRequest,
+    state: RequestState,
+    *,
+    row: int,
+    seq_len: int,
+    grammar: GrammarChain | None,
+) -> RequestRound:
+    """One request of a round; the rest of a client's text becomes its pending draft."""
+    if state.client is not None:
+        state.follow_client([*req.output_ids, *state.ready])
+    return RequestRound(
+        req=req,
+        state=state,
+        row=row,
+        seq_len=seq_len,
+        bonus_token=state.ready[-1] if state.ready else req.output_ids[-1],
+        output_len=len(req.output_ids) + len(state.ready),
+        grammar=grammar,
+    )

@@ -1,0 +1,61 @@
+"""What PARSE has to know of SGLang's scheduler before a batch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_parse.integration.active import serves_parse
+from sglang_parse.integration.rounds import NUM_WAITING
+from sglang_parse.options.request import CLIENT_TEXTS
+from sglang_parse.runtime.capacity import longest_pass
+from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
+
+
+def note_waiting(scheduler: Any, batch: SchedulerBatch, *_: Any, **__: Any) -> None:
+    """BEFORE hook on Scheduler.run_batch: how many requests wait for the round to end.
+
+    Those that nothing but the end of others would let in are not helped by shorter
+    rounds, so only as many as there are free rows. Only where PARSE serves.
+    """
+    if not serves_parse():
+        return
+    waiting = len(scheduler.waiting_queue)
+    if waiting:
+        free = scheduler.get_num_allocatable_reqs(len(batch.reqs))
+        waiting = min(waiting, max(0, free))
+    setattr(batch, NUM_WAITING, waiting)
+
+
+def admit_texts(
+    original: Callable[..., Any],
+    adder: Any,
+    req: SchedulerRequest,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """AROUND hook on PrefillAdder.add_one_req: clients' texts of one prefill batch fit
+    into one pass, so that no step takes longer than a prefill and a pass.
+
+    A token has at least one byte, so bytes bound the rows of a text. A text that is
+    alone in its batch is always admitted.
+    """
+    if serves_parse() and (rows := text_rows(req)):
+        taken = sum(text_rows(other) for other in adder.can_run_list)
+        if taken and taken + rows > longest_pass():
+            from sglang.srt.managers.schedule_policy import AddReqResult
+
+            return AddReqResult.OTHER
+    return original(adder, req, *args, **kwargs)
+
+
+def text_rows(req: SchedulerRequest) -> int:
+    """Most rows that the text of a request takes in a pass; 0 without one."""
+    params = req.sampling_params.custom_params
+    if not isinstance(params, Mapping) or req.output_ids:
+        return 0
+    texts = [params[name] for name in CLIENT_TEXTS if name in params]
+    if not texts or "parse_verify" in params:
+        return 0  # a text that is judged alone waits for room by itself
+    text = str(texts[0])
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

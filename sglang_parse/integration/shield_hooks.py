@@ -1,0 +1,226 @@
+"""Where requests meet the checks of shield.py on a PARSE server.
+
+Three seams: `TokenizerManager._create_tokenized_object`, whose result the scheduler
+gets; `TokenizerManager.generate_request` around it; and an ASGI layer around both. What
+raises before the scheduler has a part of the request is the request's own fault, and
+answered with HTTP 400.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from sglang_parse.integration.flags import config_from_server_args
+from sglang_parse.integration.shield import problem_of, problem_of_input, told_of
+from sglang_parse.runtime.names import is_parse
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+# Endpoints that do nothing but read the request until the scheduler has it.
+PATHS = frozenset(
+    {
+        *("/generate", "/encode", "/classify", "/vertex_generate", "/invocations"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        *("/v1/messages/count_tokens", "/v1/embeddings", "/v1/classify", "/v1/score"),
+        *("/v1/rerank", "/v1/tokenize", "/v1/detokenize", "/v1/decisions"),
+        *("/tokenize", "/detokenize", "/api/chat", "/api/generate", "/api/show"),
+        *("/parse_function_call", "/separate_reasoning"),
+    }
+)
+NOT_AN_OBJECT = "The request body is no JSON object; expected one."
+
+
+@dataclass
+class Progress:
+    """How far one request has come."""
+
+    #: Whether a part of it is ready for the scheduler.
+    is_ready: bool = False
+    #: Whether its body begins as an object does.
+    is_object: bool = True
+
+
+_progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
+    "sglang_parse_progress", default=None
+)
+
+
+def checks_requests(server_args: Any) -> bool:
+    """Whether a server has the shield: a PARSE server that is not told otherwise."""
+    return (
+        is_parse(server_args.speculative_algorithm)
+        and config_from_server_args(server_args).request_checks
+    )
+
+
+def _is_shielded(manager: Any) -> bool:
+    """`checks_requests` of a TokenizerManager's server, found once."""
+    known = vars(manager).get("_parse_request_checks")
+    if known is None:
+        known = manager._parse_request_checks = checks_requests(manager.server_args)
+    return bool(known)
+
+
+def check_ready(
+    original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """AROUND hook on TokenizerManager._create_tokenized_object. Raises ValueError."""
+    if not _is_shielded(manager):
+        return original(manager, *args, **kwargs)
+    try:
+        tokenized = original(manager, *args, **kwargs)
+    except ValueError:
+        raise
+    except Exception as e:
+        raise ValueError(told_of(e)) from e
+    is_generation = hasattr(tokenized, "return_logprob")
+    told = is_generation and problem_of(tokenized, manager.model_config.vocab_size)
+    if told:
+        raise ValueError(told)
+    if progress := _progress.get():
+        progress.is_ready = True
+    return tokenized
+
+
+class Guarded:
+    """The outputs of a request; an error before there can be any is a ValueError."""
+
+    def __init__(self, outputs: AsyncIterator[Any], told: str = "") -> None:
+        """told: why there are to be none, as one sentence."""
+        self.outputs = outputs
+        self.told = told
+        self.progress = Progress()
+
+    def __aiter__(self) -> Guarded:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self.told:
+            raise ValueError(self.told)
+        progress = _progress.get() or self.progress
+        _progress.set(progress)
+        try:
+            return await self.outputs.__anext__()
+        except (ValueError, StopAsyncIteration):
+            raise
+        except Exception as e:
+            if progress.is_ready:
+                raise
+            raise ValueError(told_of(e)) from e
+
+    async def aclose(self) -> None:
+        await self.outputs.aclose()  # type: ignore[attr-defined]
+
+
+def guard_outputs(result: AsyncIterator[Any], manager: Any, obj: Any) -> Any:
+    """The outputs of TokenizerManager.generate_request(obj), guarded where asked."""
+    if not _is_shielded(manager):
+        return result
+    return Guarded(result, problem_of_input(obj))
+
+
+class RequestShield:
+    """ASGI layer: HTTP 500 before the scheduler has the request becomes HTTP 400."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path not in PATHS:
+            await self.app(scope, receive, send)
+            return
+        progress = Progress()
+        answer = _Answer(progress, send)
+        token = _progress.set(progress)
+        try:
+            await self.app(scope, _watched(receive, progress), answer)
+        except Exception as e:
+            if answer.has_started or progress.is_ready:
+                raise
+            logger.warning("PARSE refused a request of %s", path, exc_info=True)
+            await refuse(send, told_of(e) if progress.is_object else NOT_AN_OBJECT)
+        finally:
+            _progress.reset(token)
+
+
+def _watched(receive: Receive, progress: Progress) -> Receive:
+    """Notes whether the body begins with a brace."""
+    is_first = True
+
+    async def watched() -> Message:
+        nonlocal is_first
+        message = await receive()
+        if is_first:
+            is_first = False
+            progress.is_object = message.get("body", b"{").lstrip()[:1] in (b"{", b"")
+        return message
+
+    return watched
+
+
+class _Answer:
+    """Passes a response on, and holds back an HTTP 500 that is told otherwise."""
+
+    def __init__(self, progress: Progress, send: Send) -> None:
+        self.progress = progress
+        self.send = send
+        self.has_started = False
+        self.held: bytes | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            if message["status"] == 500 and not self.progress.is_ready:
+                self.held = b""
+                return
+        if self.held is None:
+            await self.send(message)
+            return
+        self.held += message.get("body", b"")
+        if not message.get("more_body", False):
+            await refuse(self.send, _message_in(self.held))
+
+
+def _message_in(body: bytes) -> str:
+    """What an error response says."""
+    try:
+        value = orjson.loads(body)
+        told = value.get("message") or value["error"]["message"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        told = body.decode("utf-8", "replace")
+    return f"The request cannot be read ({str(told)[:300]})."
+
+
+async def refuse(send: Send, message: str) -> None:
+    """HTTP 400 in the shape of SGLang's OpenAI errors."""
+    error = {"object": "error", "message": message, "type": "BadRequest"}
+    body = orjson.dumps({**error, "param": None, "code": 400})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    start = {"type": "http.response.start", "status": 400, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def add_shield(server_args: Any) -> None:
+    """Put the layer in front of SGLang's endpoints, where it is asked for."""
+    if not checks_requests(server_args):
+        return
+    from sglang.srt.entrypoints.http_server import app
+    from starlette.middleware import Middleware
+
+    # Inside of what authenticates, compresses and counts.
+    app.user_middleware.append(Middleware(RequestShield))

@@ -1,0 +1,303 @@
+"""ParseWorker: what SGLang calls. Rounds are in `engine/round.py`."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+from sglang_parse.drafting.base import DrafterContext, DrafterResources
+from sglang_parse.drafting.registry import create_drafters
+from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.engine.client_pass import ClientPass, Text
+from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
+from sglang_parse.engine.prefill import PrefillEngine
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.engine.segmenting import Segmenting, padded_texts
+from sglang_parse.engine.simulated import pinned_agreement, pinned_verdicts
+from sglang_parse.integration.checks import penalty_sentence
+from sglang_parse.integration.ending import refuse
+from sglang_parse.integration.extensions import warn_of_broken
+from sglang_parse.integration.flags import config_from_server_args
+from sglang_parse.integration.hooks import check_hooks
+from sglang_parse.integration.last_words import last_words
+from sglang_parse.integration.result import (
+    Emitted,
+    ParseDraftInput,
+    build_result,
+    emit,
+)
+from sglang_parse.integration.rounds import open_prefill, open_round
+from sglang_parse.judging.judges import open_judge
+from sglang_parse.judging.segmenter import build_token_texts
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy.learn import round_timing
+from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.reporting import telemetry
+from sglang_parse.requests.refusal import internal_error
+from sglang_parse.requests.registry import RequestStates
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.runtime.architecture import check_architecture
+from sglang_parse.runtime.capacity import (
+    describe_pools,
+    full_pass_rows,
+    longest_pass,
+)
+from sglang_parse.runtime.compat import (
+    emits_nothing,
+    hold,
+    plan_plain_decode,
+    release,
+)
+from sglang_parse.runtime.protocols import SchedulerBatch
+from sglang_parse.runtime.ranks import Ranks
+from sglang_parse.runtime.slots import RoundSlots
+from sglang_parse.runtime.views import batch_view
+from sglang_parse.target.model import TargetModel
+from sglang_parse.target.passes import TargetVerifier
+
+logger = logging.getLogger(__name__)
+
+
+class ParseWorker(BaseSpecWorker):
+    """SGLang speculative worker for PARSE (contract: base_spec_worker.py)."""
+
+    def __init__(
+        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any
+    ) -> None:
+        super().__init__()
+        check_hooks()
+        self.config: ParseConfig = config_from_server_args(server_args)
+        self._target_worker = target_worker
+        runner = target_worker.model_runner
+        model_config = runner.model_config
+        check_architecture(runner, "--model-path")
+        if told := penalty_sentence(model_config.get_default_sampling_params()):
+            logger.warning(told)
+        self.context_len: int = model_config.context_len
+        self.ranks = Ranks(get_parallel().tp_group)
+        is_first_rank = get_parallel().tp_rank == 0
+        self.telemetry = telemetry.start(
+            self.config, server_args, is_first_rank=is_first_rank
+        )
+        self.errors = ExtensionErrors(self.telemetry.add_extension_error)
+        warn_of_broken()
+        self.verifier = TargetVerifier(
+            target_worker, runner.spec_algorithm, self.config.verify_route
+        )
+        self.drafters = create_drafters(
+            DrafterContext(
+                config=self.config,
+                server_args=server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                target=runner,
+                context_len=self.context_len,
+                vocab_size=model_config.vocab_size,
+                ranks=self.ranks,
+            ),
+            self.errors.note,
+        )
+        self.verifier.shows_features = any(d.reads_features for d in self.drafters)
+        self._draft_worker = self._runners[0].worker if self._runners else None
+        if self._runners:
+            self.draft_parallel_layout = self._runners[0].layout
+        tokenizer = target_worker.tokenizer
+        texts = padded_texts(build_token_texts(tokenizer), model_config.vocab_size)
+        self.segmenting = Segmenting(self.config, texts, self.errors.note)
+        self.judge = open_judge(self.config.judge, tokenizer, self.config.verdict_pairs)
+        self.requests = RequestStates(
+            self.config,
+            tokenizer,
+            frozenset(model_config.hf_eos_token_id or ()),
+            self.judge.ask,
+            has_draft_model=any(not d.token_level for d in self.drafters),
+            has_head=any(d.token_level for d in self.drafters),
+            refuse=refuse,
+        )
+        asked = self.judge.ask(self.config.judge_suffix)
+        logger.info("PARSE: %s; the judge asks %s", self.config, asked)
+
+    # -- SGLang lifecycle ------------------------------------------------------
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        for runner in self._runners:
+            runner.alloc_memory_pool(
+                memory_pool_config=memory_pool_config,
+                req_to_token_pool=req_to_token_pool,
+                token_to_kv_pool_allocator=token_to_kv_pool_allocator,
+            )
+        self.slots = RoundSlots(
+            req_to_token_pool, token_to_kv_pool_allocator, max_rows=longest_pass()
+        )
+        self._open_drafters(num_requests=req_to_token_pool.size)
+        self._build_engine()
+        logger.info(
+            describe_pools(
+                target_pool=self.verifier.runner.token_to_kv_pool,
+                draft_pools=[r.runner.token_to_kv_pool for r in self._runners],
+                window=self.config.window,
+                max_judge_tokens=self._max_judge_tokens,
+            )
+        )
+
+    @property
+    def _max_judge_tokens(self) -> int:
+        """Judge suffix tokens of one request in one pass."""
+        suffix = self.judge.ask(self.config.judge_suffix).suffix
+        return self.config.max_segments * len(suffix)
+
+    def _open_drafters(self, *, num_requests: int) -> None:
+        judges = any(not d.token_level for d in self.drafters)
+        longest = max((d.max_tokens for d in self.drafters), default=0)
+        most = min(self.slots.num_slots, self.slots.max_rows)
+        rows = full_pass_rows(
+            num_requests=num_requests,
+            window=self.config.window if judges else longest,
+            max_judge_tokens=self._max_judge_tokens if judges else 0,
+            most=most,
+        )
+        resources = DrafterResources(
+            slots=self.slots,
+            num_slots=self.slots.num_slots,
+            features_of=self.verifier.features_of,
+            full_pass_rows=rows,
+        )
+        for drafter in self.drafters:
+            drafter.open(resources)
+
+    def _build_engine(self) -> None:
+        """The round, on top of models, pools and drafters."""
+        target = TargetModel(self.verifier, self.slots)
+        count = partial(self.telemetry.add_extension_error, "drafter")
+        guarded = GuardedDrafters(self.drafters, count)
+        planner = RoundPlanner(
+            self.config,
+            self.ranks,
+            self.slots,
+            self.drafters,
+            context_len=self.context_len,
+        )
+        self.engine = RoundEngine(
+            target=target,
+            slots=self.slots,
+            drafters=guarded,
+            planner=planner,
+            segmenting=self.segmenting,
+            ranks=self.ranks,
+            judge=self.judge.scores,
+            on_error=self.errors.note,
+            pinned_verdicts=pinned_verdicts(),
+            pinned_agreement=pinned_agreement(),
+        )
+        self.client_pass = ClientPass(
+            self.engine,
+            context_len=self.context_len,
+            view=batch_view,
+            refuse=refuse,
+            hold=hold,
+            release=release,
+        )
+        self.prefills = PrefillEngine(
+            target=target, drafters=guarded, client_pass=self.client_pass
+        )
+
+    def init_attention_backends(self) -> None:
+        plan_plain_decode(self.verifier.runner)
+        for runner in self._runners:
+            runner.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        for runner in self._runners:
+            runner.init_cuda_graphs()
+
+    def weight_update_runners(self) -> list[tuple[str, ModelRunner]]:
+        """None: an update brings the target's weights, which SGLang would load into
+        what drafts as well."""
+        return []
+
+    def _draft_model_runners(self) -> tuple[ModelRunner, ...]:
+        return tuple(r.runner for r in self._runners)
+
+    @property
+    def _runners(self) -> list[DraftRunner]:
+        """Models that draft; the draft model first, as SGLang expects it."""
+        return [r for drafter in reversed(self.drafters) for r in drafter.runners]
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        runners = (self.verifier.runner, *self._draft_model_runners())
+        return tuple(r.attn_backend for r in runners)
+
+    # -- Batches ---------------------------------------------------------------
+
+    def forward_batch_generation(
+        self, batch: SchedulerBatch, on_publish: Any = None, **_: Any
+    ) -> GenerationBatchResult:
+        """One prefill or one PARSE round (contract: managers/scheduler.py)."""
+        if not batch.forward_mode.is_extend():
+            with last_words(batch.reqs, "round"):
+                return self._decode(batch)
+        with last_words(batch.reqs, "prefill"):
+            result = self.prefills.run(open_prefill(batch, self.requests))
+        result.new_seq_lens = batch.seq_lens
+        result.next_draft_input = ParseDraftInput()
+        return result
+
+    def _decode(self, batch: SchedulerBatch) -> GenerationBatchResult:
+        """A round, and one pass for texts that wait for verdicts beside it."""
+        states = [self.requests.of(req) for req in batch.reqs]
+        index = [i for i, s in enumerate(states) if s.verification is None]
+        round = open_round(batch, states, index) if index else None
+        emitted = [Emitted()] * len(states)
+        if round is not None:
+            self.engine.run(round)
+            self._tell(round)
+            for i, r in zip(index, round, strict=True):
+                emitted[i] = self._emit(r)
+        if len(index) < len(states):
+            rows = batch.req_pool_indices.tolist()
+            self.client_pass.go_on(
+                batch,
+                [
+                    Text(i, req, states[i], rows[i])
+                    for i, req in enumerate(batch.reqs)
+                    if states[i].verification is not None
+                ],
+            )
+        for req, one in zip(batch.reqs, emitted, strict=True):
+            if not one.tokens:
+                emits_nothing(req)
+        return build_result(
+            emitted,
+            round,
+            seq_lens=batch.seq_lens,
+            return_logprob=batch.return_logprob,
+            return_hidden_states=batch.return_hidden_states,
+        )
+
+    def _emit(self, r: RequestRound) -> Emitted:
+        """What a request gets; nothing where a stage raised, and the error ends it."""
+        if r.error is None:
+            return emit(r)
+        refuse(r.req, internal_error(r.error))
+        return Emitted(r=r)
+
+    def _tell(self, round: Round) -> None:
+        """Count the time of a round by stage."""
+        seconds = dict(round.seconds)
+        if "layout" in seconds:
+            seconds["verify"] += seconds.pop("layout")
+        self.telemetry.add_seconds(**seconds)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("PARSE round: %s", round_timing(round))

@@ -1,0 +1,1 @@
+"""Pure functions of text and verdicts: where a draft is cut, what is kept."""

@@ -1,0 +1,1 @@
+"""What may be set: the server's flags and a request's options, each checked once."""

@@ -1,0 +1,150 @@
+"""Checks of single values: each returns the value or raises a ValueError.
+
+The message is one sentence: where the value stands (a flag or a request field), the
+value, and what was expected.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+# Stands for the answer so far in the judge's prompt (judging/prompt.py), so a question
+# may not hold it. No chat template strips it; as it ends in a letter, it shares no
+# token with what templates put after an answer.
+CUT_MARK = "PARSE-CUT-MARK"
+RECOVER_ALL = "all"
+MAX_RECOVER = 1024
+# Longest client text. A token is several characters; contexts are shorter than this.
+MAX_CLIENT_CHARS = 200_000
+MAX_VERIFY_SEGMENTS = 256
+MAX_TEXT_CHARS = 2000
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def shown(value: Any) -> str:
+    """`value` as an error message shows it: one short line whatever a client sent."""
+    return _short.repr(value)
+
+
+def check_choice(value: Any, field: str, choices: Sequence[str]) -> str:
+    """Return `value` if it is one of `choices`; ValueError names `field` otherwise."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected one of {', '.join(choices)}."
+        )
+    return value
+
+
+def check_number(value: Any, field: str, low: float, high: float) -> float:
+    """Return `value` as a finite float in [low, high]; ValueError names `field`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # NaN fails the comparison; integers too large for a float do not reach float().
+    if not is_number or not low <= value <= high:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a number from {low:g} to {high:g}."
+        )
+    return float(value)
+
+
+def check_count(value: Any, field: str, low: int, high: int) -> int:
+    """Return `value` if it is an integer in [low, high]; ValueError names `field`."""
+    if not _is_count(value, low, high):
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a whole number from {low} to {high}."
+        )
+    return int(value)
+
+
+def check_recover(value: Any, field: str) -> int | str:
+    """Return `value` if it counts segments or is "all"; ValueError names `field`."""
+    if value == RECOVER_ALL:
+        return RECOVER_ALL
+    if not _is_count(value, 0, MAX_RECOVER):
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a whole number from 0 to "
+            f"{MAX_RECOVER} or {RECOVER_ALL!r}."
+        )
+    return int(value)
+
+
+def check_flag(value: Any, field: str) -> bool:
+    """Return `value` if it is a bool; ValueError names `field` otherwise."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{field} is {shown(value)}; expected true or false.")
+    return value
+
+
+def check_text(value: Any, field: str, max_chars: int = MAX_TEXT_CHARS) -> str:
+    """Return `value` if it is non-blank text of at most `max_chars` characters.
+
+    Lone surrogates, which JSON can carry and no tokenizer can encode, are no text.
+    """
+    is_text = isinstance(value, str) and value.strip() and len(value) <= max_chars
+    if not is_text or any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(
+            f"{field} is {shown(value)}; expected non-empty text of at most "
+            f"{max_chars} characters."
+        )
+    return value
+
+
+def check_path(value: Any, field: str) -> str:
+    """Return `value` if it is text, "" for none; ValueError names `field` otherwise."""
+    if not isinstance(value, str):
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a folder or a Hugging Face name."
+        )
+    return value
+
+
+def check_question(value: Any, field: str) -> str:
+    """Return `value` if it can be asked behind a draft; ValueError names `field`."""
+    question = check_text(value, field)
+    if CUT_MARK in question:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected text without {CUT_MARK!r}."
+        )
+    return question
+
+
+def parse_verdict_tokens(text: Any, field: str) -> tuple[tuple[str, str], ...]:
+    """Split "Yes/No,yes/no" into (("Yes", "No"), ("yes", "no")); spaces count."""
+    pairs = []
+    for pair in text.split(",") if isinstance(text, str) else [""]:
+        yes, slash, no = pair.partition("/")
+        if not slash or not yes or not no or yes == no:
+            raise ValueError(
+                f"{field} is {shown(text)}; expected pairs such as 'Yes/No' or "
+                "'Yes/No,yes/no'."
+            )
+        pairs.append((yes, no))
+    return tuple(pairs)
+
+
+def check_segments(value: Any, field: str) -> str | tuple[str, ...]:
+    """Return a client's text as it is, or the list of its segments as a tuple."""
+    if not isinstance(value, list):
+        return check_text(value, field, MAX_CLIENT_CHARS)
+    if not 1 <= len(value) <= MAX_VERIFY_SEGMENTS:
+        raise ValueError(
+            f"{field} has {len(value)} segments; expected 1 to {MAX_VERIFY_SEGMENTS}, "
+            "or one text."
+        )
+    parts = [
+        check_text(v, f"{field}[{i}]", MAX_CLIENT_CHARS) for i, v in enumerate(value)
+    ]
+    if sum(map(len, parts)) > MAX_CLIENT_CHARS:
+        raise ValueError(
+            f"{field} has {sum(map(len, parts))} characters; expected at most "
+            f"{MAX_CLIENT_CHARS}."
+        )
+    return tuple(parts)
+
+
+def _is_count(value: Any, low: int, high: int) -> bool:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and low <= value <= high

@@ -1,0 +1,137 @@
+"""Extensions that installed packages offer by entry points.
+
+Only the packages' metadata is read here, once per process. The module of an extension
+is imported when the extension is first needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from sglang_parse.options.checks import shown
+
+NAME = re.compile("[a-z][a-z0-9_-]{0,39}")
+
+
+class ExtensionError(Exception):
+    """What an extension raised while requests are served, or did wrong there."""
+
+    def __init__(self, kind: str, name: str, message: str) -> None:
+        super().__init__(f"the {kind} {name!r} {message}")
+        self.kind = kind
+        self.name = name
+
+
+class Extension:
+    """One name in one entry point group, and what is behind it."""
+
+    def __init__(
+        self, owner: Extensions, name: str, entry_points: Sequence[EntryPoint]
+    ) -> None:
+        """entry_points: all that use the name; more than one is a fault."""
+        self.owner = owner
+        self.name = name
+        self.entry_point = entry_points[0]
+        self.dist = " and ".join(sorted(map(_dist_of, entry_points)))
+        #: Why it cannot be used, in one sentence, or "".
+        self.fault = ""
+        self._made: Any = None
+        if not NAME.fullmatch(name) or name in owner.built_in:
+            self.fault = self.sentence(
+                "has a name that is malformed or built in",
+                "a lower case word of letters, digits, - and _, at most 40 characters "
+                f"long, other than {', '.join(owner.built_in)}",
+            )
+        elif len(entry_points) > 1:
+            self.fault = self.sentence(
+                "has the name of another one", "one package alone that offers the name"
+            )
+
+    def make(self, build: Callable[[Any], Any]) -> Any:
+        """What `build` makes of the object behind the entry point, made once.
+
+        build: raises an error whose text says what the object lacks. Raises ValueError
+        with the sentence that `fault` holds from then on.
+        """
+        if not self.fault and self._made is None:
+            self._made = self._make(build)
+        if self.fault:
+            raise ValueError(self.fault)
+        return self._made
+
+    def sentence(self, what: str, expected: str = "") -> str:
+        """One sentence about it. what: the predicate."""
+        owner = self.owner
+        return (
+            f"the {owner.kind} {shown(self.name)} of {self.dist} (entry point group "
+            f"{owner.group}) {what}; expected {expected or owner.expected}."
+        )
+
+    def _make(self, build: Callable[[Any], Any]) -> Any:
+        try:
+            found = self.entry_point.load()
+        except Exception as e:  # whatever the import of a module may raise
+            self.fault = self.sentence(f"cannot be imported ({described(e)})")
+            return None
+        try:
+            return build(found)
+        except Exception as e:  # the object may be a class, which `build` calls
+            self.fault = self.sentence(f"cannot be used ({described(e)})")
+            return None
+
+
+class Extensions:
+    """All extensions of one kind.
+
+    kind: `segmenter`, `judge` or `drafter`. built_in: names that none may have.
+    expected: what an entry point has to name.
+    """
+
+    def __init__(self, kind: str, built_in: Sequence[str], expected: str) -> None:
+        self.kind = kind
+        self.group = f"sglang_parse.{kind}s"
+        self.built_in = tuple(built_in)
+        self.expected = expected
+
+    @cached_property
+    def found(self) -> dict[str, Extension]:
+        """Every name in the group, usable or not, in alphabetical order."""
+        by_name: dict[str, list[EntryPoint]] = {}
+        for one in entry_points(group=self.group):
+            by_name.setdefault(one.name, []).append(one)
+        return {name: Extension(self, name, by_name[name]) for name in sorted(by_name)}
+
+    def names(self) -> tuple[str, ...]:
+        """Names of those that are not known to be broken."""
+        return tuple(name for name, one in self.found.items() if not one.fault)
+
+    def offers(self, name: str) -> bool:
+        """Whether a package offers the name. Raises ValueError if it is broken."""
+        one = self.found.get(name)
+        if one is not None and one.fault:
+            raise ValueError(one.fault)
+        return one is not None
+
+    def faults(self, build: Callable[[Extension], Any]) -> list[str]:
+        """One sentence for each that is broken; `build` makes what is not made yet."""
+        faults = []
+        for one in self.found.values():
+            try:
+                build(one)
+            except ValueError as e:
+                faults.append(str(e))
+        return faults
+
+
+def described(error: Exception) -> str:
+    """An error in a parenthesis: its type and the first line of its text."""
+    text = str(error).partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _dist_of(one: EntryPoint) -> str:
+    return f"{one.dist.name} {one.dist.version}" if one.dist else "an unnamed package"

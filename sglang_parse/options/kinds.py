@@ -1,0 +1,89 @@
+"""Kinds of values: how one is checked, read from a flag, and described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sglang_parse.options import checks
+from sglang_parse.options.judges import QUESTION_JUDGE, check_judge
+from sglang_parse.options.segmenters import SEGMENTERS, check_segmenter
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What values an option takes."""
+
+    #: Returns the value, or raises a ValueError that begins with the given place.
+    check: Callable[[Any, str], Any]
+    #: The allowed values in words, in Markdown.
+    values: str
+    #: Placeholder of the value in --help; "" for a switch, which takes none.
+    metavar: str
+    #: From the text behind a flag to the value that `check` sees.
+    read: Callable[[str], Any] = str
+
+
+def whole(low: int, high: int, *, metavar: str = "N") -> Kind:
+    """A whole number in [low, high]."""
+    check = partial(checks.check_count, low=low, high=high)
+    return Kind(check, f"{low:,} to {high:,}", metavar, int)
+
+
+def number(low: float, high: float) -> Kind:
+    """A number in [low, high]."""
+    check = partial(checks.check_number, low=low, high=high)
+    return Kind(check, f"{low:g} to {high:g}", "X", float)
+
+
+def choice(names: Sequence[str], *, metavar: str = "NAME") -> Kind:
+    """One of a few words."""
+    check = partial(checks.check_choice, choices=names)
+    return Kind(check, _listed(names), metavar)
+
+
+def client_text() -> Kind:
+    """Text of a client, as long as a response."""
+    check = partial(checks.check_text, max_chars=checks.MAX_CLIENT_CHARS)
+    return Kind(check, f"text, at most {checks.MAX_CLIENT_CHARS:,} characters", "TEXT")
+
+
+def _count_or_word(text: str) -> int | str:
+    """A whole number, or any other word as it is; `check` decides."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+SWITCH = Kind(checks.check_flag, "`true`, `false`", "")
+SEGMENTER = Kind(
+    check_segmenter,
+    f"{_listed(SEGMENTERS)}, `fixed:N`, or one of an installed package",
+    "NAME",
+)
+JUDGE = Kind(
+    check_judge, f"{_listed([QUESTION_JUDGE])}, or one of an installed package", "NAME"
+)
+QUESTION = Kind(
+    checks.check_question, f"text, at most {checks.MAX_TEXT_CHARS:,} characters", "TEXT"
+)
+VERDICT_PAIRS = Kind(
+    checks.parse_verdict_tokens, "`YES/NO` pairs, separated by commas", "PAIRS"
+)
+PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
+SEGMENT_COUNT = Kind(
+    checks.check_recover,
+    f"0 to {checks.MAX_RECOVER:,}, or `{checks.RECOVER_ALL}`",
+    "N",
+    _count_or_word,
+)
+SEGMENTS = Kind(
+    checks.check_segments,
+    f"text, or a list of 1 to {checks.MAX_VERIFY_SEGMENTS} texts; at most "
+    f"{checks.MAX_CLIENT_CHARS:,} characters",
+    "TEXT",
+)

@@ -1,0 +1,138 @@
+"""ParseConfig: the frozen settings of a server, checked once.
+
+Settings come from the `--speculative-parse-*` flags, from a JSON file
+(`--speculative-parse-config` or the environment variable SGLANG_PARSE_CONFIG, the
+only route for `sglang.Engine(...)`, which rejects unknown keywords) or from the
+defaults, in that order of precedence. The options themselves are in table.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_parse.options.checks import parse_verdict_tokens, shown
+from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.table import (
+    COMPOSITIONS,
+    DEFAULT_JUDGE_SUFFIX,
+    KEEP_RULES,
+    MAX_THRESHOLD,
+    MODES,
+    VERIFY_ROUTES,
+    Option,
+    ServerOptions,
+    flag_name,
+    options_of,
+)
+
+# With the words that other packages read beside the settings.
+__all__ = [
+    "COMPOSITIONS",
+    "CONFIG_ENV",
+    "CONFIG_FLAG",
+    "DEFAULT_JUDGE_SUFFIX",
+    "KEEP_RULES",
+    "MAX_THRESHOLD",
+    "MODES",
+    "VERIFY_ROUTES",
+    "ParseConfig",
+    "flag_name",
+    "shown",
+]
+
+CONFIG_ENV = "SGLANG_PARSE_CONFIG"
+CONFIG_FLAG = flag_name("config")
+_JSON_NAMES = {
+    list: "a list",
+    str: "a string",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True)
+class ParseConfig(ServerOptions):
+    """Settings of one server. Every field has a flag `--speculative-parse-<field>`.
+
+    Raises ValueError naming the flag, the value and what was expected.
+    """
+
+    def __post_init__(self) -> None:
+        for row in options_of(type(self)):
+            row.kind.check(getattr(self, row.name), row.flag)
+        if self.composes != bool(self.eagle_model_path):
+            raise ValueError(
+                f"{flag_name('compose')} is {self.compose!r} and "
+                f"{flag_name('eagle_model_path')} is {shown(self.eagle_model_path)}; "
+                "expected 'eagle3' with the path of an EAGLE-3 head, or neither."
+            )
+        self._check_question()
+
+    def _check_question(self) -> None:
+        """Only the built-in judge asks what can be set."""
+        if self.judge == QUESTION_JUDGE:
+            return
+        for name in ("judge_suffix", "verdict_tokens"):
+            value = getattr(self, name)
+            if value != getattr(type(self), name):
+                raise ValueError(
+                    f"{flag_name(name)} is {shown(value)} and {flag_name('judge')} is "
+                    f"{self.judge!r}, which has no use for it; expected only one of "
+                    "the two."
+                )
+
+    @property
+    def composes(self) -> bool:
+        """Whether an EAGLE-3 head drafts too."""
+        return self.compose == "eagle3"
+
+    @property
+    def verdict_pairs(self) -> tuple[tuple[str, str], ...]:
+        """`verdict_tokens` as (yes, no) pairs."""
+        return parse_verdict_tokens(self.verdict_tokens, flag_name("verdict_tokens"))
+
+    @classmethod
+    def from_sources(
+        cls, flags: Mapping[str, Any] | None = None, path: str | None = None
+    ) -> ParseConfig:
+        """Merge flags given on the command line over a JSON file over the defaults.
+
+        flags: field name to value; None values mean "not given". path: JSON file;
+        falls back to $SGLANG_PARSE_CONFIG. Raises ValueError on an unreadable file,
+        an unknown key or a bad value, and on a path that is given and empty.
+        """
+        values: dict[str, Any] = {}
+        if path is not None:
+            values = _read_config_file(path, CONFIG_FLAG, options_of(cls))
+        elif path := os.environ.get(CONFIG_ENV):
+            values = _read_config_file(path, f"${CONFIG_ENV}", options_of(cls))
+        given = {k: v for k, v in (flags or {}).items() if v is not None}
+        return cls(**{**values, **given})
+
+
+def _read_config_file(
+    path: str, source: str, table: Sequence[Option]
+) -> dict[str, Any]:
+    """source: the flag or variable that names the file, for messages."""
+    if not path.strip():
+        raise ValueError(f"{source} is {path!r}; expected the path of a JSON file.")
+    try:
+        with open(path, encoding="utf-8") as f:
+            values = json.load(f)
+    except (OSError, ValueError, RecursionError) as e:
+        raise ValueError(f"{source} {path!r} is not a readable JSON file: {e}.") from e
+    known = [row.name for row in table]
+    expected = f"expected a JSON object with keys among {', '.join(known)}."
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"{source} {path!r} holds {_JSON_NAMES[type(values)]}; {expected}"
+        )
+    if unknown := sorted(set(values) - set(known)):
+        raise ValueError(f"{source} {path!r} has unknown keys {unknown}; {expected}")
+    return values

@@ -1,0 +1,266 @@
+"""The table of options: one field of one class declares an option and all about it.
+
+The class says who may set it: the server and each request (`SharedOptions`), the server
+alone (`ServerOptions`), or a request alone (`RequestOnlyOptions`). Flags and their
+--help, keys of the JSON file, checks, request fields, keywords of `parse_gen` and the
+tables of the documentation are all read from here. To add an option, add a field and
+use its value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_parse.options.checks import MAX_VERIFY_SEGMENTS
+from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.kinds import (
+    JUDGE,
+    PATH,
+    QUESTION,
+    SEGMENT_COUNT,
+    SEGMENTER,
+    SEGMENTS,
+    SWITCH,
+    VERDICT_PAIRS,
+    Kind,
+    choice,
+    client_text,
+    number,
+    whole,
+)
+
+FLAG_PREFIX = "--speculative-parse-"
+REQUEST_PREFIX = "parse_"
+MODES = ("semantic", "exact", "off")
+KEEP_RULES = ("first-failure", "longest")
+COMPOSITIONS = ("none", "eagle3")
+VERIFY_ROUTES = ("auto", "mask", "virtual")
+DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
+MAX_THRESHOLD = 2.0
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table."""
+
+    #: Field of ParseConfig or RequestOptions, and key of the JSON file.
+    name: str
+    default: Any
+    kind: Kind
+    #: One to three sentences in Markdown; --help shows them without backticks.
+    help: str
+    #: Keyword of `parse_gen`, or "" where programs cannot set it.
+    keyword: str
+    #: Whether `parse_verify` has the keyword too.
+    judges: bool
+
+    @property
+    def flag(self) -> str:
+        """`max_segments` -> `--speculative-parse-max-segments`."""
+        return flag_name(self.name)
+
+    @property
+    def request_field(self) -> str:
+        """`threshold` -> `parse_threshold`."""
+        return REQUEST_PREFIX + self.name
+
+
+def flag_name(name: str) -> str:
+    """`max_segments` -> `--speculative-parse-max-segments`."""
+    return FLAG_PREFIX + name.replace("_", "-")
+
+
+def option(
+    default: Any,
+    kind: Kind,
+    help: str,
+    *,
+    keyword: str | None = None,
+    judges: bool = False,
+) -> Any:
+    """Declare an option as a dataclass field. keyword: None means the field's name."""
+    about = {"kind": kind, "help": help, "keyword": keyword, "judges": judges}
+    return dataclasses.field(default=default, metadata={"option": about})
+
+
+def options_of(cls: type) -> tuple[Option, ...]:
+    """The rows that a class declares or inherits, in order."""
+    return _options_of(cls)
+
+
+@functools.cache  # a server asks for every request
+def _options_of(cls: Any) -> tuple[Option, ...]:
+    found = []
+    for f in dataclasses.fields(cls):
+        if about := f.metadata.get("option"):
+            keyword = f.name if about["keyword"] is None else about["keyword"]
+            row = Option(f.name, f.default, **{**about, "keyword": keyword})
+            found.append(row)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """Set for the server, and again by any request for itself."""
+
+    mode: str = option(
+        "semantic",
+        choice(MODES, metavar="MODE"),
+        "How requests are served. `semantic` judges prefixes of the draft, `exact` "
+        "keeps only tokens that the target would have produced, `off` uses no draft.",
+    )
+    threshold: float = option(
+        0.5,
+        number(0.0, MAX_THRESHOLD),
+        "A prefix is valid when P(yes) / (P(yes) + P(no)) reaches this value. "
+        "Above 1 no prefix is valid.",
+        judges=True,
+    )
+    keep_rule: str = option(
+        "first-failure",
+        choice(KEEP_RULES, metavar="RULE"),
+        "`first-failure` keeps the draft up to the last boundary before the first "
+        "failing verdict, `longest` up to the last passing verdict.",
+        judges=True,
+    )
+    segmenter: str = option(
+        "step",
+        SEGMENTER,
+        "Where the draft is cut into segments.",
+        keyword="segment",
+        judges=True,
+    )
+    judge_every: int = option(
+        0,
+        whole(0, 1024),
+        "Judge at least at every N-th boundary, evenly spaced, and at the last one. "
+        "0 judges at every boundary, or, while windows adapt, as rarely as every third "
+        "where verdicts are measured to cost more than they save.",
+    )
+    window: int = option(
+        256,
+        whole(0, 1 << 20),
+        "Draft tokens per round, at most 64 under a grammar. 0 drafts the whole "
+        "response, as in the paper.",
+    )
+    judge_suffix: str = option(
+        DEFAULT_JUDGE_SUFFIX,
+        QUESTION,
+        "The question that the target is asked after each prefix.",
+        judges=True,
+    )
+    exact_tail: bool = option(
+        True,
+        SWITCH,
+        "After the cut, keep draft tokens as long as they equal the target's own "
+        "choice.",
+    )
+    recover_segments: int | str = option(
+        1,
+        SEGMENT_COUNT,
+        "Segments that the target writes itself after a failing verdict, before "
+        "verdicts count again. With `all` it writes the rest of the response, as in "
+        "the paper.",
+    )
+
+
+@dataclass(frozen=True)
+class ServerOptions(SharedOptions):
+    """The shared options, and those that only the server's owner sets."""
+
+    max_segments: int = option(
+        16, whole(1, 1024), "Prefixes that are judged per request in one pass."
+    )
+    judge: str = option(
+        QUESTION_JUDGE,
+        JUDGE,
+        "Who scores a prefix. `question` asks the target `judge-suffix` and compares "
+        "its answers. A threshold belongs to the judge that it was chosen for.",
+    )
+    verdict_tokens: str = option(
+        "Yes/No",
+        VERDICT_PAIRS,
+        "The answers that count as yes and as no. Each is a single token.",
+    )
+    adaptive: bool = option(
+        True,
+        SWITCH,
+        "Windows follow acceptance and measured cost. Rounds go without verdicts, or "
+        "without a draft, where that is measured to be faster.",
+    )
+    max_round_ms: int = option(
+        500,
+        whole(0, 1 << 20, metavar="MS"),
+        "Milliseconds that a round may take while a request waits for its prefill. "
+        "0 sets no bound. The bound needs adaptive windows.",
+    )
+    verify_route: str = option(
+        "auto",
+        choice(VERIFY_ROUTES, metavar="ROUTE"),
+        "How the attention backend is given the prefixes of a pass: `mask` is one "
+        "masked row per request, `virtual` one sequence per prefix. With `auto` the "
+        "CPU takes `mask`, and FlashInfer and Triton take `virtual`. Triton refuses "
+        "`mask`.",
+    )
+    compose: str = option(
+        "none",
+        choice(COMPOSITIONS),
+        "With `eagle3`, the target's EAGLE-3 head drafts where the target is followed "
+        "token by token.",
+    )
+    eagle_model_path: str = option(
+        "",
+        PATH,
+        "The target's EAGLE-3 head. Set it together with "
+        "`--speculative-parse-compose eagle3`, never alone.",
+    )
+    eagle_steps: int = option(
+        4, whole(1, 64), "Tokens that the EAGLE-3 head drafts at a time."
+    )
+    request_checks: bool = option(
+        True,
+        SWITCH,
+        "Requests that would end SGLang's scheduler, or that it answers with HTTP 500 "
+        "though they are at fault, are answered with HTTP 400.",
+    )
+
+
+@dataclass(frozen=True)
+class RequestOnlyOptions:
+    """Set by a request alone; the default is what holds without the field."""
+
+    compose: bool = option(
+        True,
+        SWITCH,
+        "`false` keeps the EAGLE-3 head out of this request. On a server without a "
+        "head the field has no effect.",
+    )
+    report: bool = option(False, SWITCH, "`true` lists the segments in the report.")
+    draft: str = option(
+        "",
+        client_text(),
+        "Text that you already have, taken as the draft of this response from its "
+        "first token. Its prefixes are judged in one pass, the valid part is kept, and "
+        "the server's own draft model goes on. In `exact` mode it is followed token by "
+        "token.",
+    )
+    verify: str | tuple[str, ...] = option(
+        "",
+        SEGMENTS,
+        "A text, or its segments, of which every prefix is judged while nothing is "
+        "generated. One target pass is enough unless free KV slots are short. A text "
+        f"with more than {MAX_VERIFY_SEGMENTS} boundaries is judged at that many of "
+        "them. Needs `max_new_tokens: 1` (`max_tokens` at the OpenAI endpoints); "
+        "ignore the one token returned.",
+        keyword="",
+    )
+    prediction: str = option(
+        "",
+        client_text(),
+        "What `prediction` of the OpenAI API becomes. It is followed token by token "
+        "unless `parse_mode` is `semantic`.",
+        keyword="",
+    )

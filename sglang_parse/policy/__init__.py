@@ -1,0 +1,1 @@
+"""How much is drafted, by whom, and what is judged; pure, from measured costs."""

@@ -1,0 +1,183 @@
+"""Chooses how the next rounds are run: what gives most tokens a millisecond; pure.
+
+Costs and drafts are learnt from rounds (`RoundPlanner.observe`), and goodput.py says
+what each way of running rounds would give. A way that is not taken is tried now and
+then, so that it is noticed when drafts get better: as rarely as keeps what trials lose
+to a share of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sglang_parse.policy.goodput import Choice, Drafts, Goodput
+from sglang_parse.policy.round_costs import CostModel
+
+# Rounds for which a choice is kept, once so many have been seen.
+KEPT_ROUNDS, SEEN_ROUNDS = 4, 64
+# Share of the time that trials may lose, and milliseconds from one to the next at most.
+TRIAL_COST = 0.01
+LONGEST_WAIT_MS = 60_000.0
+# The wait doubles with each trial that is lost, up to so many times what it was.
+MOST_LONGER = 8
+# How much better another way has to look to be taken.
+MARGIN = 1.05
+# Judged tokens, and failing verdicts, after which verdicts are known well enough for
+# another way to be taken. So drafts are judged from the first request on.
+ENOUGH = (512, 4)
+# New draft tokens of a request until then: at least, and of all requests together.
+FIRST_STEPS = (32, 256)
+# What drafts were like before a trial counts for this share in it.
+FORGET = 0.5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a choice is made for.
+
+    most: new draft tokens that some request may have. can_judge, can_follow: the ways
+    to verify that are open. every: distance of verdicts that is set, 0 to choose it.
+    most_ms: bound on the round's time, 0 without one. head: tokens that a drafter of
+    single tokens writes where drafts are followed, 0 without one.
+    """
+
+    bs: int
+    most: int
+    suffix_len: int
+    can_judge: bool = True
+    can_follow: bool = True
+    every: int = 0
+    most_ms: float = 0.0
+    head: int = 0
+
+
+@dataclass
+class _Kept:
+    """A choice, and for how many rounds more it holds."""
+
+    asked: Asked
+    choice: Choice
+    rounds: int
+    reason: str
+
+
+class Controller:
+    """Learns what rounds cost and give, and chooses."""
+
+    def __init__(self) -> None:
+        self.costs = CostModel()
+        self.drafts = Drafts()
+        self.ms = 0.0
+        self._next_head_trial_ms = 0.0
+        self._num_rounds = 0
+        self._wait_longer = 1
+        self._knows_verdicts = False
+        #: When the next trial of drafting by verdicts is due, while they are not asked.
+        self._next_trial_ms = 0.0
+        #: Tokens a millisecond that a trial gives up, 0 outside of one.
+        self._trial_rate = 0.0
+        self._kept: _Kept | None = None
+        self._judged: dict[int, bool] = {}
+
+    def choose(self, asked: Asked) -> tuple[Choice, str]:
+        """Of this round, and why it is not judged, or ""."""
+        kept = self._kept
+        if kept is None or kept.asked != asked or kept.rounds == 0:
+            choice, reason = self._best(asked)
+            rounds = KEPT_ROUNDS if self._num_rounds > SEEN_ROUNDS else 1
+            kept = self._kept = _Kept(asked, choice, rounds, reason)
+        kept.rounds -= 1
+        self._num_rounds += 1
+        return kept.choice, kept.reason
+
+    def head_pays(self, bs: int, steps: int) -> bool:
+        """Whether a drafter of single tokens is faster than plain rounds; tried now and
+        then where it is not. Nobody else drafts."""
+        costs, plain_ms = self.costs.at(bs), self.costs.plain_ms(bs)
+        if costs.token_draft.count < 2 or costs.plain.count < 2:
+            # Its second round is the first that counts; so is the second plain one.
+            return costs.token_draft.count < 2 or self.drafts.token_level.rate < 0.8
+        model = Goodput(bs, costs, self.drafts, 0, plain_ms)
+        choice = model.token_level(steps)
+        lost_ms = choice.round_ms * (1 - choice.rate * plain_ms / bs)
+        if lost_ms <= 0 or self.ms >= self._next_head_trial_ms:
+            self._next_head_trial_ms = self.ms + max(0.0, lost_ms) / TRIAL_COST
+            return True
+        return False
+
+    def spend(self, ms: float) -> None:
+        """So much time went by in a round."""
+        self.ms += ms
+
+    def conclude_trial(self, tokens: int, ms: float) -> None:
+        """What a trial gave; the next one waits the longer, the more it lost."""
+        if not self._trial_rate:
+            return
+        lost_ms = max(0.0, ms - tokens / self._trial_rate)
+        self._trial_rate = 0.0
+        self._wait(lost_ms)
+        self._kept = None
+
+    def _wait(self, lost_ms: float) -> None:
+        """A trial loses so much: how long to wait for the next one."""
+        wait_ms = min(lost_ms / TRIAL_COST * self._wait_longer, LONGEST_WAIT_MS)
+        self._wait_longer = min(2 * self._wait_longer, MOST_LONGER)
+        self._next_trial_ms = self.ms + wait_ms
+
+    def _first_guess(self, asked: Asked, judged: Choice) -> Choice:
+        """While nothing is known of verdicts a bad guess must cost little: many
+        requests tell as much in a short round."""
+        most = max(FIRST_STEPS[0], FIRST_STEPS[1] // asked.bs)
+        return replace(judged, steps=min(judged.steps, most))
+
+    # -- The choice ------------------------------------------------------------
+
+    def _best(self, asked: Asked) -> tuple[Choice, str]:
+        plain_ms = self.costs.plain_ms(asked.bs)
+        model = Goodput(
+            asked.bs,
+            self.costs.nearest(asked.bs),
+            self.drafts,
+            asked.suffix_len,
+            plain_ms,
+        )
+        plain = Choice(judged=asked.can_judge, rate=asked.bs / plain_ms)
+        if not asked.most:
+            return plain, ""
+        others = [plain]
+        if asked.can_follow:
+            by_head = model.token_level(asked.head) if asked.head else None
+            others.append(by_head or model.followed(asked.most))
+        other = max(others, key=lambda c: c.rate)
+        if not asked.can_judge:
+            return other, ""
+        judged = model.judged(asked.most, every=asked.every, most_ms=asked.most_ms)
+        return self._weigh(asked, judged, other)
+
+    def _weigh(self, asked: Asked, judged: Choice, other: Choice) -> tuple[Choice, str]:
+        """Verdicts, or the best without them; a trial where one is due."""
+        was_judged = self._judged.get(asked.bs, True)
+        margin = 1.0 if was_judged else 1 / MARGIN
+        tokens, failures = ENOUGH
+        valid = self.drafts.valid
+        if valid.num_seen >= tokens or valid.num_ends >= failures:
+            self._knows_verdicts = True
+        if not self._knows_verdicts:
+            return self._first_guess(asked, judged), ""
+        if judged.rate * margin >= other.rate:
+            self._judged[asked.bs] = True
+            self._wait_longer = 1
+            return judged, ""
+        if was_judged:
+            self._judged[asked.bs] = False
+            self._wait(judged.round_ms * (1 - judged.rate / other.rate))
+        if self.ms >= self._next_trial_ms:
+            self._trial_rate = other.rate
+            self.drafts.valid.forget(FORGET)
+            return judged, ""
+        unit = self.costs.plain_ms(asked.bs) / asked.bs
+        reason = (
+            f"verdicts do not pay here: {judged.rate * unit:.1f}x against "
+            f"{other.rate * unit:.1f}x"
+        )
+        return other, reason

@@ -1,0 +1,96 @@
+"""What a finished round teaches: how long its drafts lasted, and what it cost; pure."""
+
+from __future__ import annotations
+
+from sglang_parse.policy.goodput import Drafts
+from sglang_parse.policy.round_costs import CostModel
+from sglang_parse.policy.survival import Survival
+from sglang_parse.requests.round import RequestRound, Round
+
+
+def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
+    """How long this request's draft lasted, before its state moves on."""
+    if not r.draft.tokens or r.error is not None:
+        return
+    if r.cut.exact_end:
+        recovering = bool(r.state.recovering) and judged
+        _learn_agreement(drafts, r, recovering=recovering)
+    if not judged or r.state.options.mode != "semantic":
+        if not r.cut.exact_end:
+            _learn_agreement(drafts, r, recovering=False)
+        return
+    _learn_segments(drafts.segments, r)
+    if not r.boundaries:
+        return
+    if r.rejected_end:
+        # Of a segment that failed with others already, one failure is enough.
+        first = r.rejected_end > r.state.num_suspect
+        # The error is somewhere in the failing part: in its middle on average.
+        middle = (r.rejected_end + r.cut.num_kept) // 2
+        drafts.valid.observe(max(0, middle - r.exact_end - 1), ended=first)
+        num = r.decision.num_matched
+        whole = r.cut.num_kept + num >= r.cut.tail_end
+        if r.cut.tail_end > r.cut.num_kept:
+            drafts.recovering.observe(num, ended=not whole)
+    elif r.decision.num_judged > r.exact_end:
+        drafts.valid.observe(r.decision.num_judged - r.exact_end, ended=False)
+
+
+def _learn_agreement(drafts: Drafts, r: RequestRound, *, recovering: bool) -> None:
+    """Where the target was followed from the draft's beginning."""
+    end = r.cut.exact_end or r.cut.tail_end
+    num = min(r.decision.num_correct_drafts, end)
+    if not end:
+        return
+    if r.draft.num_token_level:
+        own = drafts.token_level
+        end, num = min(end, r.draft.num_token_level), min(num, r.draft.num_token_level)
+    else:
+        own = drafts.recovering if recovering else drafts.followed
+    own.observe(num, ended=num < end)
+
+
+def _learn_segments(segments: Survival, r: RequestRound) -> None:
+    """How many segments ended in what was drafted behind the target's own part."""
+    # What was pending has been looked at before, and held no end.
+    num_tokens = min(len(r.draft.tokens) - r.exact_end, r.draft.num_new)
+    segments.count(num_tokens, r.num_segments)
+
+
+def has_prompts(round_: Round) -> bool:
+    """Whether the draft model had a prompt to read: that says nothing of its steps."""
+    return any(r.output_len <= 1 for r in round_)
+
+
+def round_timing(round_: Round) -> dict[str, float]:
+    """A finished round as a line of the debug log (benchmarks/simulate/measure.py)."""
+    return {
+        "bs": len(round_),
+        "judged": int(round_.judged),
+        "steps": max(r.draft.num_segment_level for r in round_),
+        "token_steps": max(r.draft.num_token_level for r in round_),
+        "rows": round_.num_rows,
+        "prompts": int(has_prompts(round_)),
+        "tokens": sum(len(r.decision.accept_tokens) for r in round_),
+        **{f"{name}_ms": 1000 * s for name, s in round_.seconds.items()},
+    }
+
+
+def learn_costs(costs: CostModel, round_: Round) -> float:
+    """Milliseconds of the round. What they tell of rounds to come is learnt."""
+    seconds, bs = round_.seconds, len(round_)
+    ms = 1000 * sum(seconds.values())
+    own = costs.at(bs)
+    if "plain" in seconds:
+        own.plain.add(bs, 1000 * seconds["plain"])
+        return ms
+    own.verify.add(
+        round_.num_rows, 1000 * sum(seconds[k] for k in ("layout", "verify", "decide"))
+    )
+    steps = max(r.draft.num_segment_level for r in round_)
+    token_steps = max(r.draft.num_token_level for r in round_)
+    if steps and not token_steps and not has_prompts(round_):
+        own.draft.add(steps, 1000 * seconds["draft"])
+    elif token_steps and not steps:
+        own.token_draft.add(token_steps, 1000 * seconds["draft"])
+    return ms

@@ -1,0 +1,300 @@
+"""What each request drafts this round, who drafts it, and whether it is judged."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy.controller import Asked, Controller
+from sglang_parse.policy.goodput import Choice
+from sglang_parse.policy.learn import (
+    has_prompts,
+    learn_costs,
+    learn_drafts,
+)
+from sglang_parse.policy.windows import (
+    MIN_WINDOW,
+    SHORT_WINDOW,
+    draft_window,
+    fit_windows,
+)
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.protocols import SchedulerRequest
+
+logger = logging.getLogger(__name__)
+
+# SGLang decodes the answer anew for each token of a round and each stop expression that
+# does not match (schedule_batch.py, `_locate_str_stop_finished_len`).
+MAX_STOP_CHECKS = 256
+# A draft under a grammar is rewound, and xgrammar keeps only so many steps to go back
+# (constrained/xgrammar_backend.py, MAX_ROLLBACK_TOKENS is 200).
+MAX_GRAMMAR_WINDOW = 64
+# Failing verdicts of its own that the server's rate counts for with a request.
+TRUST = 4.0
+# New draft tokens of a request in recovery up to which a drafter of single tokens that
+# there is writes alone.
+SHORT_RECOVERY = 32
+
+
+class Writer(Protocol):
+    """What the planner has to know of a drafter (`drafting.base.Drafter`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def token_level(self) -> bool: ...
+    @property
+    def max_tokens(self) -> int: ...
+    def can_draft(self, r: RequestRound) -> bool: ...
+
+
+class SlotCounts(Protocol):
+    """What the planner has to know of the pool (`runtime.slots.RoundSlots`)."""
+
+    @property
+    def max_rows(self) -> int: ...
+    def num_free(self, tree_cache: Any) -> int: ...
+
+
+class Agreement(Protocol):
+    """The first rank's values on all ranks (`runtime.ranks.Ranks`)."""
+
+    def agree(self, value: int) -> int: ...
+    def agree_all(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]: ...
+
+
+def longest_draft(req: SchedulerRequest) -> int:
+    """Draft tokens of a round that the request's grammar and stop expressions allow."""
+    most = MAX_GRAMMAR_WINDOW if req.grammar else 1 << 30
+    num = len(req.sampling_params.stop_regex_strs or ())
+    return min(most, max(MIN_WINDOW, MAX_STOP_CHECKS // num)) if num else most
+
+
+class RoundPlanner:
+    """Plans a round from what earlier ones cost and gave.
+
+    Drafters of two kinds take part. Those that write whole segments are judged; those
+    that work token by token write where the target is followed token by token.
+
+    context_len: of the target, in tokens.
+    """
+
+    def __init__(
+        self,
+        config: ParseConfig,
+        ranks: Agreement,
+        slots: SlotCounts,
+        drafters: Sequence[Writer],
+        *,
+        context_len: int,
+    ) -> None:
+        self.adaptive = config.adaptive
+        self.max_round_ms = config.max_round_ms
+        self.ranks = ranks
+        self.slots = slots
+        self.context_len = context_len
+        self.segment_level = [d for d in drafters if not d.token_level]
+        self.token_level = [d for d in drafters if d.token_level]
+        self.controller = Controller()
+        self._is_told = False
+        self._failures: WeakKeyDictionary[RequestState, list[float]] = (
+            WeakKeyDictionary()
+        )
+
+    def plan(self, round: Round) -> None:
+        """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
+        `judge_every` and `reason`."""
+        for r in round:
+            r.limit = self._limit(r)
+        if self.adaptive and any(r.state.options.mode == "off" for r in round):
+            for r in round:
+                r.limit = min(r.limit, SHORT_WINDOW)
+        round.judged, round.judge_every = round.has_semantic, 1
+        for r in round:
+            num_pending = len(r.state.pending)
+            r.window = r.limit if self._drafts(r) else min(r.limit, num_pending)
+        paused = self.adaptive and self._choose(round)
+        self._set_budgets(round, paused=paused)
+        self._fit(round)
+
+    def _limit(self, r: RequestRound) -> int:
+        state = r.state
+        if state.options.mode == "off" or state.is_ending:
+            return 0
+        window = draft_window(
+            state.options.window,
+            num_remaining=r.req.sampling_params.max_new_tokens - r.output_len,
+            num_positions=self.context_len - r.seq_len - 1 - len(state.suffix),
+        )
+        return min(window, longest_draft(r.req))
+
+    # -- How much --------------------------------------------------------------
+
+    def _choose(self, round: Round) -> bool:
+        """Windows by the controller's choice; whether drafters of segments pause."""
+        writing = [r for r in round if r.window and self._drafts(r)]
+        if not writing:
+            return False
+        choice = self._agreed_choice(round, writing)
+        round.judged, round.judge_every = choice.judged, choice.every
+        slow = sum(bool(r.state.recovering or r.state.is_exact) for r in writing)
+        short = slow >= min(choice.patience, len(writing))
+        for r in writing:
+            num_new = self._num_new(r, choice, short=short)
+            r.window = min(r.window, num_new + len(r.state.pending))
+        return choice.steps == 0
+
+    def _num_new(self, r: RequestRound, choice: Choice, *, short: bool) -> int:
+        """New draft tokens of a request."""
+        if not choice.judged or not choice.steps:
+            return choice.steps
+        if short:
+            return choice.recovery
+        if r.state.recovering or r.state.is_exact:
+            return choice.recovery_beside
+        return self._by_its_own(r, choice.steps)
+
+    def _by_its_own(self, r: RequestRound, steps: int) -> int:
+        """Less where this request's verdicts fail more often than others'. The best
+        window goes with one over the square root of the rate."""
+        seen = self._failures.get(r.state)
+        if seen is None:
+            return steps
+        rate = self.controller.drafts.valid.rate
+        own = (TRUST + seen[0]) / (TRUST / rate + seen[1])
+        least = round(1.5 * self.controller.drafts.segment_len)
+        return min(steps, max(least, round(steps * math.sqrt(rate / own))))
+
+    def _agreed_choice(self, round: Round, writing: Sequence[RequestRound]) -> Choice:
+        """The first rank's choice.
+
+        Only where every semantic request may be followed token by token instead is
+        that tried: not without the exact tail, nor for a client's text.
+        """
+        semantic = [r.state for r in round if r.state.options.mode == "semantic"]
+        can_follow = all(s.options.exact_tail and s.client is None for s in semantic)
+        asked = Asked(
+            bs=len(round),
+            most=max(r.window - len(r.state.pending) for r in writing),
+            suffix_len=max((len(s.suffix) for s in semantic), default=0),
+            can_judge=bool(semantic),
+            can_follow=can_follow,
+            most_ms=self.max_round_ms if round.num_waiting else 0.0,
+            head=max(
+                (d.max_tokens for r in round if (d := self._token_writer(r))), default=0
+            ),
+        )
+        choice, round.reason = self.controller.choose(asked)
+        self._tell(round.reason)
+        measured = [
+            choice.steps,
+            int(choice.judged),
+            choice.every,
+            choice.recovery,
+            choice.recovery_beside,
+            choice.patience,
+        ]
+        steps, judged, *others = self.ranks.agree_all([measured])[0]
+        return Choice(steps, bool(judged), *others)
+
+    def _tell(self, reason: str) -> None:
+        """Log when verdicts stop to pay, and when they pay again."""
+        if bool(reason) != self._is_told:
+            self._is_told = bool(reason)
+            logger.info("PARSE: %s", reason or "drafts are judged again")
+
+    # -- Who -------------------------------------------------------------------
+
+    def _set_budgets(self, round: Round, *, paused: bool) -> None:
+        """Who writes for whom."""
+        followed = round.has_semantic and not round.judged
+        for r in round:
+            writer = self._token_writer(r)
+            if followed and writer is not None:
+                # Followed token by token like a request in exact mode.
+                r.window = min(r.window, len(r.state.pending))
+            r.budgets = {}
+            if writer is None or r.state.pending:
+                continue
+            state = r.state
+            others = any(d.can_draft(r) for d in self.segment_level)
+            always = paused or followed or not others
+            if state.is_exact or state.recovering or always:
+                num = min(r.limit, writer.max_tokens)
+                r.budgets = {writer.name: num} if num else {}
+            if self.adaptive and r.budgets and 0 < r.window <= SHORT_RECOVERY:
+                # The draft model does not write on behind what may not stand.
+                r.window = num
+        if self.adaptive and not any(
+            r.window - len(r.state.pending) > 0 for r in round
+        ):
+            self._ask_for_the_head(round)
+        for r in round:
+            r.window = max(r.window, *r.budgets.values(), 0)
+
+    def _ask_for_the_head(self, round: Round) -> None:
+        """Nobody else drafts: do drafts that are followed token by token pay?"""
+        most = max((num for r in round for num in r.budgets.values()), default=0)
+        if most:
+            pays = self.controller.head_pays(len(round), most)
+            if not self.ranks.agree(int(pays)):
+                for r in round:
+                    r.budgets = {}
+
+    def _fit(self, round: Round) -> None:
+        """Shrink windows to the free slots and the rows of a pass."""
+        if any(r.window for r in round):
+            windows = fit_windows(
+                [r.window for r in round],
+                seq_lens=[r.seq_len for r in round],
+                held=[r.req.kv.kv_allocated_len for r in round],
+                room=self.slots.num_free(round.batch.tree_cache),
+                max_rows=self.slots.max_rows,
+            )
+            for r, window in zip(round, windows, strict=True):
+                r.window = window
+        for r in round:
+            budgets = {name: min(num, r.window) for name, num in r.budgets.items()}
+            for drafter in self.segment_level:
+                if drafter.can_draft(r):
+                    budgets[drafter.name] = r.window
+            r.budgets = {name: num for name, num in budgets.items() if num}
+
+    def _drafts(self, r: RequestRound) -> bool:
+        """Whether a drafter of whole segments writes for this request.
+
+        A request in exact mode is left to a drafter that works token by token.
+        """
+        if not any(d.can_draft(r) for d in self.segment_level):
+            return False
+        return not (r.state.is_exact and self._token_writer(r))
+
+    def _token_writer(self, r: RequestRound) -> Writer | None:
+        return next((d for d in self.token_level if d.can_draft(r)), None)
+
+    # -- What became of it -----------------------------------------------------
+
+    def adapt(self, round: Round) -> None:
+        """Learn from what became of the drafts."""
+        for r in round:
+            fails = r.rejected_end > r.state.num_suspect
+            judged = max(r.rejected_end, r.decision.num_judged) - r.exact_end
+            if round.judged and r.boundaries and judged > 0:
+                seen = self._failures.setdefault(r.state, [0.0, 0.0])
+                seen[0] += fails
+                seen[1] += judged
+            learn_drafts(self.controller.drafts, r, judged=round.judged)
+            r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
+
+    def observe(self, round: Round) -> None:
+        """Learn from what a round cost."""
+        ms = learn_costs(self.controller.costs, round)
+        self.controller.spend(ms)
+        if round.judged and "plain" not in round.seconds and not has_prompts(round):
+            tokens = sum(len(r.decision.accept_tokens) for r in round)
+            self.controller.conclude_trial(tokens, ms)

@@ -1,0 +1,138 @@
+"""How long something lasts, token by token: drafts, agreement, segments.
+
+Pure. Lengths are counted in bins, and each bin has a chance a token to end there. What
+is seen only in part (a draft that was cut off while it still agreed) counts for as long
+as it was seen.
+"""
+
+from __future__ import annotations
+
+import math
+
+#: First token of each bin, from 0 on.
+STARTS = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    1024,
+)
+# Weight that the mean chance has in each bin, in tokens.
+SMOOTHING = 8.0
+# Tokens after which what was seen counts for half, as a rule.
+MEMORY = 4096.0
+
+
+class Survival:
+    """Chance that something is longer than so many tokens.
+
+    prior: chance a token to end, before anything is seen; weight: tokens it counts
+    for. by_length: whether the chance differs with the length; else it is one for all.
+    memory: tokens after which what was seen counts for half.
+    """
+
+    def __init__(
+        self,
+        prior: float,
+        *,
+        weight: float = 32.0,
+        by_length: bool = True,
+        memory: float = MEMORY,
+    ) -> None:
+        self._prior = prior
+        self._weight = weight
+        self._by_length = by_length
+        self._memory = memory
+        self._ends = [0.0] * len(STARTS)
+        self._seen = [0.0] * len(STARTS)
+        self._chances: list[float] = []
+
+    def observe(self, length: int, *, ended: bool) -> None:
+        """It lasted `length` tokens. ended: whether the next one ended it."""
+        for k, start in enumerate(STARTS):
+            if start > length:
+                break
+            end = STARTS[k + 1] if k + 1 < len(STARTS) else 1 << 30
+            self._seen[k] += min(end, length + ended) - start
+            self._ends[k] += ended and start <= length < end
+        self._limit()
+
+    def count(self, num_tokens: int, num_ends: int) -> None:
+        """So many ended in so many tokens, whatever their lengths."""
+        self._seen[0] += num_tokens
+        self._ends[0] += num_ends
+        self._limit()
+
+    def _limit(self) -> None:
+        if sum(self._seen) > self._memory:
+            self.forget(0.5)
+        self._chances = []
+
+    def forget(self, share: float) -> None:
+        """Let what was seen count for this share of what it did."""
+        self._ends = [share * x for x in self._ends]
+        self._seen = [share * x for x in self._seen]
+        self._chances = []
+
+    @property
+    def num_seen(self) -> float:
+        """Tokens that count now."""
+        return sum(self._seen)
+
+    @property
+    def num_ends(self) -> float:
+        """Ends among them."""
+        return sum(self._ends)
+
+    @property
+    def rate(self) -> float:
+        """Chance a token to end, over all lengths."""
+        ends = sum(self._ends) + self._prior * self._weight
+        return ends / (sum(self._seen) + self._weight)
+
+    def survive(self, num: float) -> float:
+        """Chance that it is longer than `num` tokens."""
+        return math.exp(-self._sums(num)[0])
+
+    def mean(self, num: float) -> float:
+        """Tokens that it lasts on average, cut off at `num`."""
+        return self._sums(num)[1]
+
+    def _sums(self, num: float) -> tuple[float, float]:
+        """-log of the chance to be longer than num, and the mean up to it."""
+        if not self._chances:
+            self._chances = [self._chance(k) for k in range(len(STARTS))]
+        log = mean = 0.0
+        for k, start in enumerate(STARTS):
+            if start >= num:
+                break
+            end = min(num, STARTS[k + 1]) if k + 1 < len(STARTS) else num
+            hazard = -math.log1p(-self._chances[k])
+            # Tokens of this bin that are reached: a geometric sum, one by one.
+            here = math.exp(-log) * (1 - math.exp(-hazard * (end - start)))
+            here *= (1 - self._chances[k]) / self._chances[k]
+            mean += here
+            log += hazard * (end - start)
+        return log, mean
+
+    def _chance(self, k: int) -> float:
+        rate = self.rate
+        if self._by_length:
+            ends = self._ends[k] + SMOOTHING * rate
+            rate = ends / (self._seen[k] + SMOOTHING)
+        return min(max(rate, 1e-6), 0.999)

@@ -1,0 +1,1 @@
+"""What is told afterwards: the report of a request and the server's counters."""

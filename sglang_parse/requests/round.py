@@ -1,0 +1,200 @@
+"""One round of PARSE as data: a record per request, filled from left to right.
+
+The engine's stages (`sglang_parse/engine/round.py`) each fill the fields of their own.
+Nothing else passes between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sglang_parse.judging.decide import Cut, Decision
+from sglang_parse.reporting.drafters import Run
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.protocols import RoundBatch, SchedulerRequest
+
+if TYPE_CHECKING:
+    from sglang_parse.runtime.grammar import GrammarChain
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the target has to judge of one request: tokens behind its bonus token.
+
+    Tokens left over from an earlier round come first; drafters write behind them.
+    """
+
+    #: Draft token ids, without a stop token.
+    tokens: tuple[int, ...] = ()
+    #: Whether the response ends behind the last token.
+    ended: bool = False
+    #: Leading tokens that come from the client's own text.
+    num_client: int = 0
+    #: Leading tokens that are kept only where the target writes the same ones.
+    num_token_level: int = 0
+    #: Who wrote the new tokens, in order: (drafter's name, number of tokens).
+    parts: tuple[Run, ...] = ()
+    #: The same of the tokens left over from earlier rounds, without the client's.
+    held: tuple[Run, ...] = ()
+    #: Tokens that the draft model or another drafter of whole segments wrote.
+    num_segment_level: int = 0
+
+    def extended(
+        self, name: str, tokens: Sequence[int], *, ended: bool, token_level: bool
+    ) -> Draft:
+        """The draft with new tokens of the drafter `name` behind it."""
+        more = (*self.tokens, *tokens)
+        num_segment_level = self.num_segment_level
+        return replace(
+            self,
+            tokens=more,
+            ended=ended,
+            num_token_level=len(more) if token_level else self.num_token_level,
+            num_segment_level=num_segment_level + (0 if token_level else len(tokens)),
+            parts=(*self.parts, (name, len(tokens))),
+        )
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that were drafted in this round."""
+        return sum(num for _, num in self.parts)
+
+    @property
+    def written_by(self) -> tuple[Run, ...]:
+        """Who wrote the tokens behind the client's, in order."""
+        return (*self.held, *self.parts)
+
+    def num_by(self, name: str) -> int:
+        """Tokens that the drafter `name` wrote in this round."""
+        return sum(num for drafter, num in self.parts if drafter == name)
+
+
+@dataclass(slots=True)
+class RequestRound:
+    """One request in one round. Stages fill it in the order of the fields."""
+
+    #: SGLang's request, and what PARSE remembers of it.
+    req: SchedulerRequest
+    state: RequestState
+    #: Its row of req_to_token.
+    row: int
+    #: Tokens before the bonus token; their KV is in place.
+    seq_len: int
+    #: The last decided token. Its KV is not written yet.
+    bonus_token: int
+    #: Output tokens before this round, those decided ahead included.
+    output_len: int
+    grammar: GrammarChain | None = None
+
+    # plan
+    #: Draft tokens it may hold by its options, its response and the context.
+    limit: int = 0
+    #: Draft tokens it may hold in this round, pending ones included.
+    window: int = 0
+    #: Drafter's name -> most tokens it may write; a drafter without one writes none.
+    budgets: dict[str, int] = field(default_factory=dict)
+
+    # draft
+    draft: Draft = Draft()
+
+    # segment
+    #: Offsets into the draft behind which the judge is asked, rising.
+    boundaries: tuple[int, ...] = ()
+    #: Leading draft tokens that only the target's own choice can confirm.
+    exact_end: int = 0
+    #: Segments found behind exact_end, judged each or not, and their tokens.
+    num_segments: int = 0
+    num_segment_tokens: int = 0
+
+    # verify
+    #: Row of the pass that holds the bonus token.
+    root_row: int = 0
+    #: P(yes) / (P(yes) + P(no)) at each boundary.
+    scores: tuple[float, ...] = ()
+
+    # decide
+    cut: Cut = Cut(0, 0, reuse_tail=False)
+    #: The target's own tokens at `cut.rows`, as far as it agreed with the draft.
+    chosen: list[int] = field(default_factory=list)
+    #: Where each of them stands among the sampled rows of the round.
+    places: list[int] = field(default_factory=list)
+    decision: Decision = Decision((), 0, 0, ())
+
+    #: What went wrong with this request alone; it gets no further stage.
+    error: Exception | None = None
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The draft tokens that the target is to see.
+
+        Behind the last boundary nothing can be kept in this round, whatever the
+        verdicts. Those tokens wait for a boundary of their own.
+        """
+        end = self.boundaries[-1] if self.boundaries else len(self.draft.tokens)
+        return self.draft.tokens[:end]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what is decided so far; the bonus token is the last."""
+        return [*self.req.origin_input_ids, *self.req.output_ids, *self.state.ready]
+
+    def room(self, drafter: str) -> int:
+        """Tokens that this drafter may write now, behind what stands already."""
+        if self.draft.ended or (self.grammar is not None and self.grammar.is_dead):
+            return 0
+        left = self.window - len(self.draft.tokens)
+        return max(0, min(left, self.budgets.get(drafter, 0)))
+
+    @property
+    def new_len(self) -> int:
+        """Tokens before the next round's bonus token."""
+        return self.seq_len + len(self.decision.accept_tokens)
+
+    @property
+    def rejected_end(self) -> int:
+        """End of the segment at which a verdict ended what is kept, 0 if none did."""
+        failed = self.cut.failed_at_verdict(self.decision)
+        return self.cut.rejected_end if failed else 0
+
+
+@dataclass(slots=True)
+class Round:
+    """The requests of one round, and what holds for all of them."""
+
+    #: SGLang's batch: exactly these requests, in this order.
+    batch: RoundBatch
+    requests: list[RequestRound]
+    #: Requests that are not admitted yet and that a shorter round would help.
+    num_waiting: int = 0
+    #: Whether verdicts are asked for; else drafts are followed token by token.
+    judged: bool = True
+    #: A verdict stands at every N-th boundary of requests that do not say themselves.
+    judge_every: int = 1
+    #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
+    reason: str = ""
+    #: The target's pass (`target.passes.PassOutput`), once it has run.
+    output: Any = None
+    #: Logprobs of the sampled rows, in the order of `RequestRound.places`.
+    sampled: Any = None
+    #: Rows of the pass.
+    num_rows: int = 0
+    #: Seconds by stage: draft, layout, verify, decide or plain.
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[RequestRound]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether anybody holds a draft."""
+        return any(r.draft.tokens for r in self.requests)
+
+    @property
+    def has_semantic(self) -> bool:
+        """Whether there is anybody whose drafts may be judged."""
+        return any(r.state.options.mode == "semantic" for r in self.requests)

@@ -1,0 +1,122 @@
+"""What is remembered of a request between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_parse.judging.judges import Asked
+from sglang_parse.options.request import REST, RequestOptions
+from sglang_parse.reporting.drafters import Run
+from sglang_parse.reporting.report import RequestReport
+from sglang_parse.requests.client_text import ClientText
+
+
+@dataclass(eq=False)
+class RequestState:
+    """A running request. Drafters keep their own memory of it, with this as the key."""
+
+    options: RequestOptions
+    #: Tokens that end the response.
+    stop_ids: frozenset[int]
+    #: What prefixes are judged with; None where nothing is judged.
+    judge: Asked | None
+    report: RequestReport
+    #: The text that came with the request.
+    client: ClientText | None = None
+    #: Drafted tokens that follow the bonus token and await a boundary.
+    pending: tuple[int, ...] = ()
+    #: Whether the response ends behind the pending tokens.
+    pending_ended: bool = False
+    #: Leading pending tokens that are the client's.
+    num_client: int = 0
+    #: Who wrote the others: (drafter's name, number of tokens).
+    pending_by: tuple[Run, ...] = ()
+    #: Tokens decided ahead of the output; the KV of all but the last is written.
+    ready: tuple[int, ...] = ()
+    #: Segments that the target must still write itself after a rejection.
+    recovering: int = 0
+    #: Tokens, the last ones decided, that it has written of the first of them.
+    num_begun: int = 0
+    #: Tokens left of those at whose end a verdict failed; one segment of them is wrong.
+    num_suspect: int = 0
+    #: A text judged alone whose verdicts are not complete: the request takes no part in
+    #: rounds (engine/client_pass.py, `Verification`).
+    verification: Any = None
+    #: Names of the drafters that failed for this request and are not asked again.
+    failed_drafters: set[str] = field(default_factory=set)
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """Judge suffix tokens; empty where nothing is judged."""
+        return self.judge.suffix if self.judge else ()
+
+    @property
+    def recovers_for_good(self) -> bool:
+        """Whether the target writes the rest of the response itself."""
+        return self.recovering >= REST // 2
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the target is followed token by token to the end."""
+        return self.options.mode == "exact" or self.recovers_for_good
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the tokens decided ahead end the response."""
+        return bool(self.ready) and self.ready[-1] in self.stop_ids
+
+    def follow_verdict(self, num_accepted: int, rejected_end: int) -> None:
+        """After a round. rejected_end: of its draft, 0 where no verdict failed."""
+        end = rejected_end or self.num_suspect
+        self.num_suspect = max(0, end - num_accepted)
+
+    def keep_pending(
+        self,
+        pending: tuple[int, ...],
+        *,
+        ended: bool,
+        num: int,
+        written_by: Iterable[Run] = (),
+    ) -> None:
+        """What of a round's draft stays for the next one.
+
+        ended: whether the draft ended the response. num: leading tokens that are the
+        client's. written_by: who wrote the others.
+        """
+        self.pending = pending
+        self.pending_by = tuple(written_by) if pending else ()
+        self.pending_ended = bool(pending) and ended
+        self.num_client = max(0, num) if pending else 0
+
+    def awaits_judgement(self, req: Any) -> bool:
+        """Whether a client's text is to be judged before the first token is sent."""
+        return (
+            self.client is not None
+            and self.options.mode == "semantic"
+            and not req.output_ids
+        )
+
+    def follow_client(self, output: Sequence[int]) -> None:
+        """Take the rest of the client's text as the pending draft, where it fits."""
+        if self.client is None or self.pending:
+            return
+        self.pending = self.client.propose(output)
+        self.pending_by = ()
+        self.num_client = len(self.pending)
+        self.pending_ended = False
+
+
+def stop_token_ids(req: Any, model_eos_ids: frozenset[int]) -> frozenset[int]:
+    """Tokens that end this request (schedule_batch.py, `_check_token_based_finish`)."""
+    params = req.sampling_params
+    if params.ignore_eos:
+        return frozenset()
+    ids = set(params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    ids |= model_eos_ids
+    if req.tokenizer is not None:
+        ids.add(req.tokenizer.eos_token_id)
+        ids |= set(req.tokenizer.additional_stop_token_ids or ())
+    # A request may list what is no token at all, int64 or not.
+    return frozenset(i for i in ids if i is not None and 0 <= i < req.vocab_size)

@@ -1,0 +1,107 @@
+"""How many rows a forward may have, and what the KV pools hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from sglang.srt.runtime_context import get_exec, get_schedule
+
+logger = logging.getLogger(__name__)
+
+# SGLang leaves memory beside its pools for the activations of a prefill of at least so
+# many tokens (arg_groups/memory_hook.py).
+LEAST_PREFILL = 2048
+
+
+def longest_prefill() -> int:
+    """Tokens of the longest prefill, as SGLang resolved them; its record keeps what
+    was asked for."""
+    schedule = get_schedule()
+    chunk = schedule.chunked_prefill_size or 0
+    return chunk if chunk > 0 else int(schedule.max_prefill_tokens)
+
+
+def longest_pass() -> int:
+    """Rows of the longest verify pass: its activations take what those of a prefill
+    take, for which SGLang leaves memory."""
+    features = get_exec().features
+    # SGLang's buffer for routed experts has rows for its own prefills alone.
+    least = 0 if features.enable_return_routed_experts else LEAST_PREFILL
+    return max(least, longest_prefill())
+
+
+def full_pass_rows(
+    *, num_requests: int, window: int, max_judge_tokens: int, most: int
+) -> int:
+    """Rows of a verify pass in which every request has a bonus token, a whole draft and
+    all its suffixes (arguments as for `describe_pools`), at most `most`; without a
+    window, of one request that drafts alone."""
+    if not window:
+        num_requests, window = 1, most
+    return min(num_requests * (1 + window + max_judge_tokens), most)
+
+
+def check_feature_room(
+    *, num_prefill: int, num_verify: int, width: int, itemsize: int, free_bytes: int
+) -> None:
+    """Raise ValueError where the hidden states of one prefill would not fit, and warn
+    where those of a verify pass might not.
+
+    num_prefill, num_verify: rows of the largest prefill and of a full verify pass,
+    whose [rows, width] hidden states an EAGLE-3 head reads; they exist twice while they
+    are put side by side. free_bytes: left beside weights and pools.
+    """
+    for num_rows, what in ((num_prefill, "prefill"), (num_verify, "verify pass")):
+        wanted = 2 * num_rows * width * itemsize
+        if wanted <= free_bytes:
+            continue
+        needs = (
+            f"--speculative-parse-compose eagle3 needs {wanted / 1e9:.2f} GB for the "
+            f"hidden states of a {what} of {num_rows} tokens and "
+            f"{free_bytes / 1e9:.2f} GB are free; lower"
+        )
+        if what == "prefill":
+            raise ValueError(
+                f"{needs} --chunked-prefill-size or --mem-fraction-static."
+            )
+        # Every request with a whole window at once: it may never come to that.
+        logger.warning(
+            "%s --max-running-requests, --speculative-parse-window or "
+            "--mem-fraction-static.",
+            needs,
+        )
+
+
+def bytes_per_token(pool: Any) -> int:
+    """Bytes of K and V that one token takes in a KV pool, as allocated."""
+    k_bytes, v_bytes = pool.get_kv_size_bytes()
+    return (k_bytes + v_bytes) // (pool.size + pool.page_size)
+
+
+def describe_pools(
+    *,
+    target_pool: Any,
+    draft_pools: Sequence[Any],
+    window: int,
+    max_judge_tokens: int,
+) -> str:
+    """What the KV pools hold and what PARSE takes of them, in one line.
+
+    draft_pools: of the draft model and the EAGLE-3 head, where there are. window: draft
+    tokens a round, 0 for no limit. max_judge_tokens: suffix tokens a request may have
+    judged in one pass.
+    """
+    target_bytes = bytes_per_token(target_pool)
+    draft_bytes = sum(map(bytes_per_token, draft_pools))
+    total = target_pool.size * (target_bytes + draft_bytes) / 1e9
+    drafted = f"up to {window} slots" if window else "slots for its whole response"
+    return (
+        f"KV pools: {target_pool.size} tokens of {target_bytes} bytes for the target "
+        f"and {draft_bytes} for what drafts, {total:.2f} GB. In a round a request "
+        f"takes {drafted} to draft and up to {max_judge_tokens} for judge suffixes, "
+        f"which go back after the pass; between rounds it holds "
+        f"{get_alloc_reserve_per_decode()} spare ones."
+    )

@@ -1,0 +1,272 @@
+"""Every change that PARSE makes to an object of SGLang while it runs, one a function.
+
+Hooks, which replace functions before SGLang starts, are in integration/hooks.py. Each
+function here names the file of sglang 0.5.23 that makes it necessary and what would end
+the need. tests/contract/test_compat.py fails when that file changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.environ import envs
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
+    configure_aux_hidden_state_capture,
+)
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from sglang_parse.runtime.protocols import SchedulerRequest
+
+GRAPH_RUNNERS = ("decode_cuda_graph_runner", "prefill_cuda_graph_runner")
+
+
+@dataclass(frozen=True)
+class IndexBuffer:
+    """An integer buffer that an attention backend sizes by requests."""
+
+    #: Attribute of the backend that holds the buffer; "" for the backend itself.
+    owner: str
+    #: Attribute of the owner that is the buffer.
+    name: str
+    #: Entries beyond one for each sequence: 1 for running offsets.
+    num_extra: int = 0
+    #: What every entry holds before the backend writes it.
+    fill: int = 0
+
+
+@contextmanager
+def without_graphs(runner: Any) -> Iterator[None]:
+    """Run the forwards inside the block without captured CUDA graphs.
+
+    What: both graph runners of a ModelRunner are None inside the block.
+    Why: a captured graph has no room for the virtual sequences of a verify pass, nor
+    for hidden states that it was not captured with.
+    Where: model_executor/model_runner.py, `_forward_raw`;
+    runner/decode_cuda_graph_runner.py, `_validate_capture_hidden_mode`.
+    Ends with: an argument of `ModelRunner.forward` that asks for an eager forward.
+    """
+    graphs = {name: getattr(runner, name) for name in GRAPH_RUNNERS}
+    try:
+        for name in GRAPH_RUNNERS:
+            setattr(runner, name, None)
+        yield
+    finally:
+        for name, graph in graphs.items():
+            setattr(runner, name, graph)
+
+
+@contextmanager
+def room_for(
+    backend: Any, buffers: Sequence[IndexBuffer], *, num_sequences: int
+) -> Iterator[None]:
+    """Let the forwards inside the block hold `num_sequences` sequences.
+
+    What: those of the attention backend's `buffers` that are too short are replaced
+    inside the block.
+    Why: backends size their index buffers by requests, and a verify pass has several
+    sequences a request. The old buffers come back because captured decode graphs go on
+    reading them.
+    Where: layers/attention/flashinfer_backend.py, `kv_last_page_len`;
+    layers/attention/triton_backend.py, `kv_indptr` and `qo_indptr`.
+    Ends with: buffers that grow with the batch.
+    """
+    replaced = []
+    try:
+        for one in buffers:
+            owner = getattr(backend, one.owner) if one.owner else backend
+            buffer: Tensor = getattr(owner, one.name)
+            size = num_sequences + one.num_extra
+            if len(buffer) < size:
+                replaced.append((owner, one.name, buffer))
+                setattr(owner, one.name, buffer.new_full((size,), one.fill))
+        yield
+    finally:
+        for owner, name, buffer in replaced:
+            setattr(owner, name, buffer)
+
+
+def pass_eager_inputs_through() -> None:
+    """Have every forward without a graph read the batch's own tensors.
+
+    What: SGLANG_EAGER_INPUT_NO_COPY is set in this process, once, at start-up.
+    Why: the eager runner otherwise copies a batch into buffers with one row for each
+    running request, and a verify pass has more sequences.
+    Where: runner/eager_runner.py, `load_batch`, which alone reads the variable, at each
+    forward; SGLang sets it itself for DeepSeek models on ROCm.
+    Safe for other forwards: nothing else reads the copies, and without overlap nobody
+    writes to a batch while its forward runs. A scheduler process serves one model.
+    Ends with: a field of ForwardBatch that says the same of one forward.
+    """
+    envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)
+
+
+def wait_in_gathers(logits_processor: Any) -> None:
+    """Let tensor-parallel ranks wait for each other before they gather logits.
+
+    What: the entry barrier of the processor's gatherer is switched on.
+    Why: SGLang leaves the barrier out, which is safe where a forward lies between two
+    gathers into the same buffer. `TargetVerifier.logits_at` gathers right after a pass.
+    Where: distributed/device_communicators/triton_symm_mem_ag.py,
+    `MultimemAllGatherer`.
+    Ends with: a gather that may follow another one.
+    """
+    gatherer = getattr(logits_processor, "_logits_gatherer", None)
+    if gatherer is not None:
+        gatherer._skip_entry_sync = False
+
+
+def plan_plain_decode(runner: Any) -> None:
+    """Have a runner capture ordinary decode steps as CUDA graphs.
+
+    What: a ModelRunner loses its speculative algorithm; what it runs carries its own
+    (`ForwardBatch.spec_algorithm`). Call it once the pools are allocated, before graphs
+    are captured.
+    Why: under a speculative algorithm SGLang captures the target's decode graph as a
+    verify pass of one width for all, for which a registered algorithm has no input. It
+    captures none for a draft model.
+    Where: runner/decode_cuda_graph_runner.py, `__init__` and `get_spec_info`.
+    Ends with: a method of CustomSpecAlgo that says what is captured.
+    """
+    runner.spec_algorithm = SpeculativeAlgorithm.NONE
+
+
+def capture_features(target: Any, head_config: Any, flag: str) -> None:
+    """Make the target return the hidden states that an EAGLE-3 head was trained on.
+
+    target: its ModelRunner. head_config: the head's Hugging Face config, which may name
+    the layers. Call it before graphs are captured. Raises ValueError naming `flag`.
+
+    What: layers of the target's model are marked, and its logits processor keeps the
+    final hidden states beside theirs, for the LM head.
+    Why: SGLang does both for its own algorithms only.
+    Where: model_runner_components/attention_backend_setup.py,
+    `configure_aux_hidden_state_capture`; layers/logits_processor.py,
+    `keep_last_hidden_states`.
+    Ends with: a method of CustomSpecAlgo that asks for hidden states.
+    """
+    model = target.model
+    if not hasattr(model, "set_eagle3_layers_to_capture"):
+        raise ValueError(
+            f"{flag}: {type(model).__name__} cannot show an EAGLE-3 head its hidden "
+            "states; choose a target that SGLang serves with EAGLE3."
+        )
+    eagle = getattr(head_config, "eagle_config", None) or {}
+    configure_aux_hidden_state_capture(
+        model=model,
+        eagle_use_aux_hidden_state=True,
+        eagle_aux_hidden_state_layer_ids=eagle.get("eagle_aux_hidden_state_layer_ids"),
+        dflash_use_aux_hidden_state=False,
+        dflash_target_layer_ids=None,
+        is_dspark=False,
+    )
+    model.logits_processor.keep_last_hidden_states = True
+
+
+def take_features(output: LogitsProcessorOutput, rows: Tensor | None) -> Tensor:
+    """The hidden states that an EAGLE-3 head reads, [tokens, width], taken out of the
+    output of a prefill whose target shows them (`capture_features`).
+
+    rows: [n] int64 tokens whose final hidden states the scheduler is to see, None for
+    all.
+
+    What: the final hidden states, [n, hidden], stand where SGLang expects them.
+    Why: with features captured, `hidden_states` holds the features, and the scheduler
+    sends `hidden_states` to clients that ask for them.
+    Where: layers/logits_processor.py, `_get_last_hidden_states_to_store`.
+    Ends with: a field of its own for the features.
+    """
+    features, final = output.hidden_states, output.last_hidden_states
+    assert features is not None and final is not None
+    output.hidden_states = final if rows is None else final[rows]
+    return features
+
+
+def set_allocated_len(req: SchedulerRequest, num_columns: int) -> None:
+    """Tell SGLang how many columns of a request's row hold slots of that request.
+
+    What: writes `Req.kv.kv_allocated_len`.
+    Why: PARSE takes and frees slots inside a round. By this length SGLang frees the
+    slots of a finished request and reserves those of its next step.
+    Where: mem_cache/allocation.py, `alloc_for_spec_decode`; mem_cache/common.py,
+    `release_kv_cache`.
+    Ends with: functions that grow and shrink one request's row.
+    """
+    req.kv.kv_allocated_len = num_columns
+
+
+def abort(
+    req: SchedulerRequest, message: str, *, status: HTTPStatus, err_type: str
+) -> None:
+    """End a request with an HTTP error at the end of this step.
+
+    message: one sentence for the sender. err_type: SGLang's name of the kind of error.
+
+    What: writes `Req.to_finish`, as SGLang's own aborts do.
+    Why: a request may turn out to be impossible after the scheduler has admitted it,
+    and SGLang lets registered algorithms check requests nowhere.
+    Where: managers/schedule_batch.py, `Req.update_finish_state`.
+    Ends with: a method of CustomSpecAlgo that checks a request.
+    """
+    req.to_finish = FINISH_ABORT(message, status_code=status, err_type=err_type)
+
+
+def serve_plainly(req: SchedulerRequest) -> None:
+    """Serve a request one token at a time, whatever it asks of PARSE.
+
+    What: replaces its `custom_params`.
+    Why: a request whose options nobody could check ends with an error at the end of
+    this step, and until then it is part of the batch.
+    Where: sampling/sampling_params.py, `SamplingParams.custom_params`.
+    Ends with: a method of CustomSpecAlgo that checks a request.
+    """
+    req.sampling_params.custom_params = {"parse_mode": "off"}
+
+
+def hold(req: SchedulerRequest) -> None:
+    """Let a request that has its only token run on without output (`release`).
+
+    What: raises the request's limit by one and takes its other stops away.
+    Why: a text that is judged alone may need passes in several steps, and SGLang ends
+    a request after any step in which it finds a stop.
+    Where: managers/schedule_batch.py, `Req.update_finish_state`.
+    Ends with: a flag of Req that keeps it running.
+    """
+    params = req.sampling_params
+    params.max_new_tokens = 2
+    params.ignore_eos = True
+    params.stop_strs, params.stop_regex_strs = [], []
+
+
+def release(req: SchedulerRequest) -> None:
+    """End a request that was held, at its one token.
+
+    What: puts the limit of one token back.
+    Why: the verdicts of its text are complete (`hold`).
+    Where: managers/schedule_batch.py, `Req.update_finish_state`.
+    Ends with: a flag of Req that keeps it running.
+    """
+    req.sampling_params.max_new_tokens = 1
+
+
+def emits_nothing(req: SchedulerRequest) -> None:
+    """Prepare a request for a step in which it gets no token.
+
+    What: moves the request's counts of right drafts by one beforehand, and makes sure
+    that the last bin of its histogram exists.
+    Why: SGLang takes the number of tokens less one for drafts that were right, which is
+    -1 in such a step.
+    Where: scheduler_components/batch_result_processor.py, `_resolve_spec_v2_tokens`.
+    Ends with: support of an accepted length of 0.
+    """
+    histogram = req.spec_correct_drafts_histogram
+    if not histogram:
+        histogram.append(0)
+    histogram[-1] -= 1
+    req.spec_num_correct_drafts += 1

@@ -1,0 +1,117 @@
+"""What is wrong with a model's folder, found without loading a weight.
+
+SGLang and Hugging Face notice the same things late, and name neither the flag nor the
+file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+TOKENIZERS = ("token*", "vocab.*", "*.model")
+INDEX = "model.safetensors.index.json"
+# A name of the Hugging Face hub: `gpt2` or `owner/name`.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def problem_of(
+    path: str, *, needs_weights: bool = True, needs_tokenizer: bool = False
+) -> str:
+    """What is wrong with the model at `path`, as the end of "PATH ...", or "".
+
+    A name of a hub, an address and a GGUF file pass. needs_weights: false where SGLang
+    makes them up (--load-format dummy).
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _folder_problem(place, needs_weights, needs_tokenizer)
+    if place.suffix == ".gguf" and place.is_file():
+        return ""
+    if place.exists():
+        return "is a file; expected a model folder."
+    if not path.strip():
+        return "is empty; expected a model folder or a Hugging Face name."
+    if "://" in path or _HUB_NAME.fullmatch(path):
+        return ""
+    return "is not a folder; expected a model folder or a Hugging Face name."
+
+
+def _folder_problem(folder: Path, needs_weights: bool, needs_tokenizer: bool) -> str:
+    missing = [
+        what
+        for what, patterns, needed in (
+            ("config.json", ("config.json", "params.json"), True),
+            ("weights (*.safetensors or *.bin)", WEIGHTS, needs_weights),
+            ("a tokenizer", TOKENIZERS, needs_tokenizer),
+        )
+        if needed and not _holds(folder, patterns)
+    ]
+    if missing:
+        return f"lacks {', '.join(missing)}; complete it."
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", INDEX):
+        if told := _json_problem(folder / name):
+            return told
+    return _weights_problem(folder) if needs_weights else ""
+
+
+def _holds(folder: Path, patterns: tuple[str, ...]) -> bool:
+    """Whether a file that matches is there and not empty."""
+    return any(p.stat().st_size for pattern in patterns for p in folder.glob(pattern))
+
+
+def _json_problem(file: Path) -> str:
+    """A JSON file that is there and is not an object."""
+    if not file.exists():
+        return ""
+    try:
+        value: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
+        return f"has a broken {file.name} ({e}); restore the file."
+    if not isinstance(value, dict):
+        return f"has a {file.name} that is no JSON object; restore the file."
+    return ""
+
+
+def _weights_problem(folder: Path) -> str:
+    index = folder / INDEX
+    files = sorted(folder.glob("*.safetensors"))
+    if index.exists():
+        shards = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
+        files = [folder / name for name in sorted(set(shards.values()))]
+    for file in files:
+        if not file.exists():
+            return f"lacks {file.name}, which {INDEX} names; complete it."
+        if told := weights_file_problem(file):
+            return told
+    return ""
+
+
+def weights_file_problem(file: Path) -> str:
+    """A safetensors file is as long as its header says.
+
+    The file is 8 bytes with the header's length, the header, and the tensors (format:
+    https://github.com/huggingface/safetensors).
+    """
+    found = file.stat().st_size
+    broken = f"has a broken {file.name} (no safetensors header); download it again."
+    try:
+        with open(file, "rb") as f:
+            (length,) = struct.unpack("<Q", f.read(8))
+            if 8 + length > found:
+                return broken
+            header = json.loads(f.read(length))
+        ends = [row["data_offsets"][1] for k, row in header.items() if k[:2] != "__"]
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+        return broken
+    expected = 8 + length + max(ends, default=0)
+    if found == expected:
+        return ""
+    return (
+        f"has a broken {file.name}: it has {found} bytes, and its header says "
+        f"{expected}; download it again."
+    )

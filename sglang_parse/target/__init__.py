@@ -1,0 +1,1 @@
+"""One pass of the target model: its rows, its layout in memory, its logits."""

@@ -1,0 +1,1 @@
+"""How a verify pass is put to each attention backend."""

@@ -1,0 +1,110 @@
+"""What a verify pass has to tell an attention backend, and the parts all ways share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from torch import Tensor
+
+from sglang_parse.runtime.compat import IndexBuffer
+from sglang_parse.target.layout import RowVisibility, VerifyPlan
+
+#: FlashInfer's arguments: kv_indices, kv_indptr, qo_indptr int32 and custom_mask.
+PrefillArguments = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+class ParseVerifyInput(SpecInput):
+    """Spec input of the verify pass: what attention backends ask for."""
+
+    cuda_graph_compatible = False
+
+    def __init__(
+        self, plan: VerifyPlan, slots: list[Tensor], logits_rows: Tensor
+    ) -> None:
+        """slots: KV slots per request, [kv_len] each, in the plan's column order.
+        logits_rows: [n] int64 rows of the pass at which the LM head runs."""
+        super().__init__(SpecInputType.NGRAM_VERIFY)
+        self.plan = plan
+        self.slots = slots
+        # SGLang's name in DRAFT_EXTEND_V2 passes (logits_processor.py).
+        self.logits_rows = self.select_index = logits_rows
+        self.draft_token_num = max(plan.qo_lens)
+        self.capture_hidden_mode = CaptureHiddenMode.FULL
+
+    @abstractmethod
+    def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
+        """Rows for the torch backend (cpu/attention.py, `plan_tiles`): who sees what,
+        queries per sequence, and KV slots per sequence."""
+
+    @abstractmethod
+    def batch_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
+        """Fields of the ForwardBatch that say what its sequences are.
+
+        req_pool_indices: [bs] rows of req_to_token, per request.
+        """
+
+    @abstractmethod
+    def generate_attn_arg_prefill(
+        self, *, req_pool_indices: Tensor, **_: Any
+    ) -> PrefillArguments:
+        """FlashInfer's arguments for the pass.
+
+        Source: sglang/srt/layers/attention/flashinfer_backend.py, `call_begin_forward`.
+        """
+
+
+@dataclass(frozen=True)
+class VerifyBackend:
+    """An attention backend that can serve a verify pass: one row of the registry."""
+
+    #: The value of --attention-backend.
+    name: str
+    #: The spec input of each route, the default route first;
+    #: docs/decisions/0006-verify-routes.md says why.
+    inputs: Mapping[str, type[ParseVerifyInput]]
+    #: Buffers that the backend sizes by requests and reads in a verify pass.
+    buffers: tuple[IndexBuffer, ...] = ()
+
+
+def length_fields(seq_lens: Sequence[int], device: Any) -> dict[str, Any]:
+    """The three forms in which a ForwardBatch holds its sequences' lengths."""
+    on_host = torch.tensor(seq_lens)
+    return {
+        "seq_lens": on_host.to(device),
+        "seq_lens_cpu": on_host,
+        "seq_lens_sum": sum(seq_lens),
+    }
+
+
+def running_offsets(lens: Sequence[int], device: Any) -> Tensor:
+    """[len(lens) + 1] int32 offsets, first entry 0."""
+    offsets = torch.zeros(len(lens) + 1, dtype=torch.int32)
+    offsets[1:] = torch.tensor(lens).cumsum(0)
+    return offsets.to(device)
+
+
+def place_slots(
+    plan: VerifyPlan, *, rows: Sequence[int], scratch: Tensor, table: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """KV slots of every column of a request, and the slots the pass writes.
+
+    rows: of req_to_token, per request. scratch: [plan.num_suffix_tokens] int64 slots.
+    table: req_to_token. Returns ([kv_len] int64 slots per request,
+    [num_verify_tokens] int64).
+    """
+    slots = []
+    at = 0
+    for i, row in enumerate(rows):
+        num_row_columns = plan.seq_lens[i] + 1 + plan.num_draft_tokens[i]
+        num_scratch = plan.kv_lens[i] - num_row_columns
+        own = table[row, :num_row_columns].to(torch.int64)
+        slots.append(torch.cat([own, scratch[at : at + num_scratch]]))
+        at += num_scratch
+    written = [k[n:] for k, n in zip(slots, plan.seq_lens, strict=True)]
+    return slots, torch.cat(written)

@@ -1,0 +1,54 @@
+"""Route `virtual` on Triton: the pass is a batch of extends, because Triton's verify
+mode knows one width per batch.
+
+The extend kernel takes a sequence's own keys from the pass and those before them from
+the request's row of req_to_token, where the layer has just written the draft's
+(triton_backend.py, `init_forward_metadata`, `forward_extend`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from torch import Tensor
+
+from sglang_parse.runtime.compat import IndexBuffer
+from sglang_parse.target.backends.base import (
+    VerifyBackend,
+    length_fields,
+    running_offsets,
+)
+from sglang_parse.target.backends.virtual import VirtualVerifyInput
+
+
+class ExtendVerifyInput(VirtualVerifyInput):
+    """The same virtual sequences, as a batch of extends."""
+
+    def batch_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
+        sequences, device = self.sequences, req_pool_indices.device
+        starts = running_offsets(sequences.qo_lens, device)
+        return {
+            "forward_mode": ForwardMode.DRAFT_EXTEND_V2,
+            **self.sequence_fields(req_pool_indices),
+            **length_fields(sequences.kv_lens, device),
+            "extend_num_tokens": sum(sequences.qo_lens),
+            "extend_seq_lens": starts[1:] - starts[:-1],
+            "extend_prefix_lens": torch.tensor(
+                sequences.prefix_lens, dtype=torch.int32, device=device
+            ),
+            "extend_start_loc": starts[:-1],
+            "extend_seq_lens_cpu": list(sequences.qo_lens),
+            "extend_prefix_lens_cpu": list(sequences.prefix_lens),
+        }
+
+
+TRITON = VerifyBackend(
+    "triton",
+    {"virtual": ExtendVerifyInput},
+    (
+        IndexBuffer("", "kv_indptr", num_extra=1),
+        IndexBuffer("", "qo_indptr", num_extra=1),
+    ),
+)

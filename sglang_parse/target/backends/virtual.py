@@ -1,0 +1,116 @@
+"""Route `virtual`: the draft chain and every judge suffix are causal sequences of their
+own that read the request's KV slots, without a mask. FlashInfer's default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from torch import Tensor
+
+from sglang_parse.runtime.compat import IndexBuffer
+from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
+from sglang_parse.target.backends.base import (
+    ParseVerifyInput,
+    PrefillArguments,
+    VerifyBackend,
+    length_fields,
+    running_offsets,
+)
+from sglang_parse.target.backends.mask import MaskedVerifyInput
+from sglang_parse.target.layout import (
+    RowVisibility,
+    VerifyPlan,
+    VirtualSequences,
+    build_virtual_sequences,
+)
+
+
+class VirtualVerifyInput(ParseVerifyInput):
+    """The sequences are draft chains and judge suffixes, several a request."""
+
+    def __init__(
+        self, plan: VerifyPlan, slots: list[Tensor], logits_rows: Tensor
+    ) -> None:
+        super().__init__(plan, slots, logits_rows)
+        self.sequences = build_virtual_sequences(plan)
+        self.draft_token_num = max(self.sequences.qo_lens)
+
+    def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
+        sequences = self.sequences
+        slots = virtual_slots(sequences, self.plan, self.slots)
+        return (
+            RowVisibility.causal(sequences.causal_limits()),
+            list(sequences.qo_lens),
+            list(slots.split(list(sequences.kv_lens))),
+        )
+
+    def batch_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
+        device = req_pool_indices.device
+        return {
+            "forward_mode": ForwardMode.TARGET_VERIFY,
+            **self.sequence_fields(req_pool_indices),
+            **length_fields(self.sequences.prefix_lens, device),
+        }
+
+    def sequence_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
+        """How many sequences there are and whose rows they read."""
+        request = self.sequences.request
+        index = torch.tensor(request, device=req_pool_indices.device)
+        return {
+            "batch_size": len(request),
+            "req_pool_indices": req_pool_indices[index],
+        }
+
+    def generate_attn_arg_prefill(
+        self, *, req_pool_indices: Tensor, **_: Any
+    ) -> PrefillArguments:
+        device = req_pool_indices.device
+        sequences = self.sequences
+        return (
+            virtual_slots(sequences, self.plan, self.slots).to(torch.int32),
+            running_offsets(sequences.kv_lens, device),
+            running_offsets(sequences.qo_lens, device),
+            None,
+        )
+
+
+FLASHINFER = VerifyBackend(
+    "flashinfer",
+    {"virtual": VirtualVerifyInput, "mask": MaskedVerifyInput},
+    # Its own running offsets are lists, which a verify pass ignores.
+    (IndexBuffer("indices_updater_prefill", "kv_last_page_len", fill=1),),
+)
+CPU = VerifyBackend(
+    CPU_ATTENTION_BACKEND, {"mask": MaskedVerifyInput, "virtual": VirtualVerifyInput}
+)
+
+
+def virtual_slots(
+    sequences: VirtualSequences, plan: VerifyPlan, slots: list[Tensor]
+) -> Tensor:
+    """[sum of kv_lens] int64 KV slots of the virtual sequences, one after another.
+
+    slots: per request, in the plan's column order.
+    """
+    device = slots[0].device
+    kv_lens = torch.tensor(sequences.kv_lens)
+    total = sum(sequences.kv_lens)
+    first_column = running_offsets(plan.kv_lens, "cpu")
+    request = torch.tensor(sequences.request)
+    # Per sequence: where its request's columns start, its own first column among
+    # them, its prefix, and where it starts in the result.
+    table = torch.stack(
+        [
+            first_column[request].long(),
+            torch.tensor(sequences.own_columns),
+            torch.tensor(sequences.prefix_lens),
+            running_offsets(sequences.kv_lens, "cpu")[:-1].long(),
+        ]
+    ).to(device)
+    of = torch.repeat_interleave(kv_lens.to(device), output_size=total)
+    base, own, prefix, start = table[:, of]
+    column = torch.arange(total, device=device) - start
+    column = torch.where(column < prefix, column, own + column - prefix)
+    return torch.cat(slots)[base + column]

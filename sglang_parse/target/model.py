@@ -1,0 +1,89 @@
+"""The target model as the engine uses it: a round in, hidden states and tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from torch import Tensor
+
+from sglang_parse.requests.round import Round
+from sglang_parse.runtime.grammar import mask_for_rows
+from sglang_parse.runtime.protocols import SchedulerBatch
+from sglang_parse.runtime.sampling import (
+    expand_rows,
+    join_outputs,
+    logprob_needs,
+    sample_rows,
+)
+from sglang_parse.runtime.slots import RoundSlots
+from sglang_parse.target.layout import VerifyPlan
+from sglang_parse.target.passes import PassOutput, TargetVerifier
+
+
+class TargetModel:
+    """Passes of `verifier` over the slots of SGLang's pools."""
+
+    def __init__(self, verifier: TargetVerifier, slots: RoundSlots) -> None:
+        self.verifier = verifier
+        self.slots = slots
+
+    def verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
+        """The pass, its judge suffixes in scratch slots."""
+        tree_cache = round.batch.tree_cache
+        scratch = self.slots.take_scratch(tree_cache, plan.num_suffix_tokens)
+        try:
+            return self.verifier.verify(
+                plan,
+                req_pool_indices=round.batch.req_pool_indices,
+                scratch=scratch,
+                table=self.slots.table,
+            )
+        finally:
+            self.slots.release_scratch(scratch)
+
+    def decode(self, round: Round) -> PassOutput:
+        """The target's ordinary decode step behind each bonus token."""
+        batch = round.batch
+        device = batch.seq_lens.device
+        lens = torch.tensor([r.seq_len for r in round])
+        return self.verifier.decode(
+            input_ids=torch.tensor([r.bonus_token for r in round], device=device),
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=lens.to(device),
+            seq_lens_cpu=lens,
+            table=self.slots.table,
+            return_hidden_states=batch.return_hidden_states,
+        )
+
+    def prefill(
+        self, batch: SchedulerBatch, *, needed: bool
+    ) -> tuple[Any, Tensor | None]:
+        return self.verifier.prefill(batch, needed=needed)
+
+    def sample(
+        self, round: Round, owner: Sequence[int], offset: Sequence[int]
+    ) -> tuple[list[int], LogitsProcessorOutput]:
+        """The target's own tokens behind `offset` draft tokens of requests `owner`."""
+        batch, requests = round.batch, round.requests
+        device = batch.seq_lens.device
+        pairs = list(zip(owner, offset, strict=True))
+        rows = [requests[i].root_row + j for i, j in pairs]
+        positions = [requests[i].seq_len + j for i, j in pairs]
+        tokens, sampled = sample_rows(
+            self.verifier.runner,
+            self.verifier.logits_of(round.output, rows),
+            sampling_info=expand_rows(batch.sampling_info, list(owner), device),
+            positions=torch.tensor(positions, device=device),
+            grammar_mask=mask_for_rows([r.grammar for r in requests], owner, offset),
+            needs=logprob_needs(batch, owner),
+        )
+        chosen: list[int] = tokens.tolist()
+        return chosen, sampled
+
+    def join_samples(
+        self, samples: Sequence[LogitsProcessorOutput]
+    ) -> LogitsProcessorOutput:
+        return join_outputs(samples)

@@ -1,0 +1,275 @@
+"""VerifyPlan -> one target forward -> hidden states and verdict logits.
+
+The pass runs in SGLang's TARGET_VERIFY mode with our own spec input, which hands the
+attention backend the ragged CSR arrays and the mask. The LM head runs at the verdict
+rows inside the pass and behind it, in waves, at the rows the decision needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+    get_server_return_hidden_states_mode,
+)
+from torch import Tensor
+
+from sglang_parse.runtime.batches import build_batch, extend_fields, mark_extend
+from sglang_parse.runtime.compat import (
+    pass_eager_inputs_through,
+    room_for,
+    take_features,
+    wait_in_gathers,
+    without_graphs,
+)
+from sglang_parse.runtime.protocols import SchedulerBatch
+from sglang_parse.target.backends.base import ParseVerifyInput, place_slots
+from sglang_parse.target.backends.registry import (
+    backend_of,
+    build_verify_input,
+    choose_route,
+)
+from sglang_parse.target.layout import VerifyPlan
+
+
+def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMetadata:
+    """AFTER hook on LogitsMetadata.from_forward_batch: LM head at our rows only."""
+    spec_info = getattr(args[-1], "spec_info", None)
+    if isinstance(spec_info, ParseVerifyInput):
+        result.draft_extend_select_index = spec_info.logits_rows
+    return result
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """What one pass of the target computed."""
+
+    #: [rows, hidden] after the final norm, None if nobody needs them.
+    hidden_states: Tensor | None
+    #: [n, vocab] at the rows asked for: the verdict rows request by request, or every
+    #: row of a decode step.
+    logits: Tensor
+    #: [rows, width] what an EAGLE-3 head reads, None without one.
+    features: Tensor | None = None
+    #: Whether `logits` has every row of the pass.
+    has_all_logits: bool = False
+
+    def features_at(self, row: int, num_rows: int) -> Tensor | None:
+        """[num_rows, width] features from `row` on."""
+        return None if self.features is None else self.features[row : row + num_rows]
+
+
+class TargetVerifier:
+    """Runs verify passes and LM-head calls on the target model."""
+
+    def __init__(
+        self, target_worker: Any, spec_algorithm: Any, route: str = "auto"
+    ) -> None:
+        """route: the setting `verify_route`."""
+        self.asked_route = route
+        self.target_worker = target_worker
+        self.runner = target_worker.model_runner
+        self.spec_algorithm = spec_algorithm
+        self.shows_features = False  # set where an EAGLE-3 head reads them
+        model = self.runner.model
+        if not hasattr(model, "lm_head") or not hasattr(model, "logits_processor"):
+            raise ValueError(
+                f"--model-path: {type(model).__name__} has no lm_head and "
+                "logits_processor of its own, which PARSE needs to read verdicts; "
+                "choose another target model."
+            )
+        pass_eager_inputs_through()
+        wait_in_gathers(model.logits_processor)
+
+    def verify(
+        self,
+        plan: VerifyPlan,
+        *,
+        req_pool_indices: Tensor,
+        scratch: Tensor,
+        table: Tensor,
+    ) -> PassOutput:
+        """Run the pass. scratch: [plan.num_suffix_tokens] int64 slots.
+
+        req_pool_indices: [bs]. table: req_to_token. Writes target KV of the
+        bonus and draft tokens at columns seq_len.. of their rows.
+        """
+        device = table.device
+        slots, out_cache_loc = place_slots(
+            plan, rows=req_pool_indices.tolist(), scratch=scratch, table=table
+        )
+        verdict_rows = [r for rows in plan.verdict_rows for r in rows]
+        logits_rows = torch.tensor(verdict_rows or [0], device=device)
+        backend = self.runner.prefill_attention_backend_str
+        route = choose_route(self.asked_route, backend)
+        spec_info = build_verify_input(route, backend, plan, slots, logits_rows)
+        forward_batch = ForwardBatch(
+            input_ids=plan.input_ids.to(device),
+            out_cache_loc=out_cache_loc,
+            positions=plan.positions.to(device),
+            spec_algorithm=self.spec_algorithm,
+            spec_info=spec_info,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            return_hidden_states_before_norm=False,
+            global_num_token_non_padded_cpu=plan.num_verify_tokens,
+            **spec_info.batch_fields(req_pool_indices),
+        )
+        self.runner.kv_index_translator.bind_own_plan(forward_batch)
+        with (
+            without_graphs(self.runner),
+            room_for(
+                self.runner.attn_backend,
+                backend_of(backend).buffers,
+                num_sequences=forward_batch.batch_size,
+            ),
+        ):
+            result = self.target_worker.forward_batch_generation(
+                batch=None, forward_batch=forward_batch, is_verify=True
+            )
+        return self._output(result.logits_output, num_logits=len(verdict_rows))
+
+    def decode(
+        self,
+        *,
+        input_ids: Tensor,
+        req_pool_indices: Tensor,
+        seq_lens: Tensor,
+        seq_lens_cpu: Tensor,
+        table: Tensor,
+        return_hidden_states: bool,
+    ) -> PassOutput:
+        """One ordinary decode step, a row per request.
+
+        input_ids: [bs], the bonus tokens; seq_lens: tokens before them. A round in
+        which nobody drafted is the target's own decode step, at its price.
+        """
+        wanted = CaptureHiddenMode.NULL
+        if return_hidden_states:
+            wanted = CaptureHiddenMode.LAST  # the only one of each request
+        if self.shows_features:
+            wanted = CaptureHiddenMode.FULL
+        graphs = self.runner.decode_cuda_graph_runner
+        captured = getattr(graphs, "capture_hidden_mode", CaptureHiddenMode.FULL)
+        fits = nullcontext() if wanted <= captured else without_graphs(self.runner)
+        forward_batch = build_batch(
+            self.runner,
+            ForwardMode.DECODE,
+            input_ids=input_ids,
+            rows=req_pool_indices,
+            positions=seq_lens,
+            out_cache_loc=table[req_pool_indices, seq_lens].to(torch.int64),
+            seq_lens=seq_lens + 1,
+            seq_lens_cpu=seq_lens_cpu + 1,
+            capture=wanted,
+            spec_algorithm=self.spec_algorithm,
+        )
+        with fits:
+            result = self.target_worker.forward_batch_generation(
+                batch=None, forward_batch=forward_batch, is_verify=True
+            )
+        output = self._output(result.logits_output, num_logits=len(input_ids))
+        return replace(output, has_all_logits=True)
+
+    def prefill(
+        self, batch: SchedulerBatch, *, needed: bool
+    ) -> tuple[GenerationBatchResult, Tensor | None]:
+        """SGLang's own prefill of a batch, and the features of its tokens.
+
+        needed: False where a pass behind it computes the batch's only tokens again, as
+        with a cached prompt whose last token begins the pass; then nothing runs.
+        """
+        if not needed:
+            return GenerationBatchResult(
+                logits_output=LogitsProcessorOutput(next_token_logits=None),
+                next_token_ids=torch.zeros(
+                    len(batch.reqs), dtype=torch.int64, device=batch.device
+                ),
+                can_run_cuda_graph=False,
+            ), None
+        wanted = CaptureHiddenMode.FULL if self.shows_features else None
+        result = self.target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=wanted
+        )
+        if not self.shows_features:
+            return result, None
+        last_rows = None
+        if self._shows_last(batch):
+            ends = torch.tensor(batch.extend_lens, device=batch.device).cumsum(0)
+            last_rows = ends - 1
+        return result, take_features(result.logits_output, last_rows)
+
+    def _shows_last(self, batch: SchedulerBatch) -> bool:
+        """Whether SGLang expects one hidden state of each request of a prefill
+        (batch_result_processor.py, `_append_prefill_hidden_states`)."""
+        mode = max(
+            batch.return_hidden_states_mode, get_server_return_hidden_states_mode()
+        )
+        return mode.is_last()
+
+    def features_of(
+        self,
+        ids: Sequence[int],
+        *,
+        row: int,
+        start: int,
+        scratch: Tensor,
+        table: Tensor,
+    ) -> Tensor:
+        """[len(ids), width] what an EAGLE-3 head reads at cached positions, computed
+        again: the tokens `ids` of one request from position `start` on.
+
+        row: of req_to_token. scratch: [len(ids)] slots for the KV that this computes;
+        the cached KV, which others may be reading, stays as it is.
+        """
+        rows, lens = torch.tensor([row], device=table.device), [len(ids)]
+        fields = extend_fields(ids, rows, [start], lens, table)
+        batch = build_batch(
+            self.runner,
+            ForwardMode.EXTEND,
+            **{**fields, "out_cache_loc": scratch},
+            capture=CaptureHiddenMode.FULL,
+            spec_algorithm=self.spec_algorithm,
+        )
+        mark_extend(batch, [start], lens)
+        result = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=batch, is_verify=True
+        )
+        return result.logits_output.hidden_states
+
+    def _output(self, output: LogitsProcessorOutput, num_logits: int) -> PassOutput:
+        """With features shown, SGLang puts the final hidden states elsewhere."""
+        logits = output.next_token_logits[:num_logits]
+        if self.shows_features:
+            return PassOutput(output.last_hidden_states, logits, output.hidden_states)
+        return PassOutput(output.hidden_states, logits)
+
+    def logits_of(self, output: PassOutput, rows: Sequence[int]) -> Tensor:
+        """Target logits [len(rows), vocab] at rows of a pass or of a decode step."""
+        if not output.has_all_logits:
+            return self.logits_at(output, rows)
+        if list(rows) == list(range(len(output.logits))):
+            return output.logits
+        return output.logits[torch.tensor(rows, device=output.logits.device)]
+
+    def logits_at(self, output: PassOutput, rows: Sequence[int]) -> Tensor:
+        """Target logits [len(rows), vocab] at rows of the pass."""
+        hidden_states = output.hidden_states
+        assert hidden_states is not None
+        index = torch.tensor(rows, device=hidden_states.device)
+        model = self.runner.model
+        result = model.logits_processor(
+            None,
+            hidden_states[index],
+            model.lm_head,
+            LogitsMetadata(forward_mode=ForwardMode.DECODE),
+        )
+        return result.next_token_logits

@@ -1,0 +1,64 @@
+"""The algorithm object that SGLang dispatches on."""
+
+import inspect
+
+import pytest
+
+from tests.support.signatures import parameters
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def test_custom_algorithm_lacks_exactly_the_methods_we_add():
+    """Red if SGLang starts to define one (drop ours), or calls another it lacks."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    from sglang_parse.integration.algorithm import ParseAlgorithm
+
+    def public(cls):
+        return {
+            n
+            for n, v in vars(cls).items()
+            if inspect.isfunction(v) and not n.startswith("_")
+        }
+
+    ours = {"carries_draft_hidden_states", "need_topk", "create_future_map"}
+    for name in ours:
+        assert not hasattr(CustomSpecAlgo, name)
+        assert callable(getattr(SpeculativeAlgorithm, name))
+        assert callable(getattr(ParseAlgorithm, name))
+    lacking = {
+        n for n in public(SpeculativeAlgorithm) if not hasattr(CustomSpecAlgo, n)
+    }
+    # Called for built-in algorithms only.
+    assert lacking - ours <= {"get_speculative_worker_cls", "get_platform_worker_cls"}
+
+
+def test_algorithm_is_no_built_in_one():
+    """Red if PARSE takes an EAGLE-only branch of the scheduler by accident."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    parse = SpeculativeAlgorithm.from_string("PARSE")
+    assert parse.is_speculative() and not parse.is_none()
+    flags = [
+        n for n in dir(parse) if n.startswith("is_") and callable(getattr(parse, n))
+    ]
+    answers = {n for n in flags if not parameters(getattr(parse, n))}
+    assert {n for n in answers if getattr(parse, n)()} == {"is_some", "is_speculative"}
+
+
+def test_future_map_takes_our_arguments():
+    """Red if FutureMap's constructor changes."""
+    from sglang.srt.managers.overlap_utils import FutureMap
+
+    assert len(parameters(FutureMap.__init__)) == 6  # self and our five
+
+
+def test_memory_saver_keeps_draft_weights_where_we_ask_for_it():
+    """Red if the switch of algorithm.handle_server_args keeps no weights aside: an
+    update brings back the target's alone."""
+    from sglang.srt.model_executor.model_runner_components import load_model_utils
+
+    source = inspect.getsource(load_model_utils)
+    assert "is_draft_worker and get_exec().features.enable_draft_weights_cpu" in source

@@ -1,0 +1,280 @@
+"""Every run-time change of an SGLang object: what runtime/compat.py changes exists, and
+is read where its docstrings say."""
+
+import dataclasses
+import inspect
+import re
+from http import HTTPStatus
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.runtime import compat
+from sglang_parse.target.backends.registry import BACKENDS
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def source_of(path: str) -> str:
+    """A file of SGLang as text: some import on a GPU only."""
+    import sglang
+
+    root = Path(sglang.__file__).parent / "srt"
+    return (root / path).read_text(encoding="utf-8")
+
+
+def test_every_change_has_its_file_and_its_end():
+    """Red if a function joins compat.py without saying where SGLang needs it and what
+    would end the need, or names a file that SGLang no longer has."""
+    import sglang
+
+    root = Path(sglang.__file__).parent / "srt"
+    functions = [
+        f
+        for _, f in inspect.getmembers(compat, inspect.isfunction)
+        if f.__module__ == compat.__name__
+    ]
+    assert len(functions) >= 8
+    for function in functions:
+        text = inspect.getdoc(function)
+        for part in ("What: ", "Why: ", "Where: ", "Ends with: "):
+            assert text.count(part) == 1, (function.__name__, part)
+        where = text[text.index("Where: ") : text.index("Ends with: ")]
+        files = re.findall(r"[\w/]+\.py", where)
+        assert files, function.__name__
+        for file in files:
+            assert list(root.rglob(f"*{Path(file).name}")), (function.__name__, file)
+
+
+def test_forwards_look_for_graphs_where_they_are_taken_away():
+    """Red if SGLang keeps its captured graphs, or the hidden states they show, under
+    other names than `without_graphs` and `TargetVerifier.decode` know."""
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.model_executor.runner import decode_cuda_graph_runner
+
+    forward = inspect.getsource(ModelRunner._forward_raw)
+    for name in compat.GRAPH_RUNNERS:
+        assert f"self.{name}" in forward
+    check = decode_cuda_graph_runner.DecodeCudaGraphRunner._validate_capture_hidden_mode
+    source = inspect.getsource(check)
+    assert "self.capture_hidden_mode < forward_batch.capture_hidden_mode" in source
+
+
+def test_triton_reads_its_buffers_from_the_backend():
+    """Red if Triton's index buffers are called otherwise, or are not read at each
+    forward: a verify pass would write past them."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    source = inspect.getsource(TritonAttnBackend)
+    buffers = BACKENDS["triton"].buffers
+    assert {b.name for b in buffers} == {"kv_indptr", "qo_indptr"}
+    for buffer in buffers:
+        assert buffer.owner == ""
+        assert re.search(
+            rf"self\.{buffer.name} = torch\.zeros\(\s*\(max_bs \+ 1,", source
+        )
+        assert f"self.{buffer.name}[: bs + 1]" in source
+
+
+def test_flashinfer_reads_its_last_pages_from_the_updater():
+    """Red if FlashInfer's prefill planner takes last pages from elsewhere, or they are
+    anything but ones."""
+    source = source_of("layers/attention/flashinfer_backend.py")
+    (buffer,) = BACKENDS["flashinfer"].buffers
+    assert f"self.{buffer.owner} = FlashInferIndicesUpdaterPrefill(" in source
+    updater = source[source.index("class FlashInferIndicesUpdaterPrefill") :]
+    assert f"self.{buffer.name}[:bs]" in updater
+    assert f"self.{buffer.name} = torch.ones(" in source and buffer.fill == 1
+
+
+def test_the_cpu_backend_has_no_buffer_sized_by_requests():
+    """Red if our CPU backend gets one from SGLang's torch backend."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    assert "indptr" not in inspect.getsource(TorchNativeAttnBackend)
+
+
+def test_eager_runner_reads_the_no_copy_switch_at_each_forward():
+    """Red if SGLANG_EAGER_INPUT_NO_COPY is read once, or elsewhere, or called
+    otherwise: verify passes would run over buffers sized by requests."""
+    import sglang
+    from sglang.srt.environ import envs
+    from sglang.srt.model_executor.runner.eager_runner import EagerRunner
+
+    assert hasattr(envs, "SGLANG_EAGER_INPUT_NO_COPY")
+    load = inspect.getsource(EagerRunner.load_batch)
+    switch = load.index("if envs.SGLANG_EAGER_INPUT_NO_COPY.get():")
+    assert switch < load.index("registry.fill_from(")
+    assert "return replace(forward_batch)" in load[switch:]
+    readers = [
+        path.name
+        for path in (Path(sglang.__file__).parent / "srt").rglob("*.py")
+        if "EAGER_INPUT_NO_COPY.get()" in path.read_text(encoding="utf-8")
+    ]
+    assert readers == ["eager_runner.py"]
+
+
+def test_ranks_may_be_made_to_wait_for_each_other_before_they_gather_logits():
+    """Red if the switch of `wait_in_gathers` is called otherwise, or copied to where it
+    would not be read."""
+    from sglang.srt.distributed.device_communicators import triton_symm_mem_ag
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+
+    assert "self._logits_gatherer = " in inspect.getsource(LogitsProcessor.__init__)
+    gatherer = triton_symm_mem_ag.MultimemAllGatherer
+    one = gatherer(1, enabled=False, skip_entry_sync=True)
+    assert vars(one)["_skip_entry_sync"] is True
+    assert "self._skip_entry_sync" in inspect.getsource(gatherer.__call__)
+    compat.wait_in_gathers(SimpleNamespace(_logits_gatherer=one))
+    assert one._skip_entry_sync is False
+
+
+def test_runners_plan_plain_decode_graphs():
+    """Red if SGLang would capture the runners' decode graphs as verify passes again.
+
+    Its capture asks just this of a runner.
+    """
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
+        DecodeCudaGraphRunner,
+    )
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    source = inspect.getsource(DecodeCudaGraphRunner.__init__)
+    assert "if model_runner.spec_algorithm.is_speculative():" in source
+    parse = SpeculativeAlgorithm.from_string("PARSE")
+    assert parse.is_speculative() and not parse.supports_target_verify_for_draft()
+    runner = SimpleNamespace(spec_algorithm=parse)
+    compat.plan_plain_decode(runner)
+    assert not runner.spec_algorithm.is_speculative()
+    assert runner.spec_algorithm.is_none()
+
+
+def test_a_target_is_made_to_show_its_features():
+    """Red if layers are marked by another call, or their ids come otherwise."""
+    seen = []
+    processor = SimpleNamespace(keep_last_hidden_states=False)
+    model = SimpleNamespace(
+        set_eagle3_layers_to_capture=seen.append, logits_processor=processor
+    )
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    target = SimpleNamespace(model=model)
+    compat.capture_features(target, SimpleNamespace(eagle_config=ids), "--flag")
+    compat.capture_features(target, SimpleNamespace(), "--flag")
+    assert seen == [[1, 2, 3], None]
+    assert processor.keep_last_hidden_states is True
+    with pytest.raises(ValueError, match="--flag: SimpleNamespace cannot show"):
+        compat.capture_features(
+            SimpleNamespace(model=SimpleNamespace()), SimpleNamespace(), "--flag"
+        )
+
+
+def test_final_states_are_kept_beside_the_features():
+    """Red if `keep_last_hidden_states` is called otherwise, or asks for more than
+    features in a pass that captures all: the LM head would read the features."""
+    from sglang.srt.layers.logits_processor import (
+        LogitsProcessor,
+        LogitsProcessorOutput,
+    )
+
+    assert "self.keep_last_hidden_states = " in inspect.getsource(
+        LogitsProcessor.__init__
+    )
+    names = {f.name for f in dataclasses.fields(LogitsProcessorOutput)}
+    assert {"hidden_states", "last_hidden_states"} <= names
+    final, features = torch.zeros(2, 4), torch.ones(2, 12)
+    full = SimpleNamespace(capture_hidden_mode=SimpleNamespace(is_full=lambda: True))
+    for keeps, expected in ((True, final), (False, None)):
+        processor = SimpleNamespace(keep_last_hidden_states=keeps)
+        kept = LogitsProcessor._get_last_hidden_states_to_store(
+            processor, final, features, full
+        )
+        assert kept is expected
+
+
+def test_allocated_length_is_what_sglang_frees_and_reserves_by():
+    """Red if a request's slots are counted in another field: they would be lost."""
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.mem_cache import allocation, common
+
+    assert "kv_allocated_len: int = 0" in inspect.getsource(schedule_batch)
+    assert "kv.kv_allocated_len" in inspect.getsource(allocation.alloc_for_spec_decode)
+    assert "kv.kv_allocated_len" in inspect.getsource(common.release_kv_cache)
+    req = SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=3))
+    compat.set_allocated_len(req, 8)
+    assert req.kv.kv_allocated_len == 8
+
+
+class Letters:
+    """A token a letter."""
+
+    eos_token_id = ord("z")
+    additional_stop_token_ids = None
+
+    def decode(self, ids, **_):
+        return "".join(map(chr, ids))
+
+    def encode(self, text, **_):
+        return [ord(c) for c in text]
+
+
+def request(text: str, **params):
+    """SGLang's own Req with an output."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    tokenizer = Letters()
+    sampling = SamplingParams(**params)
+    sampling.normalize(tokenizer)
+    req = Req("r", "", [5], sampling, vocab_size=1 << 20)
+    req.tokenizer = tokenizer
+    req.output_ids = tokenizer.encode(text)
+    return req
+
+
+def test_aborted_request_ends_with_its_error():
+    """Red if SGLang looks for an abort elsewhere, or keeps other facts of it."""
+    req = request("a", max_new_tokens=9)
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    compat.abort(req, "No room.", status=status, err_type="ServiceUnavailableError")
+    assert not req.finished()
+    req.update_finish_state(1)
+    assert req.finished() and req.finished_reason.message == "No room."
+    assert req.finished_reason.status_code == status
+    assert req.finished_reason.err_type == "ServiceUnavailableError"
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"stop": ["z"]}, {"stop_regex": ["z"]}, {"stop_token_ids": [122]}]
+)
+def test_held_request_runs_until_it_is_released(params):
+    """Red if SGLang ends a request that gets no token for another reason than those
+    that `hold` takes away, or does not end it once it is released."""
+    req = request("z", max_new_tokens=1, **params)
+    compat.hold(req)
+    for num_new in (1, 0, 0):
+        req.update_finish_state(num_new)
+        assert not req.finished()
+    compat.release(req)
+    req.update_finish_state(0)
+    assert req.finished() and req.finished_len == 1
+
+
+@pytest.mark.parametrize("before", [[], [3], [1, 0, 2]])
+def test_a_step_without_a_token_leaves_the_counts_as_they_were(before):
+    """Red if SGLang counts right drafts in another way than number of tokens less
+    one: the figures of a request that waits would run away."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+
+    source = inspect.getsource(batch_result_processor)
+    assert "length - num_non_draft for length in accept_lens" in source
+    assert "req.spec_num_correct_drafts += num_correct_drafts" in source
+    assert "req.update_spec_correct_drafts_histogram(num_correct_drafts)" in source
+    req = request("a")
+    req.spec_correct_drafts_histogram, req.spec_num_correct_drafts = [*before], 7
+    compat.emits_nothing(req)
+    req.spec_num_correct_drafts += -1
+    req.update_spec_correct_drafts_histogram(-1)
+    assert req.spec_num_correct_drafts == 7
+    assert req.spec_correct_drafts_histogram == (before or [0])

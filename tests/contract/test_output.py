@@ -1,0 +1,144 @@
+"""What goes back to the client: reports, figures, endpoints."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.signatures import parameters
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def test_report_outlives_incremental_streaming():
+    """Red if the report goes by the number of tokens sent before it, or if SGLang's
+    slices are no longer what they were."""
+    from sglang.srt.managers import tokenizer_manager
+
+    from sglang_parse.integration.report_streamer import keep_report
+
+    original = tokenizer_manager._slice_streaming_output_meta_info
+    original = getattr(original, "__wrapped__", original)
+    meta_info = {"parse": [{"mode": "exact"}], "other": [1, 2, 3], "id": "x"}
+    keep_report(original, meta_info, 2, ["parse", "other"])
+    assert meta_info == {"parse": [{"mode": "exact"}], "other": [3], "id": "x"}
+    plain = {"other": [1, 2, 3]}
+    keep_report(original, plain, 2, ["parse", "other"])
+    assert plain == {"other": [3]}
+
+
+def test_streamer_adds_the_report_of_finished_requests(monkeypatch):
+    """Red if the output streamer's seam moves or expects another shape."""
+    from sglang.srt.managers.scheduler_components.output_streamer import (
+        SchedulerOutputStreamer,
+    )
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from sglang_parse.integration import report_streamer as report
+    from sglang_parse.reporting.attached import attach
+    from sglang_parse.reporting.report import RequestReport
+
+    assert SchedulerOutputStreamer.has_additional_customized_info is False
+    parameters_ = parameters(SchedulerOutputStreamer.build_additional_customized_info)
+    assert parameters_ == ["self", "reqs"]
+    monkeypatch.setattr(report, "serves_parse", lambda: False)
+    assert report.streamer_class(SchedulerOutputStreamer) is SchedulerOutputStreamer
+    monkeypatch.setattr(report, "serves_parse", lambda: True)
+    cls = report.streamer_class(SchedulerOutputStreamer)
+    assert issubclass(cls, SchedulerOutputStreamer)
+    assert report.streamer_class(SchedulerOutputStreamer) is cls
+
+    class Req(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    ended = {"output_ids": [5], "finished_len": None, "tokenizer": None, "rid": "r"}
+    ended |= {"sampling_params": SamplingParams(), "finished_reason": None}
+    done = Req(finished=lambda: True, **ended)
+    running = Req(finished=lambda: False)
+    other = Req(finished=lambda: True)
+    attach(done, RequestReport("exact", "", False))
+    attach(running, RequestReport("off", "grammar", False))
+    streamer = object.__new__(cls)
+    info = streamer.build_additional_customized_info([done, running, other])
+    assert [len(v) for v in info["parse"]] == [1, 0, 0]
+    assert info["parse"][0][0]["mode"] == "exact"
+    assert streamer.build_additional_customized_info([other]) == {}
+
+
+def test_accept_figures_are_where_we_correct_them():
+    """Red if SGLang divides kept drafts by something else than we make up for."""
+    from sglang.srt.managers.scheduler_components.metrics_reporter import (
+        SchedulerMetricsReporter,
+    )
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    assert parameters(TokenizerManager._calculate_spec_decoding_metrics) == [
+        "self", "meta_info", "recv_obj", "i",
+    ]  # fmt: skip
+    source = inspect.getsource(TokenizerManager._calculate_spec_decoding_metrics)
+    for name in ("spec_num_proposed_drafts", "spec_accept_rate", "spec_num_cap_tokens"):
+        assert name in source
+    source = inspect.getsource(SchedulerMetricsReporter.report_decode_stats)
+    for text in (
+        "self.forward_ct_decode % self.decode_log_interval != 0",
+        "num_correct_drafts = self.spec_num_correct_drafts",
+        "self.spec_num_forward_ct * draft_per_round",
+        "self.spec_num_cap_tokens = 0",
+    ):
+        assert text in source
+
+
+def test_endpoints_lack_what_we_add():
+    """Red if SGLang learns of predictions or of reports in streams by itself."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.entrypoints.openai import protocol, serving_chat
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    fields = protocol.ChatCompletionRequest.model_fields
+    assert "prediction" not in fields and "return_meta_info" in fields
+    assert "return_meta_info" not in protocol.CompletionRequest.model_fields
+    details = protocol.CompletionTokensDetails.model_fields
+    assert "accepted_prediction_tokens" not in details
+    source = inspect.getsource(serving_chat)
+    assert "return_meta_info is not supported with streaming" in source
+    assert inspect.isasyncgenfunction(inspect.unwrap(TokenizerManager.generate_request))
+    setup = inspect.unwrap(http_server._setup_and_run_http_server)
+    assert parameters(setup)[0] == "server_args"
+
+
+def test_stops_are_located_by_the_call_that_we_make():
+    """Red if `_locate_str_stop_finished_len` takes other arguments, looks further back
+    than the step, or Req keeps the end of an answer elsewhere."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    assert parameters(Req._locate_str_stop_finished_len) == [
+        "self",
+        "new_accepted_len",
+        "stop_str",
+        "stop_regex",
+        "full_window_matched",
+    ]
+    req = SimpleNamespace(
+        output_ids=[ord(c) for c in "ab.cd.e"],
+        tokenizer=SimpleNamespace(decode=lambda ids: "".join(map(chr, ids))),
+        _stop_match_tail_len=lambda num: num + 1,
+    )
+    locate = Req._locate_str_stop_finished_len
+    assert locate(req, 3, stop_str=".") == 6
+    assert locate(req, 6, stop_str=".") == 3
+    unmatched = {"stop_regex": "e.", "full_window_matched": False}
+    assert locate(req, 3, **unmatched) is None
+    source = inspect.getsource(inspect.unwrap(Req._check_str_based_finish))
+    for name in ("finished_len", "finished_reason", "tail_str(new_accepted_len)"):
+        assert f"self.{name}" in source
+    assert parameters(Req._check_token_based_finish) == ["self", "new_accepted_tokens"]
+
+
+def test_configuration_says_which_algorithm_serves():
+    """Red if `active.serves_parse` asks SGLang in a way that it no longer knows."""
+    from sglang.srt.runtime_context import get_context, get_spec
+
+    from sglang_parse.integration.active import serves_parse
+
+    assert get_context().is_config_namespace_published("nothing") is False
+    assert callable(get_spec) and serves_parse() is False

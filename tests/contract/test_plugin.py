@@ -1,0 +1,105 @@
+"""How SGLang loads us: version, entry points, hooks."""
+
+import inspect
+import pkgutil
+from importlib.metadata import entry_points
+
+import pytest
+
+from sglang_parse.integration import hooks
+
+pytestmark = pytest.mark.usefixtures("plugins")
+ALL_HOOKS = {h.target: h for h in hooks.HOOKS + hooks.CPU_HOOKS}
+
+
+def test_installed_sglang_is_the_pinned_one():
+    """Red if the pin in pyproject.toml and the installed version drift apart."""
+    import sglang
+
+    assert sglang.__version__ == "0.5.23"
+
+
+def test_entry_point_registers_the_algorithm():
+    """Red if SGLang's plugin loader swallowed an error of ours."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_parse.integration.algorithm import ParseAlgorithm
+
+    found = {e.name: e.value for e in entry_points(group="sglang.srt.plugins")}
+    assert found["parse"] == "sglang_parse.integration.plugin:register"
+    assert isinstance(SpeculativeAlgorithm.from_string("PARSE"), ParseAlgorithm)
+
+
+@pytest.mark.parametrize("target", ALL_HOOKS)
+def test_hook_target_exists(target):
+    """Red if SGLang renames or moves this seam."""
+    assert callable(pkgutil.resolve_name(target))
+
+
+def test_hooks_are_applied_in_a_process_that_loads_plugins():
+    """Red if one of our hooks does not apply; SGLang would only log it."""
+    assert hooks.missing_hooks() == []
+    hooks.check_hooks.cache_clear()
+    hooks.check_hooks()
+
+
+@pytest.mark.parametrize("hook", ALL_HOOKS.values(), ids=lambda h: h.target)
+def test_hook_function_exists(hook):
+    """Red if one of our functions moves and its hook, which imports it when it is first
+    called, does not follow."""
+    function = getattr(hook.function, "function", hook.function)
+    assert callable(function) and function.__module__.startswith("sglang_parse.")
+
+
+@pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda h: h.target)
+def test_missing_hook_stops_startup_by_name(monkeypatch, hook):
+    """Red if a server can start without one of its hooks."""
+    import sglang
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched - {hook.target})
+    hooks.check_hooks.cache_clear()
+    with pytest.raises(RuntimeError, match=hook.target) as error:
+        hooks.check_hooks()
+    assert sglang.__version__ in str(error.value)
+    assert hook.purpose in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unresolvable_hook_is_logged_and_swallowed_by_sglang():
+    """Red if SGLang starts to raise by itself, which makes check_hooks superfluous."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    source = inspect.getsource(HookRegistry.apply_hooks)
+    assert "except Exception" in source
+    assert "_patched.add" in source
+
+
+def test_attention_backend_is_known_by_name():
+    """Red if our backend is no choice of --attention-backend or is not registered."""
+    from sglang.srt.arg_groups import choices
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
+
+    assert CPU_ATTENTION_BACKEND in ATTENTION_BACKENDS
+    assert CPU_ATTENTION_BACKEND in choices.ATTENTION_BACKEND_CHOICES
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("sglang.srt.speculative.draft_parallel", "resolve_draft_parallel_layout"),
+        ("sglang.srt.speculative.spec_utils", "draft_tp_context"),
+        ("sglang.srt.speculative.spec_utils", "draft_pp_context"),
+        ("sglang.srt.layers.moe.utils", "draft_model_build_scope"),
+        ("sglang.srt.configs.draft_parallel", "DraftTPExecution.TARGET_LAYOUT"),
+        ("sglang.srt.configs.hybrid_arch", "mambaish_config"),
+        ("sglang.srt.utils.hf_transformers_utils", "get_tokenizer"),
+        ("sglang.srt.managers.tp_worker", "TpModelWorker"),
+        ("sglang.srt.runtime_context", "get_parallel"),
+    ],
+)
+def test_imported_name_exists(module, name):
+    """Red if a name that is imported inside a function moves."""
+    assert pkgutil.resolve_name(f"{module}:{name}") is not None

@@ -1,0 +1,86 @@
+"""What SGLang's scheduler asks of a speculative worker, and what it gives."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from tests.support.signatures import parameters
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def test_worker_constructor_is_called_with_these_keywords():
+    """Red if the scheduler passes other keywords to a speculative worker."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_parse.integration.worker import ParseWorker
+
+    source = inspect.getsource(Scheduler)
+    for name in parameters(ParseWorker.__init__)[1:]:
+        assert f"{name}=" in source
+
+
+def test_worker_implements_what_its_base_leaves_abstract():
+    """Red if BaseSpecWorker gains an abstract method."""
+    from sglang_parse.integration.worker import ParseWorker
+
+    assert not ParseWorker.__abstractmethods__
+
+
+def test_worker_base_methods_we_override_exist():
+    """Red if an override is called no longer."""
+    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+    for name in (
+        "alloc_memory_pool",
+        "init_attention_backends",
+        "init_cuda_graphs",
+        "weight_update_runners",
+        "_draft_model_runners",
+        "spec_v2_attn_backends",
+    ):
+        assert hasattr(BaseSpecWorker, name), name
+
+
+def test_scheduler_says_who_waits_and_for_how_many_there_is_room():
+    """Red if rounds can no longer be shortened for those that wait."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    assert parameters(Scheduler.run_batch)[:2] == ["self", "batch"]
+    assert parameters(Scheduler.get_num_allocatable_reqs)[:2] == ["self", "running_bs"]
+    assert "self.waiting_queue" in inspect.getsource(Scheduler)
+
+
+def test_request_is_hashable_by_identity():
+    """Red if Req defines equality: states are keyed by the request object."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    assert Req.__hash__ is object.__hash__
+    assert Req.__eq__ is object.__eq__
+
+
+def test_batch_result_fields_we_fill_exist():
+    """Red if the scheduler's result record loses a field."""
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+    names = {f.name for f in dataclasses.fields(GenerationBatchResult)}
+    assert names >= {
+        "logits_output",
+        "next_token_ids",
+        "accept_lens",
+        "cap_lens",
+        "speculative_output_stride",
+        "new_seq_lens",
+        "next_draft_input",
+        "can_run_cuda_graph",
+    }
+
+
+def test_prefill_batch_names_its_unfinished_request():
+    """Red if a client's text could be judged before its prompt is whole."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch
+
+    assert "chunked_req" in {f.name for f in dataclasses.fields(ScheduleBatch)}
+    wanted = ["self", "message", "status_code", "err_type"]
+    assert parameters(FINISH_ABORT.__init__) == wanted

@@ -1,0 +1,82 @@
+"""The real model's servers: the target alone, and PARSE in exact mode.
+
+They start side by side, once, and only where `sglang-parse models --real` has run.
+"""
+
+import os
+
+import pytest
+from transformers import AutoTokenizer
+
+from sglang_parse.bench.servers import ServerProcess, running
+from sglang_parse.models import built_models
+from sglang_parse.models.prompts import conversations
+from tests.support.client import Server
+
+NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_REAL_PROMPTS", "100"))
+THREADS = int(os.environ.get("SGLANG_PARSE_REAL_THREADS", os.cpu_count() or 1))
+POOL = ("--max-total-tokens", "24576", "--max-running-requests", "16")
+
+
+def pytest_collection_modifyitems(items):
+    missing = built_models() is None and not os.environ.get("SGLANG_PARSE_REAL_URLS")
+    for item in items:
+        if "/tests/real/" not in str(item.path):
+            continue
+        item.add_marker(pytest.mark.real)
+        if missing:
+            reason = "no real model; `sglang-parse models --real` fetches it"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def models():
+    return built_models()
+
+
+@pytest.fixture(scope="session")
+def servers(models, tmp_path_factory):
+    """By name. With SGLANG_PARSE_REAL_URLS="target=URL,parse=URL" running ones."""
+    if given := os.environ.get("SGLANG_PARSE_REAL_URLS"):
+        yield {k: Server(v) for k, v in (pair.split("=") for pair in given.split(","))}
+        return
+    target = ("--model-path", str(models.target), *POOL)
+    parse = ("--speculative-algorithm", "PARSE", "--speculative-parse-mode", "exact")
+    draft = ("--speculative-draft-model-path", str(models.draft))
+    head = ()
+    if models.head is not None:
+        head = ("--speculative-parse-compose", "eagle3")
+        head += ("--speculative-parse-eagle-model-path", str(models.head))
+    logs = tmp_path_factory.mktemp("servers")
+    flags = {"target": target, "parse": (*target, *parse, *draft, *head)}
+    processes = {
+        name: ServerProcess(args, name, logs / f"{name}.log", num_threads=THREADS)
+        for name, args in flags.items()
+    }
+    with running(list(processes.values())):
+        yield {name: Server(p.url) for name, p in processes.items()}
+
+
+@pytest.fixture(scope="session")
+def target(servers):
+    return servers["target"]
+
+
+@pytest.fixture(scope="session")
+def parse(servers):
+    return servers["parse"]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(models):
+    return AutoTokenizer.from_pretrained(models.target)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer):
+    """Token ids of conversations of eight kinds, chat template applied."""
+    texts = [
+        tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True)
+        for m in conversations(NUM_PROMPTS)
+    ]
+    return [tokenizer.encode(t, add_special_tokens=False) for t in texts]

@@ -1,0 +1,209 @@
+"""A real model in exact mode says what its target says alone.
+
+Sums in another order may turn a near-tie of two logits. A difference is an error unless
+the target alone gives both tokens within NEAR of each other there.
+"""
+
+import json
+import re
+
+import pytest
+
+from tests.support.client import finish, outcome, report
+
+TOKENS = 20
+NEAR = 1e-3  # nats between the two likeliest tokens; float32, 30 layers
+TOLERANCE = 2e-3  # of log-probabilities
+# By the draft model, also on a server with an EAGLE-3 head.
+EXACT = {"parse_mode": "exact", "parse_compose": False}
+BY_HEAD = {"parse_mode": "exact"}
+
+
+@pytest.fixture(scope="module")
+def expected(target, prompts):
+    """The target's own greedy answers."""
+    return target.generate_all(prompts, 8, max_new_tokens=TOKENS)
+
+
+def split_at(ours: list[int], theirs: list[int]) -> int | None:
+    """Where two answers part, None if they do not."""
+    if ours == theirs:
+        return None
+    pairs = zip(ours, theirs, strict=False)
+    same = [a == b for a, b in pairs]
+    return same.index(False) if False in same else len(same)
+
+
+def is_near_tie(target, prompt, ours: list[int], theirs: list[int], at: int) -> bool:
+    """Whether the target finds the two tokens at `at` about equally likely."""
+    if at >= min(len(ours), len(theirs)):
+        return False
+    result = target.generate(
+        [*prompt, *theirs[:at]],
+        max_new_tokens=1,
+        top={"return_logprob": True, "top_logprobs_num": 2},
+    )
+    top = result["meta_info"]["output_top_logprobs"][0]
+    gap = top[0][0] - top[1][0]
+    return {t for _, t, *_ in top} == {ours[at], theirs[at]} and gap < NEAR
+
+
+def errors(target, prompts, results, expected) -> list[int]:
+    """Prompts whose answers differ by more than a near-tie."""
+    found = []
+    for i, (a, b) in enumerate(zip(results, expected, strict=True)):
+        at = split_at(a["output_ids"], b["output_ids"])
+        if at is None:
+            if outcome(a) != outcome(b):
+                found.append(i)
+        elif not is_near_tie(target, prompts[i], a["output_ids"], b["output_ids"], at):
+            found.append(i)
+    return found
+
+
+@pytest.mark.parametrize("concurrency", [16, 1])
+def test_exact_mode_equals_target(parse, target, prompts, expected, concurrency):
+    """Red if a large vocabulary, real prose or a long prompt costs a token."""
+    results = parse.generate_all(
+        prompts, concurrency, custom=EXACT, max_new_tokens=TOKENS
+    )
+    assert errors(target, prompts, results, expected) == []
+    assert {report(r)["mode"] for r in results} == {"exact"}
+    assert sum(report(r)["draft_tokens"] for r in results) > 0
+
+
+def test_eagle3_equals_target(models, parse, target, prompts, expected):
+    """Red if what the head drafts is kept where the target says something else."""
+    if models.head is None:
+        pytest.skip("no EAGLE-3 head; `python -m benchmarks.train_real` trains one")
+    results = parse.generate_all(prompts[:32], 8, custom=BY_HEAD, max_new_tokens=TOKENS)
+    assert errors(target, prompts[:32], results, expected[:32]) == []
+    assert sum(report(r)["eagle_draft_tokens"] for r in results) > 0
+
+
+def test_streamed_pieces_join_to_the_answer(parse, prompts, expected):
+    """Red if a character of several tokens is shown in halves, or a piece is lost."""
+    for i in [i for i in range(len(prompts)) if i % 8 == 5][:6]:
+        chunks = list(parse.stream(prompts[i], custom=EXACT, max_new_tokens=TOKENS))
+        texts = [c["text"] for c in chunks]
+        assert texts[-1] == expected[i]["text"]
+        for shorter, longer in zip(texts, texts[1:], strict=False):
+            assert longer.startswith(shorter)
+
+
+def border_strings(tokenizer, result) -> list[str]:
+    """Strings that begin inside one token of an answer and end inside the next."""
+    found = []
+    pieces = [tokenizer.decode([t]) for t in result["output_ids"]]
+    for a, b in zip(pieces[3:], pieces[4:], strict=False):
+        if len(a) > 2 and len(b) > 2 and "\ufffd" not in a + b:
+            found.append(a[-2:] + b[:2])
+    return found[:1]
+
+
+def test_stop_strings_across_tokens(parse, target, prompts, expected, tokenizer):
+    """Red if a stop string is missed that no single token holds."""
+    cases = [
+        (prompts[i], {"stop": [s], "max_new_tokens": TOKENS})
+        for i in range(0, 16)
+        for s in border_strings(tokenizer, expected[i])
+    ]
+    assert len(cases) > 4
+    ours = parse.run_all([(p, o | {"custom": EXACT}) for p, o in cases], 4)
+    theirs = target.run_all(cases, 4)
+    assert [outcome(r) for r in ours] == [outcome(r) for r in theirs]
+    assert sum(finish(r)[0] == "stop" for r in ours) >= len(cases) - 1
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+}
+GRAMMARS = {
+    "schema": ({"json_schema": json.dumps(PERSON)}, None),
+    "regex": ({"regex": r"[A-Z][a-z]{2,8}, [0-9]{4}\."}, r"[A-Z][a-z]{2,8}, \d{4}\."),
+    "ebnf": (
+        {"ebnf": 'root ::= "Yes, " word " " word "."\nword ::= [a-z] [a-z]+'},
+        r"Yes, [a-z]+ [a-z]+\.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_grammars_equal_target(parse, target, prompts, name):
+    """Red if a mask over 49,152 tokens lets a draft's token through."""
+    grammar, pattern = GRAMMARS[name]
+    options = grammar | {"max_new_tokens": 40}
+    some = prompts[:4]
+    ours = parse.generate_all(some, 4, custom=EXACT, **options)
+    theirs = target.generate_all(some, 4, **options)
+    assert errors_under(target, ours, theirs) == []
+    for result in ours:
+        if finish(result)[0] != "stop":
+            continue
+        if pattern is None:
+            assert set(json.loads(result["text"])) == {"name", "age"}
+        else:
+            assert re.fullmatch(pattern, result["text"])
+
+
+def errors_under(target, ours, theirs) -> list[int]:
+    """Under a grammar a near-tie cannot be asked for: all must be the same."""
+    pairs = zip(ours, theirs, strict=True)
+    return [i for i, (a, b) in enumerate(pairs) if outcome(a) != outcome(b)]
+
+
+def test_logprobs_equal_target(parse, target, prompts):
+    """Red if log-probabilities are read from another row of a pass."""
+    top = {"return_logprob": True, "top_logprobs_num": 2}
+    for prompt in prompts[:3]:
+        ours, theirs = (
+            server.generate(prompt, top=top, max_new_tokens=TOKENS, **options)
+            for server, options in ((parse, {"custom": EXACT}), (target, {}))
+        )
+        assert ours["output_ids"] == theirs["output_ids"]
+        for key in ("output_token_logprobs", "output_top_logprobs"):
+            mine, its = (flat(r["meta_info"][key]) for r in (ours, theirs))
+            assert [t for _, t in mine] == [t for _, t in its]
+            assert [v for v, _ in mine] == pytest.approx(
+                [v for v, _ in its], abs=TOLERANCE
+            )
+
+
+def flat(rows) -> list[tuple[float, int]]:
+    """(log-probability, token) of one token a position, or of several."""
+    found = []
+    for row in rows:
+        found += [x[:2] for x in row] if isinstance(row[0], list | tuple) else [row[:2]]
+    return [(value, token) for value, token in found]
+
+
+def test_second_turn_of_a_session_equals_target(parse, target, tokenizer, prompts):
+    """Red if a session goes on from another text than the target's."""
+    more = "<|im_end|>\n<|im_start|>user\nShorter.<|im_end|>\n<|im_start|>assistant\n"
+    turns = [prompts[0], tokenizer.encode(more, add_special_tokens=False)]
+    answers = []
+    for server, options in ((parse, {"custom": EXACT}), (target, {})):
+        session = server.post("/open_session", {"capacity_of_str_len": 10000}).json()
+        rid, found = None, []
+        for turn in turns:
+            params = {"id": session, "rid": rid}
+            result = server.generate(
+                turn, top={"session_params": params}, max_new_tokens=12, **options
+            )
+            rid = result["meta_info"]["id"]
+            found.append(outcome(result))
+        server.post("/close_session", {"session_id": session})
+        answers.append(found)
+    assert answers[0] == answers[1]
+
+
+def test_four_answers_of_one_prompt(parse, prompts, expected):
+    """Red if copies of a request share a draft's state."""
+    body = parse.body(prompts[2], custom=EXACT, n=4, max_new_tokens=TOKENS)
+    results = parse.post("/generate", body).json()
+    assert [outcome(r) for r in results] == [outcome(expected[2])] * 4

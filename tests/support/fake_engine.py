@@ -1,0 +1,253 @@
+"""The engine with a fake target, fake slots and fake drafters: no server, no weights.
+
+Token 2 is a line break and ends a segment under the segmenter `line`; token 3 ends the
+response; all others are letters. The target's own continuation and its verdicts are
+functions of the tokens before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import torch
+
+from sglang_parse.engine.failures import GuardedDrafters
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.engine.segmenting import Segmenting
+from sglang_parse.judging.prompt import JudgePrompt
+from sglang_parse.options.request import RequestOptions
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.reporting.report import RequestReport
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+
+YES, NO, LINE, STOP = 0, 1, 2, 3
+VOCAB = 40
+TEXTS = ["Y", "N", "\n", "", *(chr(ord("a") + i % 26) for i in range(VOCAB - 4))]
+SUFFIX = (5, 6, 7)
+Tokens = tuple[int, ...]
+
+
+class FakeSlots:
+    """A pool without end; notes how long each row is."""
+
+    num_slots = 100_000
+
+    def __init__(self, max_rows: int = 10_000, num_free: int = 50_000) -> None:
+        self.max_rows = max_rows
+        self.free = num_free
+
+    def num_free(self, tree_cache: object) -> int:
+        return self.free
+
+    def extend_rows(self, batch, lens: Sequence[int]) -> None:
+        for req, n in zip(batch.reqs, lens, strict=True):
+            req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, n)
+
+    def trim_rows(self, batch, lens: Sequence[int]) -> None:
+        for req, n in zip(batch.reqs, lens, strict=True):
+            req.kv.kv_allocated_len = min(req.kv.kv_allocated_len, n)
+
+
+class FakeTarget:
+    """own: the tokens before -> its next token. judge: the same -> P(yes)."""
+
+    def __init__(
+        self, own: Callable[[Tokens], int], judge: Callable[[Tokens], float]
+    ) -> None:
+        self.own = own
+        self.judge = judge
+        self.num_passes = self.num_decodes = 0
+        self.plans: list = []
+
+    def verify(self, round: Round, plan) -> SimpleNamespace:
+        self.num_passes += 1
+        self.plans.append(plan)
+        rows = []
+        for r in round:
+            for boundary in r.boundaries:
+                p = self.judge(written(r) + r.draft.tokens[:boundary])
+                row = torch.full((VOCAB,), -50.0)
+                row[YES], row[NO] = math.log(p), math.log(1 - p)
+                rows.append(row)
+        logits = torch.stack(rows) if rows else torch.zeros(0, VOCAB)
+        return SimpleNamespace(logits=logits)
+
+    def decode(self, round: Round) -> SimpleNamespace:
+        self.num_decodes += 1
+        return SimpleNamespace(logits=None)
+
+    def sample(self, round: Round, owner, offset) -> tuple[list[int], list[int]]:
+        tokens = []
+        for i, j in zip(owner, offset, strict=True):
+            r = round.requests[i]
+            tokens.append(self.own(written(r) + r.draft.tokens[:j]))
+        return tokens, tokens
+
+    def join_samples(self, samples):
+        return list(itertools.chain(*samples))
+
+
+class FakeDrafter:
+    """Writes what `write` gives for the tokens before, as much as it may."""
+
+    max_tokens = 4
+    reads_features = False
+    runners = ()
+
+    def __init__(
+        self,
+        write: Callable[[Tokens], Sequence[int]],
+        name: str = "model",
+        token_level: bool = False,
+    ) -> None:
+        self.write = write
+        self.name = name
+        self.token_level = token_level
+        self.num_asked = 0
+        self.seen: list[Tokens] = []
+
+    def can_draft(self, r: RequestRound) -> bool:
+        return self.name not in r.state.failed_drafters
+
+    def draft(self, round: Round) -> None:
+        for r in round:
+            most = r.budgets.get(self.name, 0)
+            if not self.token_level:
+                most = r.window - len(r.draft.tokens)
+            if most <= 0 or r.draft.ended or not r.budgets.get(self.name):
+                continue
+            self.num_asked += 1
+            tokens = tuple(self.write(written(r) + r.draft.tokens))[:most]
+            ended = STOP in tokens
+            tokens = tokens[: tokens.index(STOP)] if ended else tokens
+            r.draft = r.draft.extended(
+                self.name, tokens, ended=ended, token_level=self.token_level
+            )
+
+    def after_pass(self, round: Round) -> None:
+        self.seen = [r.decision.accept_tokens for r in round]
+
+    def before_prefill(self, prefill) -> None: ...
+    def after_prefill(self, prefill, features, next_tokens) -> None: ...
+
+
+def written(r: RequestRound) -> Tokens:
+    """All decided tokens of a request, its bonus token the last."""
+    return (*r.req.origin_input_ids, *r.req.output_ids, *r.state.ready)
+
+
+def make_request(
+    mode: str = "semantic",
+    *,
+    prompt: Sequence[int] = (10, 11),
+    output: Sequence[int] = (12,),
+    max_new_tokens: int = 1000,
+    config: ParseConfig | None = None,
+    client=None,
+    **options,
+) -> SimpleNamespace:
+    """A running request with its state, as SGLang's Req is read."""
+    req = SimpleNamespace(
+        rid="r",
+        origin_input_ids=list(prompt),
+        output_ids=list(output),
+        grammar=None,
+        to_finish=None,
+        kv=SimpleNamespace(kv_allocated_len=len(prompt) + len(output)),
+        sampling_params=SimpleNamespace(
+            max_new_tokens=max_new_tokens,
+            stop_regex_strs=[],
+            custom_params={
+                "parse_mode": mode,
+                **{f"parse_{name}": value for name, value in options.items()},
+            },
+        ),
+    )
+    chosen = request_options(req, config or ParseConfig(segmenter="line"))
+    req.state = RequestState(
+        options=chosen,
+        stop_ids=frozenset({STOP}),
+        judge=JudgePrompt(SUFFIX, ((YES, NO),), False) if mode == "semantic" else None,
+        report=RequestReport(mode, "", want_segments=True),
+        client=client,
+    )
+    return req
+
+
+def request_options(req, config: ParseConfig) -> RequestOptions:
+    params = req.sampling_params
+    for name in ("frequency_penalty", "presence_penalty", "min_new_tokens"):
+        setattr(params, name, 0)
+    params.repetition_penalty, params.logit_bias = 1, None
+    for name in (
+        "input_embeds",
+        "positional_embed_overrides",
+        "custom_logit_processor",
+        "return_logprob",
+        "return_hidden_states",
+    ):
+        setattr(req, name, None)
+    return RequestOptions.of(req, config, has_draft_model=True, has_head=True)
+
+
+class FakeServer:
+    """Rounds over a fixed batch of requests, their tokens emitted as SGLang does."""
+
+    def __init__(
+        self,
+        target: FakeTarget,
+        drafters: Sequence[FakeDrafter],
+        *,
+        slots: FakeSlots | None = None,
+        config: ParseConfig | None = None,
+        on_error: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.config = config or ParseConfig(segmenter="line", adaptive=False)
+        self.target = target
+        self.slots = slots or FakeSlots()
+        self.ranks = SimpleNamespace(
+            agree=lambda value: value,
+            agree_all=lambda lists: [tuple(one) for one in lists],
+        )
+        planner = RoundPlanner(
+            self.config, self.ranks, self.slots, drafters, context_len=100_000
+        )
+        self.engine = RoundEngine(
+            target=target,
+            slots=self.slots,
+            drafters=GuardedDrafters(drafters, on_error),
+            planner=planner,
+            segmenting=Segmenting(self.config, TEXTS),
+            ranks=self.ranks,
+        )
+
+    def round(self, *reqs: SimpleNamespace) -> Round:
+        """One round; the tokens of each request go to its output."""
+        requests = []
+        for row, req in enumerate(reqs):
+            state = req.state
+            if state.client is not None:
+                state.follow_client([*req.output_ids, *state.ready])
+            tokens = [*req.origin_input_ids, *req.output_ids, *state.ready]
+            requests.append(
+                RequestRound(
+                    req=req,
+                    state=state,
+                    row=row,
+                    seq_len=len(tokens) - 1,
+                    bonus_token=tokens[-1],
+                    output_len=len(req.output_ids) + len(state.ready),
+                )
+            )
+        batch = SimpleNamespace(reqs=list(reqs), tree_cache=None)
+        round = Round(batch, requests)
+        self.engine.run(round)
+        for req, r in zip(reqs, requests, strict=True):
+            req.output_ids += [*r.state.ready, *r.decision.accept_tokens]
+            r.state.ready = ()
+        return round

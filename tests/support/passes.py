@@ -1,0 +1,115 @@
+"""Random verify passes over a KV pool, and what they must compute (for route tests)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+
+from sglang_parse.target.backends.base import place_slots
+from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
+from tests.support.reference import attention, verify_mask
+
+Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len
+
+HEADS, KV_HEADS, DIM, SCALING = 4, 2, 16, 0.3
+ROW_WIDTH = 48
+
+
+def random_request(rng: random.Random) -> Request:
+    num_draft = rng.choice([0, 1, 2, 5, 13])
+    num_cuts = rng.randint(0, min(num_draft, 4))
+    cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
+    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 5)
+
+
+def plan_of(requests: list[Request]) -> VerifyPlan:
+    """The layout of a pass over requests whose tokens do not matter."""
+    return build_verify_plan(
+        [
+            PassRequest(
+                seq_len=seq_len,
+                bonus_token=0,
+                draft_tokens=[1] * num_draft,
+                boundaries=cuts,
+                suffix=[2] * suffix_len,
+            )
+            for seq_len, num_draft, cuts, suffix_len in requests
+        ]
+    )
+
+
+@dataclass
+class Pass:
+    """A pass whose slots lie anywhere in the pool; slot 0 is never used.
+
+    q: [tokens, heads, dim]; k, v: the pool, [slots, kv_heads, dim], in which the rows
+    the pass writes are already written.
+    """
+
+    requests: list[Request]
+    plan: VerifyPlan
+    rows: list[int]
+    table: torch.Tensor
+    slots: list[torch.Tensor]
+    written: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def to(self, device: str, dtype: torch.dtype) -> Pass:
+        """The same pass elsewhere; attention inputs rounded to `dtype`."""
+        moved = {
+            name: getattr(self, name).to(device) for name in ("table", "written")
+        } | {name: getattr(self, name).to(device, dtype) for name in ("q", "k", "v")}
+        slots = [s.to(device) for s in self.slots]
+        return replace(self, slots=slots, **moved)
+
+    def oracle(self) -> torch.Tensor:
+        """[tokens, heads, dim], by nested loops over each request's own mask."""
+        out = []
+        row = 0
+        for request, qo_len, index in zip(
+            self.requests, self.plan.qo_lens, self.slots, strict=True
+        ):
+            out += attention(
+                self.q[row : row + qo_len].tolist(),
+                self.k[index].tolist(),
+                self.v[index].tolist(),
+                verify_mask(*request),
+                SCALING,
+            )
+            row += qo_len
+        return torch.tensor(out)
+
+
+def make_pass(seed: int, num_requests: int = 3, dim: int = DIM) -> Pass:
+    rng = random.Random(seed)
+    requests = [random_request(rng) for _ in range(num_requests)]
+    plan = plan_of(requests)
+    num_rows = num_requests + 2
+    free = list(range(1, 1 + num_rows * ROW_WIDTH + plan.num_suffix_tokens))
+    rng.shuffle(free)
+    num_scratch = plan.num_suffix_tokens
+    scratch = torch.tensor(free[:num_scratch], dtype=torch.int64)
+    table = torch.tensor(free[num_scratch:], dtype=torch.int32).view(num_rows, -1)
+    rows = rng.sample(range(num_rows), num_requests)
+    slots, written = place_slots(plan, rows=rows, scratch=scratch, table=table)
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(num: int, heads: int) -> torch.Tensor:
+        return torch.randn(num, heads, dim, generator=generator)
+
+    num_slots = len(free) + 1
+    return Pass(
+        requests,
+        plan,
+        rows,
+        table,
+        slots,
+        written,
+        q=randn(plan.num_verify_tokens, HEADS),
+        k=randn(num_slots, KV_HEADS),
+        v=randn(num_slots, KV_HEADS),
+    )

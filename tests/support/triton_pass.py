@@ -1,0 +1,125 @@
+"""Verify passes through SGLang's own Triton backend, its kernels interpreted on CPU.
+
+Run by test_backends.py in a process of its own with TRITON_INTERPRET=1, which Triton
+reads when it is imported. Prints one line of JSON: the largest deviation from the
+oracle of each seed. On a machine with a card tests/gpu runs the same compiled.
+"""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import torch
+from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+from sglang_parse.runtime.compat import room_for
+from sglang_parse.target.backends.registry import backend_of, build_verify_input
+from tests.support.passes import HEADS, KV_HEADS, SCALING, Pass, make_pass
+
+
+class Pool:
+    """The two calls the backend makes on a KV pool."""
+
+    def __init__(self, case: Pass) -> None:
+        # What the pass writes is not there before it is written.
+        self.k, self.v = case.k.clone(), case.v.clone()
+        self.k[case.written] = self.v[case.written] = torch.nan
+
+    def set_kv_buffer(self, layer, loc, k, v):
+        self.k[loc.loc], self.v[loc.loc] = k, v
+
+    def get_key_buffer(self, layer_id):
+        return self.k
+
+    def get_value_buffer(self, layer_id):
+        return self.v
+
+
+def make_backend(case: Pass) -> TritonAttnBackend:
+    """A Triton backend with what an ordinary dense model leaves set."""
+    backend = TritonAttnBackend.__new__(TritonAttnBackend)
+    device = backend.device = case.q.device
+    backend.token_to_kv_pool = Pool(case)
+    backend.kv_index_translator = KVIndexTranslator(
+        req_to_token=case.table,
+        token_to_kv_pool_allocator=None,
+        token_to_kv_pool=None,
+        page_size=1,
+        device=str(device),
+    )
+    # Sized by requests, as SGLang does.
+    size = len(case.table) + 1
+    backend.kv_indptr = torch.zeros(size, dtype=torch.int32, device=device)
+    backend.qo_indptr = torch.zeros(size, dtype=torch.int64, device=device)
+    backend.extend_attention_fwd = extend_attention_fwd
+    backend.dcp_size = backend.page_size = 1
+    for name in ("window_kv_indptr", "sliding_window_size", "dllm_attention"):
+        setattr(backend, name, None)
+    for name in (
+        "use_sliding_window_kv_pool",
+        "enable_deterministic",
+        "use_dense_fp8_chunked_prefill",
+        "use_mla",
+        "use_verify_shared_kv",
+        "use_verify_splitkv",
+    ):
+        setattr(backend, name, False)
+    return backend
+
+
+def run(case: Pass) -> torch.Tensor:
+    """[tokens, heads, dim] of one attention layer."""
+    backend = make_backend(case)
+    spec_info = build_verify_input(
+        "virtual", "triton", case.plan, case.slots, torch.tensor([0])
+    )
+    device, dim = case.q.device, case.q.shape[-1]
+    batch = ForwardBatch(
+        input_ids=case.plan.input_ids.to(device),
+        positions=case.plan.positions.to(device),
+        out_cache_loc=case.written,
+        spec_info=spec_info,
+        **spec_info.batch_fields(torch.tensor(case.rows, device=device)),
+    )
+    backend.kv_index_translator.bind_own_plan(batch)
+    layer = SimpleNamespace(
+        qk_head_dim=dim,
+        v_head_dim=dim,
+        tp_q_head_num=HEADS,
+        tp_k_head_num=KV_HEADS,
+        layer_id=0,
+        scaling=SCALING,
+        logit_cap=0.0,
+        logit_capping_method="tanh",
+        is_cross_attention=False,
+        attn_type=AttentionType.DECODER,
+        sliding_window_size=-1,
+        k_scale=None,
+        v_scale=None,
+        xai_temperature_len=-1,
+    )
+    kept = backend.kv_indptr
+    buffers = backend_of("triton").buffers
+    with room_for(backend, buffers, num_sequences=batch.batch_size):
+        backend.init_forward_metadata(batch)
+        out = backend.forward_extend(
+            case.q.reshape(len(case.q), -1),
+            case.k[case.written],
+            case.v[case.written],
+            layer,
+            batch,
+        )
+    assert backend.kv_indptr is kept
+    return out.view(-1, HEADS, dim)
+
+
+if __name__ == "__main__":
+    deviations = []
+    for seed in map(int, sys.argv[1:]):
+        case = make_pass(seed)
+        deviations.append(float((run(case) - case.oracle()).abs().max()))
+    sys.stdout.write(json.dumps(deviations) + "\n")

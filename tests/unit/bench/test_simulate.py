@@ -1,0 +1,112 @@
+"""The simulator of rounds, its costs, and the estimate made with it."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from sglang_parse.bench.estimate import EstimateOptions, estimate
+from sglang_parse.bench.simulate.costs import DATA, MeasuredCosts
+from sglang_parse.bench.simulate.drafts import WRONG, Drafts, error_rate
+from sglang_parse.bench.simulate.oracle import Setting, run_fixed
+from sglang_parse.bench.simulate.scenarios import (
+    PAIRS,
+    bound,
+    known_shape,
+    pair_costs,
+    scenarios,
+)
+from sglang_parse.bench.simulate.world import Scenario, World, target_alone
+
+COSTS = pair_costs("32b+1.7b-h200")
+
+
+def test_shapes_are_those_of_the_models():
+    """Red if parameters are counted wrongly: every cost follows from them."""
+    assert known_shape("qwen3-32b").dense_params == pytest.approx(32.0e9, rel=0.02)
+    moe = known_shape("qwen3-235b-a22b")
+    assert moe.dense_params + moe.expert_params == pytest.approx(234e9, rel=0.02)
+    assert moe.flops_per_token == pytest.approx(2 * 21.5e9, rel=0.05)
+    assert known_shape("qwen3-32b").kv_bytes == 262_144
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_costs_rise_with_the_work(pair):
+    """Red if more rows or requests are ever cheaper."""
+    costs = pair_costs(pair)
+    for one in (costs.plain_ms, costs.step_ms, lambda n: costs.pass_ms(40 * n, n)):
+        times = [one(n) for n in (1, 8, 32, 64)]
+        assert times == sorted(times) and times[0] > 0
+    assert costs.step_ms(1) < costs.plain_ms(1) < costs.pass_ms(4096, 1)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.8, 0.9])
+def test_errors_keep_the_share_that_is_asked_for(kept):
+    """Red if "kept 0.9" means another share of a draft."""
+    rng, rate, total = random.Random(0), error_rate(kept), 0
+    for _ in range(4000):
+        kinds = Drafts(kept).kinds(rng, 256, rate)
+        total += kinds.index(WRONG) if WRONG in kinds else 256
+    assert total / (4000 * 256) == pytest.approx(kept, abs=0.02)
+
+
+def test_the_target_alone_takes_its_time():
+    """Red if the virtual clock loses or invents time."""
+    result = target_alone(Scenario(COSTS, num_tokens=500, noise=0.0))
+    ms = COSTS.plain_ms(1) + 0.3 * COSTS.host_ms(1)
+    prefill_ms = result.spent["prefill"]
+    assert result.ms - prefill_ms == pytest.approx(500 * ms, rel=0.03)
+    assert sum(result.spent.values()) == pytest.approx(result.ms)
+
+
+def test_a_draft_that_is_always_right_reaches_the_bound():
+    """Red if rounds lose time to something that the cost tables do not say."""
+    one = Scenario(
+        COSTS, drafts=Drafts(1.0, 1.0), answers=(8000, 8000), num_tokens=16_000
+    )
+    result = run_fixed(one, Setting(window=256, every=3))
+    assert result.rate * COSTS.plain_ms(1) > 0.9 * bound(COSTS, 1, 1.0)
+
+
+def test_arrivals_wait_while_a_round_runs():
+    """Red if requests that arrive in the middle of a round are served at once."""
+    one = Scenario(COSTS, concurrency=4, arrivals_s=1.0, num_tokens=4000)
+    world = World(one)
+    result = world.run()
+    assert max(result.waits_ms) > 50
+    assert len(world.active) <= 4
+
+
+def test_there_are_24_scenarios():
+    """Red if the regret is taken over fewer."""
+    assert len(scenarios()) == 24
+
+
+def test_the_measured_table_can_be_run():
+    """Red if the CPU's table is out of step with the costs of a round."""
+    costs = MeasuredCosts.load("cpu-embedded")
+    result = World(Scenario(costs, num_tokens=600)).run()
+    assert result.rate > 1 / costs.plain_ms(1)
+
+
+def test_an_estimate_needs_config_files_alone():
+    """Red if `estimate` prints no range, or hides what it assumes."""
+    options = EstimateOptions(
+        DATA / "models" / "qwen3-32b.json",
+        DATA / "models" / "qwen3-1.7b.json",
+        concurrency=(1,),
+    )
+    lines = list(estimate(options))
+    assert "Assumed" in lines[0] and "simulated" in lines[-1]
+    assert any(line.startswith("| 1 |") and "x to " in line for line in lines)
+    small = replace(options, gpu="h100")
+    assert any("--tp" in line for line in estimate(small))
+
+
+def test_an_estimate_names_a_bad_value(tmp_path):
+    """Red if the flag to change is not named."""
+    options = EstimateOptions(tmp_path, tmp_path, kept=1.5)
+    with pytest.raises(ValueError, match="--kept is 1.5"):
+        next(estimate(options))
+    with pytest.raises(ValueError, match="config.json"):
+        next(estimate(replace(options, kept=0.9)))

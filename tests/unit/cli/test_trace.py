@@ -1,0 +1,335 @@
+"""`sglang-parse trace`: what it asks, what it shows, and the page."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import threading
+from html import unescape
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from sglang_parse.cli import main as cli
+from sglang_parse.cli import trace
+from sglang_parse.cli import trace_html as page
+from sglang_parse.cli import trace_svg as svg
+from sglang_parse.cli.trace import Trace, TraceOptions
+
+QUESTION = "Is 1 < 2 & \"so\" on? <script>alert('q')</script>"
+ANSWER = "Yes, <b>1</b>\nis & stays\n less."
+
+
+def segment(origin, outcome, text_start, text, score=None, start=0):
+    return {
+        "origin": origin,
+        "outcome": outcome,
+        "start": start,
+        "token_ids": [1, 2],
+        "text_start": text_start,
+        "text": text,
+        "score": score,
+    }
+
+
+REPORT = {
+    "mode": "semantic",
+    "target_passes": 2,
+    "draft_tokens": 9,
+    "kept_tokens": 4,
+    "written_tokens": 2,
+    "segments": [
+        segment("draft", "kept", 3, ", <b>1</b>\n", 0.98765),
+        segment("draft", "rejected", 14, "isn't</s></span>\n", 0.01234),
+        segment("client", "kept", 14, "is & stays\n", 0.75),
+        segment("target", "written", 25, " less."),
+    ],
+}
+
+
+class PageReader(HTMLParser):
+    """Tags, attributes, and text inside and outside of rejected spans."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+        self.answer = ""
+        self.rejected = ""
+        self.tips = []
+        self.tags = []
+        self.attributes = []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        self.attributes += attrs.items()
+        if tag not in ("meta", "input"):
+            self.open.append((tag, attrs.get("class", "")))
+        if "data-tip" in attrs:
+            self.tips.append(attrs["data-tip"])
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        classes = [c for _, c in self.open]
+        if "answer" in classes:
+            if "seg rejected" in classes:
+                self.rejected += data
+            else:
+                self.answer += data
+
+
+def read(text):
+    reader = PageReader()
+    reader.feed(text)
+    reader.close()
+    return reader
+
+
+@pytest.fixture(scope="module")
+def text():
+    return page.render("m<1>", QUESTION, ANSWER, REPORT)
+
+
+def test_page_shows_the_answer_and_what_was_rejected(text):
+    """Red if text is lost, doubled, or breaks out of its span."""
+    reader = read(text)
+    assert reader.answer == ANSWER
+    assert reader.rejected == "isn't</s></span>\n"
+
+
+def test_page_has_scores_on_hover_and_a_legend_of_what_occurs(text):
+    tips = read(text).tips
+    assert tips == [
+        "written by the target",
+        "draft, kept, origin: draft, score 0.9877",
+        "rejected, origin: draft, score 0.0123",
+        "client's text, kept, origin: client, score 0.7500",
+        "written by the target",
+    ]
+    assert "attr(data-tip)" in text and ".seg:focus::after" in text
+    legend = re.search(r'<ul class="legend">(.*?)</ul>', text).group(1)
+    assert re.findall(r'class="seg (\w+)"', legend) == [
+        *("kept", "client", "written", "rejected")
+    ]
+
+
+def test_stronger_colour_is_a_higher_score(text):
+    strengths = re.findall(r'seg (\w+)" tabindex="0" style="--strength: (\d+)%"', text)
+    by_kind = {kind: int(value) for kind, value in strengths}
+    assert by_kind["rejected"] < by_kind["client"] < by_kind["kept"]
+
+
+def test_page_escapes_everything_and_loads_nothing(text):
+    """Red if text of a model or user is markup, or the page needs the network."""
+    reader = read(text)
+    assert "script" not in reader.tags and "b" not in reader.tags
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert not {"src", "href", "onclick"} & {name for name, _ in reader.attributes}
+    assert "prefers-color-scheme: dark" in text
+
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
+    *("--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--window-size=900,900"),
+)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_browser_shows_the_page_in_light_and_dark(text, tmp_path):
+    """Red if the page stays light in a dark browser, or shows nothing."""
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "trace.html").write_text(text)
+    corner, colours = {}, {}
+    for name, scheme in (("dark", 0), ("light", 1)):
+        shot = tmp_path / f"{name}.png"
+        command = [
+            *(CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / name}"),
+            *(f"--blink-settings=preferredColorScheme={scheme}",),
+            *(f"--screenshot={shot}", f"file://{tmp_path}/trace.html"),
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=240)
+        picture = image.open(shot).convert("RGB")
+        corner[name] = sum(picture.getpixel((2, 2)))
+        colours[name] = len(picture.getcolors(1 << 20))
+    assert corner["dark"] < 150 and corner["light"] > 700
+    assert min(colours.values()) > 50
+
+
+# -- The picture ----------------------------------------------------------------------
+
+
+def picture_text(svg):
+    """Words of the drawing by their colour class, in order."""
+    found = re.findall(r'<text class="([^"]*)"[^>]*>([^<]*)</text>', svg)
+    colours = dict(re.findall(r"\.(parse-trace-r\d+) \{ ([^}]*) \}", svg))
+    return [
+        (colours.get(name, ""), unescape(words).replace("\xa0", " "))
+        for name, words in found
+    ]
+
+
+@pytest.fixture(scope="module")
+def picture():
+    drawn = Trace("m", QUESTION, ANSWER, REPORT)
+    return svg.render(QUESTION, lambda c: trace.show(drawn, c, wrap=True))
+
+
+def test_picture_has_question_segments_and_legend(picture):
+    """Red if a part of the trace is missing, or a rejected part is not struck."""
+    parts = picture_text(picture)
+    words = [text for _, text in parts]
+    assert QUESTION in words
+    assert any(", <b>1</b>" in text for text in words)
+    (struck,) = [
+        text for style, text in parts if "isn't" in text and "line-th" in style
+    ]
+    assert "isn't</s></span>" in struck
+    assert any("2 target passes" in text for text in words)
+
+
+def test_picture_colours_differ_by_outcome(picture):
+    """Red if kept, rejected and written text have one colour."""
+    fills = {
+        key: re.search(r"fill: (#\w+)", style).group(1)
+        for key in ("draft, kept", "rejected", "written by")
+        for style, text in picture_text(picture)
+        if key in text
+    }
+    assert len(set(fills.values())) == 3
+
+
+def test_picture_is_xml_loads_nothing_and_repeats(picture):
+    """Red if a viewer has to fetch a font, or the same trace gives another file."""
+    ElementTree.fromstring(picture)
+    addresses = re.findall(r"https?://[^\s\"]+", picture)
+    assert set(addresses) == {"http://www.w3.org/2000/svg"}
+    assert "font-face" not in picture
+    drawn = Trace("m", QUESTION, ANSWER, REPORT)
+    again = svg.render(QUESTION, lambda c: trace.show(drawn, c, wrap=True))
+    assert again == picture
+
+
+# -- The command ----------------------------------------------------------------------
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every POST with what the test put on the server."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked = (self.path, dict(self.headers), json.loads(body))
+        status, reply = self.server.reply
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def completion(meta_info):
+    choice = {"message": {"content": ANSWER}, "meta_info": meta_info}
+    return 200, {"model": "tiny", "choices": [choice]}
+
+
+def test_trace_asks_draws_and_writes_the_page(server, tmp_path, capsys):
+    server.reply = completion({"parse": [REPORT]})
+    html, draft = tmp_path / "out.html", tmp_path / "draft.txt"
+    picture = tmp_path / "out.svg"
+    draft.write_text("Yes,\n")
+    argv = ["trace", QUESTION, "--url", server.url + "/v1/", "--html", str(html)]
+    argv += ["--svg", str(picture)]
+    argv += ["--draft", str(draft), "--threshold", "0.7", "--mode", "semantic"]
+    assert cli.main([*argv, "--api-key", "secret"]) == 0
+    path, headers, body = server.asked
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer secret"
+    assert body["messages"] == [{"role": "user", "content": QUESTION}]
+    assert body["return_meta_info"] is True and body["separate_reasoning"] is False
+    assert body["custom_params"] == {
+        "parse_threshold": 0.7,
+        "parse_mode": "semantic",
+        "parse_draft": "Yes,\n",
+        "parse_report": True,
+    }
+    out = capsys.readouterr().out
+    assert "x isn't</s></span> [0.01]" in out
+    assert "mode semantic, 2 target passes, 9 tokens drafted" in out
+    assert read(html.read_text()).answer == ANSWER
+    assert picture.read_text().startswith("<svg")
+
+
+def test_terminal_colours_follow_the_origin():
+    """Red if draft, client and target text look alike on a terminal."""
+    console = Console(
+        file=io.StringIO(), force_terminal=True, color_system="standard", width=100
+    )
+    trace.show(Trace("m", QUESTION, ANSWER, REPORT), console)
+    out = console.file.getvalue()
+    for colour, words in (("32", "<b>1</b>"), ("35", "is & stays"), ("33", " less.")):
+        assert re.search(rf"\x1b\[[0-9;]*{colour}m[^\x1b]*{re.escape(words)}", out)
+    assert re.search(r"\x1b\[9;31misn't", out)
+
+
+def test_fallback_is_told():
+    report = {**REPORT, "mode": "exact", "fallback": "grammar"}
+    assert trace.summary(report).startswith("mode exact because of grammar, 2 target")
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (completion({"id": "x"}), "does not serve PARSE; start the server with"),
+        (completion(None), "does not serve PARSE; start the server with"),
+        ((400, {"error": {"message": "parse_mode is\n'x'"}}), "400: parse_mode is 'x'"),
+        ((404, {"detail": "Not Found"}), '404: {"detail": "Not Found"}'),
+    ],
+)
+def test_useless_replies_are_one_sentence(server, capsys, reply, message):
+    server.reply = reply
+    assert cli.main(["trace", "Q", "--url", server.url]) == 1
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+
+
+def test_no_server_is_one_sentence(capsys):
+    assert cli.main(["trace", "Q", "--url", "http://127.0.0.1:9"]) == 1
+    error = capsys.readouterr().err
+    assert "does not answer" in error and "--url" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_trace_refuses_before_it_asks(monkeypatch, capsys):
+    monkeypatch.setattr(trace, "ask", lambda _: pytest.fail("asked"))
+    assert cli.main(["trace", " "]) == 1
+    assert "prompt is empty" in capsys.readouterr().err
+    assert cli.main(["trace", "Q", "--html", "/nowhere/x.html"]) == 1
+    assert "--html '/nowhere/x.html' cannot be written" in capsys.readouterr().err
+    assert cli.main(["trace", "Q", "--svg", "/nowhere/x.svg"]) == 1
+    assert "--svg '/nowhere/x.svg' cannot be written" in capsys.readouterr().err
+
+
+def test_prompt_comes_from_standard_input(monkeypatch):
+    seen = []
+    monkeypatch.setattr(trace, "run_trace", seen.append)
+    monkeypatch.setattr("sys.stdin", io.StringIO("From a file?"))
+    assert cli.main(["trace", "-"]) == 0
+    assert seen == [TraceOptions("http://127.0.0.1:30000", "From a file?")]

@@ -1,0 +1,90 @@
+"""The drawing of one answer."""
+
+from sglang_parse.bench.figures import RequestResult
+from sglang_parse.cli.trace_text import answer_spans, draw_answer, legend, most_telling
+
+
+def segment(origin, outcome, text_start, text, score=None):
+    return {
+        "origin": origin,
+        "outcome": outcome,
+        "text_start": text_start,
+        "text": text,
+        "score": score,
+    }
+
+
+ANSWER = "Step 1: a.\nSo c.\n!"
+REPORT = {
+    "segments": [
+        segment("client", "kept", 4, " 1:", 0.9),
+        segment("draft", "kept", 7, " a.\n", 0.8),
+        segment("draft", "rejected", 11, "So b.", 0.1),
+        segment("draft", "rejected", 11, " Bad.", 0.2),
+        segment("draft", "kept", 11, "So"),
+        segment("target", "written", 13, " c.\n"),
+    ]
+}
+
+
+def test_spans_hold_the_whole_answer_once_in_order():
+    """Red if output is lost, or what was rejected appears in it."""
+    spans = answer_spans(ANSWER, REPORT)
+    assert "".join(s.text for s in spans if s.kind != "rejected") == ANSWER
+    assert [s.kind for s in spans] == [
+        *("written", "client", "kept", "rejected", "agreed", "written", "written")
+    ]
+    assert spans[3].text == "So b." and spans[3].num_later == 1
+    assert [s.origin for s in spans[:3]] == ["target", "client", "draft"]
+
+
+def test_controls_do_not_reach_the_terminal():
+    """Red if an answer can clear the screen or change the title."""
+    (span,) = answer_spans("a\x1b[2Jb\tc\n\x9b", {})
+    assert span.text == "a\ufffd[2Jb\tc\n\ufffd"
+
+
+def test_answer_without_segments_is_the_targets():
+    (span,) = answer_spans("abc", {})
+    assert (span.kind, span.text) == ("written", "abc")
+    assert answer_spans("", {}) == []
+
+
+def test_drawing_strikes_the_rejected_above_its_replacement():
+    drawing = draw_answer(answer_spans(ANSWER, REPORT), marks=True)
+    assert drawing.plain.splitlines() == [
+        "  «Step» 1: [0.90] a. [0.80]",
+        "x So b. [0.10, 1 later dropped]",
+        "  So« c.»",
+        "  «!»",
+    ]
+    struck = [s for s in drawing.spans if "strike" in str(s.style)]
+    assert [drawing.plain[s.start : s.end] for s in struck] == ["So b."]
+
+
+def test_doubtful_scores_stand_out():
+    """Red if a score is drawn alike whatever it is."""
+    drawing = draw_answer(answer_spans(ANSWER, REPORT))
+    styles = {drawing.plain[s.start : s.end]: str(s.style) for s in drawing.spans}
+    assert (styles[" [0.90]"], styles[" [0.80]"]) == ("dim", "dim yellow")
+
+
+def test_legend_has_clients_only_where_there_is_one():
+    assert "client" not in legend().plain
+    assert "client's text, kept [score]" in legend(has_client=True).plain
+    assert "«written by the target»" in legend(marks=True).plain
+
+
+def make_result(judged, kept, *, correct=True):
+    report = {"judged_segments": judged, "kept_segments": kept}
+    return RequestResult("", (1, 2), 2, correct, 1.0, 0.5, report)
+
+
+def test_most_telling_answer_is_right_and_has_a_rejection():
+    results = [
+        make_result(3, 3),
+        make_result(3, 1, correct=False),
+        make_result(3, 1),
+    ]
+    assert most_telling(results) == 2
+    assert most_telling(results[:2]) == 0

@@ -1,0 +1,189 @@
+"""When the CPU platform takes the machine, and what it promises SGLang."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from sglang.srt import platforms
+from torch.profiler import ProfilerActivity
+
+from sglang_parse.cpu import entry as platform_entry
+from sglang_parse.cpu import platform as cpu_platform
+from sglang_parse.cpu.entry import SWITCH_ENV, activate
+from sglang_parse.cpu.platform import ParseCpuPlatform
+
+OURS = "sglang_parse.cpu.platform:ParseCpuPlatform"
+PROBES = ("cuda", "rocm", "npu", "xpu", "musa", "mps")
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch):
+    """No accelerator, no environment variable: what CI has."""
+    for name in (SWITCH_ENV, "SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in PROBES:
+        monkeypatch.setattr(platforms, f"_is_{name}_available", lambda: False)
+
+
+def test_bare_machine_is_ours():
+    """Red if a CPU-only host needs an environment variable."""
+    assert activate() == OURS
+
+
+@pytest.mark.parametrize("value", ["0", "false", "No", "off"])
+def test_switch_leaves_the_machine_alone(monkeypatch, value):
+    """Red if the platform cannot be switched off."""
+    monkeypatch.setenv(SWITCH_ENV, value)
+    assert activate() is None
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_accelerator_is_left_to_its_platform(monkeypatch, name):
+    """Red if a host with this accelerator would serve on its CPU."""
+    monkeypatch.setattr(platforms, f"_is_{name}_available", lambda: True)
+    assert activate() is None
+
+
+def test_platform_asked_for_by_name_decides(monkeypatch):
+    """Red if another platform's name activates ours, or ours needs a bare machine."""
+    monkeypatch.setenv("SGLANG_PLATFORM", "other")
+    assert activate() is None
+    monkeypatch.setattr(platforms, "_is_cuda_available", lambda: True)
+    monkeypatch.setenv("SGLANG_PLATFORM", "parse_cpu")
+    assert activate() == OURS
+
+
+def test_stock_cpu_engine_is_left_alone(monkeypatch):
+    """Red if we take a machine whose user asked for SGLang's own CPU engine."""
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    assert activate() is None
+
+
+def test_entry_point_resolves_to_this_function_and_class():
+    """Red if the entry point's name, target or returned class no longer exist."""
+    import pkgutil
+    from importlib.metadata import entry_points
+
+    found = {e.name: e for e in entry_points(group="sglang.srt.platforms")}
+    assert found["parse_cpu"].load() is activate
+    assert pkgutil.resolve_name(OURS) is ParseCpuPlatform
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["cpu.entry", *(f"integration.{m}" for m in ("plugin", "hooks", "algorithm"))],
+)
+def test_platform_is_found_whatever_is_imported_first(module):
+    """Red if importing one of our modules before sglang loses the platform.
+
+    SGLang resolves the platform while it is imported; a module of ours that is only
+    half imported by then has no activate().
+    """
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    code = (
+        f"import sglang_parse.{module}\n"
+        "from sglang.srt.platforms import current_platform\n"
+        "print(type(current_platform).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["ParseCpuPlatform"], done.stderr[-500:]
+
+
+def test_every_probe_of_sglang_is_asked():
+    """Red if SGLang gains a kind of accelerator that activate() does not know."""
+    import inspect
+
+    source = inspect.getsource(platform_entry._has_accelerator)
+    known = {n for n in dir(platforms) if n.startswith("_is_")}
+    # SAIL devices answer torch.cuda.is_available() as well; CPU is no accelerator.
+    known -= {"_is_cpu_available", "_is_sail_available"}
+    assert known == {n for n in known if n in source}
+
+
+class Args:
+    """ServerArgs as far as the defaults look at it."""
+
+    device = None
+    attention_backend = None
+    dtype = "auto"
+    max_total_tokens = None
+    max_running_requests = None
+    page_size = None
+    sampling_backend = None
+    disable_overlap_schedule = False
+    cuda_graph_backend_decode = None
+    cuda_graph_backend_prefill = None
+    tp_size = dp_size = 1
+    sleep_on_idle = False
+
+
+def test_defaults_fill_what_is_open():
+    """Red if a CPU server starts without one of the settings it needs."""
+    args = Args()
+    ParseCpuPlatform().apply_server_args_defaults(args)
+    assert args.device == "cpu"
+    assert args.attention_backend == "parse_torch"
+    assert args.dtype == "float32"
+    assert args.max_total_tokens == cpu_platform.DEFAULT_MAX_TOTAL_TOKENS
+    assert args.page_size == 1
+    assert args.disable_overlap_schedule
+    assert args.sampling_backend == "pytorch"
+    assert args.cuda_graph_backend_decode == "disabled"
+
+
+def test_defaults_respect_what_the_user_set():
+    """Red if the platform overrides a flag."""
+    args = Args()
+    args.attention_backend = "torch_native"
+    args.dtype = "bfloat16"
+    args.max_total_tokens = 600
+    args.max_running_requests = 3
+    ParseCpuPlatform().apply_server_args_defaults(args)
+    assert args.attention_backend == "torch_native"
+    assert args.dtype == "bfloat16"
+    assert args.max_total_tokens == 600
+    assert args.max_running_requests == 3
+
+
+def test_kv_pool_is_ours_for_mha_only():
+    """Red if a pool kind without a Triton-free class is claimed."""
+    from sglang_parse.cpu.ops import CpuMHATokenToKVPool
+
+    platform = ParseCpuPlatform()
+    assert platform.get_kv_pool_cls(kind="mha") is CpuMHATokenToKVPool
+    assert platform.get_kv_pool_cls(kind="mla") is None
+
+
+def test_platform_serves_parse_but_no_other_speculation():
+    """Red if EAGLE starts here and dies in a Triton kernel."""
+    platform = ParseCpuPlatform()
+    assert platform.supports_speculative_algorithm("PARSE")
+    assert not platform.supports_speculative_algorithm("EAGLE")
+
+
+def test_start_profile_finds_what_it_asks_for():
+    """Red if `/start_profile` stops a server on the CPU platform, which has no answer
+    (profiler_manager.py, `_start_profile`)."""
+    platform = ParseCpuPlatform()
+    name = platform.get_torch_profiler_activity_str()
+    activity = platform.get_torch_profiler_activity()
+    assert activity == getattr(ProfilerActivity, name)
+
+
+def test_ranks_share_the_cores_of_the_process():
+    """Red if --tp 2 is refused on a machine with one NUMA node, or ranks get none."""
+    from sglang_parse.cpu.platform import share_cores
+
+    assert share_cores(2, 1, [0, 1, 2, 3, 4]) == "0,2,4|1,3"
+    assert share_cores(2, 1, [5]) == "5|5"
+    assert share_cores(3, 2, [0, 1]) == "0|1|0,1"
+
+
+def test_ranks_with_a_node_each_are_left_to_sglang():
+    """Red if SGLang's binding of a rank to a NUMA node is replaced."""
+    from sglang_parse.cpu.platform import share_cores
+
+    assert share_cores(1, 1, [0, 1]) is None
+    assert share_cores(2, 2, [0, 1]) is None

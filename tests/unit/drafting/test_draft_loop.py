@@ -1,0 +1,281 @@
+"""The draft loop, with a model whose next token is the last one plus one."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sglang_parse.drafting import draft_loop
+from sglang_parse.drafting.draft_loop import (
+    DraftRequest,
+    StepPacer,
+    StopWatch,
+)
+from tests.support.counting import GREEDY, VOCAB, CountingDraft
+
+
+def request(row: int, tokens: list[int], num_new: int, **more) -> DraftRequest:
+    fields = {"num_cached": 0, "stop_ids": frozenset(), "batch_index": row} | more
+    return DraftRequest(row=row, tokens=tokens, num_new=num_new, **fields)
+
+
+def propose(model: CountingDraft, requests: list[DraftRequest]):
+    table = 100 * torch.arange(4)[:, None] + torch.arange(40)
+    return model._propose(requests, table, GREEDY), table
+
+
+@pytest.mark.parametrize("interval", [1, 3, 8])
+def test_windows_and_stops_do_not_depend_on_how_often_one_looks(interval):
+    """Red if tokens after a stop token, or past a window, are handed out."""
+    model = CountingDraft(interval)
+    requests = [
+        request(0, [1, 2], 6),
+        request(1, [9], 3),
+        request(2, [20, 21, 22], 6, stop_ids=frozenset({25})),
+    ]
+    proposal, _ = propose(model, requests)
+    assert proposal.tokens == ((3, 4, 5, 6, 7, 8), (10, 11, 12), (23, 24))
+    assert proposal.ended == (False, False, True)
+    # The last drafted token of a request was never forwarded.
+    assert proposal.num_forwarded[:2] == (7, 3)
+
+
+def test_whole_prompts_are_read_in_parts(monkeypatch):
+    """Red if the draft's catch-up is longer than a prefill, or loses its place."""
+    prompts = [list(range(1, 21)), [30, 31, 32], list(range(40, 54))]
+    requests = [request(i, p, 4, num_cached=i) for i, p in enumerate(prompts)]
+    expected, _ = propose(CountingDraft(1), requests)
+    for limit in (1, 5, 8, 36, 37):
+        model = CountingDraft(1, longest_extend=limit)
+        proposal, table = propose(model, requests)
+        assert proposal == expected
+        parts = [b for b in model.batches if b.mode.is_extend()]
+        lens = [len(b.input_ids) for b in parts]
+        assert max(lens) <= limit and sum(lens) == 20 + 2 + 12
+        ids = torch.cat([b.input_ids for b in parts]).tolist()
+        assert ids == [t for r in requests for t in r.tokens[r.num_cached :]]
+        slots = torch.cat([b.out_cache_loc for b in parts]).tolist()
+        assert slots == [
+            int(table[r.row, n]) for r in requests for n in range(r.row, len(r.tokens))
+        ]
+
+
+def test_draft_with_more_padded_rows_keeps_to_the_target():
+    """Red if a token that the target's embedding lacks is drafted."""
+    proposal, _ = propose(CountingDraft(1, vocab_size=32), [request(0, [30], 3)])
+    assert proposal.tokens == ((31, 0, 1),)
+
+
+def test_tokens_without_a_row_in_the_draft_are_read_as_another():
+    """Red if an id of the target's longer padding, which a request may hold and the
+    target may sample, is looked up where the draft's embedding ends: on a GPU that
+    stops the server."""
+    model = CountingDraft(1)
+    requests = [request(0, [1, VOCAB, 2], 2), request(1, [3, VOCAB + 9], 1)]
+    propose(model, requests)
+    first, *steps = model.batches
+    assert first.input_ids.tolist() == [1, 0, 2, 3, 0]
+    assert all(int(b.input_ids.max()) < VOCAB for b in steps) and steps
+
+
+def test_lengths_on_the_host_are_those_on_the_device():
+    """Red if a captured step is planned for other lengths than it runs with."""
+    model = CountingDraft(8)
+    proposal, table = propose(model, [request(0, [1, 2], 7), request(1, [9], 2)])
+    assert proposal.tokens == ((3, 4, 5, 6, 7, 8, 9), (10, 11))
+    steps = model.batches[1:]
+    assert len(steps) == 6
+    for i, batch in enumerate(steps):
+        expected = torch.tensor([2 + i, min(1 + i, 1)])
+        assert batch.positions.tolist() == expected.tolist()
+        assert batch.seq_lens.tolist() == (expected + 1).tolist()
+        assert batch.seq_lens_cpu.tolist() == (expected + 1).tolist()
+        assert batch.out_cache_loc.tolist() == [int(table[0, 2 + i]), int(table[1, 1])]
+
+
+@pytest.mark.parametrize(("interval", "looks"), [(1, 11), (4, 2), (8, 1), (100, 0)])
+def test_host_looks_every_few_steps_alone(monkeypatch, interval, looks):
+    """Red if the loop waits for the device at every step, or copies tokens in it."""
+    all_ended, calls = StopWatch.all_ended, []
+
+    def counted(self, columns):
+        calls.append(len(columns))
+        return all_ended(self, columns)
+
+    monkeypatch.setattr(StopWatch, "all_ended", counted)
+    read_back, copies = draft_loop._read_back, []
+
+    def copied(columns, *rest):
+        copies.append(len(columns))
+        return read_back(columns, *rest)
+
+    monkeypatch.setattr(draft_loop, "_read_back", copied)
+    propose(CountingDraft(interval), [request(0, [1], 12)])
+    assert calls == [interval * (i + 1) for i in range(looks)]
+    assert copies == [12]
+
+
+class HostReads(TorchDispatchMode):
+    """Counts operations that wait for a device: its values or their number go to the
+    host."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.num += op.overloadpacket.__name__ in self.WAITING
+        return op(*args, **(kwargs or {}))
+
+
+def host_reads(monkeypatch, num_new: int, interval: int) -> int:
+    """Reads of a draft of `num_new` tokens, `tolist` included."""
+    tolist, copies = torch.Tensor.tolist, []
+
+    def counted(self):
+        copies.append(self)
+        return tolist(self)
+
+    requests = [request(0, [1], num_new, stop_ids=frozenset({63})), request(1, [9], 3)]
+    with monkeypatch.context() as patch, HostReads() as reads:
+        patch.setattr(torch.Tensor, "tolist", counted)
+        propose(CountingDraft(interval), requests)
+    return reads.num + len(copies)
+
+
+@pytest.mark.parametrize(("interval", "num_new"), [(8, 33), (4, 18), (100, 33)])
+def test_no_drafted_token_is_read_by_the_host(monkeypatch, interval, num_new):
+    """Red if a step of the loop asks the device for anything but, every `interval`
+    steps, whether to go on; drafts are read once at their end."""
+    with HostReads() as reads:
+        bool(torch.ones(()) > 0)
+    assert reads.num == 1, "the test is blind"
+    short = host_reads(monkeypatch, 3, interval)
+    looks = (num_new - 1) // interval
+    assert host_reads(monkeypatch, num_new, interval) == short + looks
+
+
+def test_stop_watch_equals_a_loop_over_tokens():
+    """Red if a draft counts as going on behind its stop token or its window, or as
+    ended for a stop token of another request."""
+    rng = random.Random(3)
+    for _ in range(200):
+        bs, interval = rng.randint(1, 4), rng.randint(1, 4)
+        requests = [
+            request(
+                i,
+                [1],
+                rng.randint(1, 12),
+                stop_ids=frozenset(rng.sample(range(20), rng.randint(0, 3))),
+            )
+            for i in range(bs)
+        ]
+        watch = StopWatch(requests, torch.device("cpu"))
+        rows = [[rng.randrange(20) for _ in range(12)] for _ in range(bs)]
+        columns = list(torch.tensor(rows).T)
+        for step in range(interval, 13, interval):
+            going = [
+                step < r.num_new and not r.stop_ids & set(row[:step])
+                for r, row in zip(requests, rows, strict=True)
+            ]
+            assert watch.all_ended(columns[:step]) == (not any(going))
+
+
+class FakeChain:
+    """Records the tokens a grammar is walked over, and where it masks."""
+
+    def __init__(self, refuses: int | None = None) -> None:
+        self.log: list = []
+        self.refuses = refuses
+
+    def mask_next(self, logits) -> None:
+        assert logits.shape == (1, VOCAB)
+        self.log.append("mask")
+
+    def advance(self, token: int) -> bool:
+        self.log.append(token)
+        return token != self.refuses
+
+
+def test_grammars_walk_over_every_drafted_token_and_no_other():
+    """Red if a grammar misses the last token (its mask is asked for behind it), walks
+    over a stop token or goes on behind its window."""
+    chains = [FakeChain(), FakeChain(), FakeChain()]
+    requests = [
+        request(0, [1], 2, grammar=chains[0]),
+        request(1, [9], 4, grammar=chains[1]),
+        request(2, [20], 4, grammar=chains[2], stop_ids=frozenset({22})),
+    ]
+    propose(CountingDraft(8), requests)
+    assert chains[0].log == ["mask", 2, "mask", 3]
+    assert chains[1].log == ["mask", 10, "mask", 11, "mask", 12, "mask", 13]
+    assert chains[2].log == ["mask", 21, "mask"]
+
+
+def test_a_draft_ends_before_what_its_grammar_refuses():
+    """Red if the target is asked behind a token for which there is no mask, or the
+    neighbour's draft ends too."""
+    chains = [FakeChain(refuses=12), FakeChain()]
+    requests = [
+        request(0, [9], 6, grammar=chains[0]),
+        request(1, [1], 4, grammar=chains[1]),
+    ]
+    model = CountingDraft(8)
+    proposal, _ = propose(model, requests)
+    assert proposal.tokens == ((10, 11), (2, 3, 4, 5))
+    assert proposal.ended == (False, False)
+    assert chains[0].log == ["mask", 10, "mask", 11, "mask", 12]
+    assert len(model.batches) == 4  # nobody waits for the first one's window
+
+
+def test_loop_ends_at_the_first_look_after_all_have_stopped():
+    """Red if a draft that has ended keeps the model busy for the whole window."""
+    model = CountingDraft(4)
+    propose(model, [request(0, [1], 30, stop_ids=frozenset({3}))])
+    assert len(model.batches) == 4  # the catch-up and three steps, then one look
+
+
+class FakeEvent:
+    log: list[str] = []
+
+    def __init__(self) -> None:
+        self.number = sum("record" in line for line in self.log) + 1
+
+    def record(self) -> None:
+        self.log.append(f"record {self.number}")
+
+    def synchronize(self) -> None:
+        self.log.append(f"wait {self.number}")
+
+
+def test_pacer_lets_the_host_be_one_step_ahead(monkeypatch):
+    """Red if the host waits for what it has just launched, or runs away."""
+    monkeypatch.setattr(FakeEvent, "log", [])
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda _: SimpleNamespace(Event=FakeEvent)
+    )
+    pacer = StepPacer(torch.device("cuda"))
+    for _ in range(4):
+        pacer.mark()
+        pacer.wait()
+    assert FakeEvent.log == [
+        "record 1",
+        *("record 2", "wait 1"),
+        *("record 3", "wait 2"),
+        *("record 4", "wait 3"),
+    ]
+
+
+def test_nothing_is_paced_on_cpu():
+    """Red if CPU drafts pay for events."""
+    pacer = StepPacer(torch.device("cpu"))
+    for _ in range(5):
+        pacer.mark()
+        pacer.wait()
+    assert not pacer._running

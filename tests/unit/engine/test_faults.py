@@ -1,0 +1,108 @@
+"""A fault at every stage of a round: whom it costs the answer."""
+
+import pytest
+
+from sglang_parse.engine import round
+from tests.support.fake_engine import LINE, FakeDrafter, FakeServer, FakeTarget
+from tests.support.fake_engine import make_request as make
+
+DRAFT = (20, 21, LINE, 22, 23, LINE)
+OTHER = 30
+
+
+class Fault(Exception):
+    """Stands for a bug."""
+
+
+def own(tokens):
+    """The target writes the draft, then OTHER."""
+    done = len(tokens) - 3
+    return DRAFT[done] if done < len(DRAFT) else OTHER
+
+
+def serve():
+    drafter = FakeDrafter(lambda tokens: DRAFT[len(tokens) - 3 :])
+    return FakeServer(FakeTarget(own, lambda tokens: 0.9), [drafter]), drafter
+
+
+def for_victim(step):
+    """`step` of one request, which raises for the victim."""
+
+    def broken(r, *args, **kwargs):
+        if r.req.rid == "victim":
+            raise Fault
+        return step(r, *args, **kwargs)
+
+    return broken
+
+
+def always(*args, **kwargs):
+    raise Fault
+
+
+# Where a fault is put: the object that holds the step, by the server, and its name.
+ONE_REQUEST = {
+    "pending": (lambda server: round, "pending_draft"),
+    "recover": (lambda server: server.engine.segmenting, "recover"),
+}
+NOBODY = {
+    "draft": (lambda server: server.engine.drafters.drafters[0], "draft"),
+    "after the pass": (lambda server: server.engine.drafters.drafters[0], "after_pass"),
+}
+EVERYBODY = {
+    "plan": (lambda server: server.engine.planner, "plan"),
+    "slots": (lambda server: server.engine.slots, "extend_rows"),
+    "layout": (lambda server: round, "build_verify_plan"),
+    "pass": (lambda server: server.target, "verify"),
+    "sample": (lambda server: server.target, "sample"),
+    "commit": (lambda server: server.engine.slots, "trim_rows"),
+    "adapt": (lambda server: server.engine.planner, "adapt"),
+    "observe": (lambda server: server.engine.planner, "observe"),
+}
+
+
+def requests():
+    victim, other = make(), make()
+    victim.rid, other.rid = "victim", "other"
+    return victim, other
+
+
+@pytest.mark.parametrize("stage", ONE_REQUEST)
+def test_a_fault_in_one_request_costs_that_request_alone(stage, monkeypatch):
+    """Red if another request loses a token, or the server ends."""
+    server, _ = serve()
+    victim, other = requests()
+    holder, name = ONE_REQUEST[stage]
+    broken = for_victim(getattr(holder(server), name))
+    monkeypatch.setattr(holder(server), name, broken)
+    records = server.round(victim, other).requests
+    assert isinstance(records[0].error, Fault) and records[1].error is None
+    assert victim.output_ids == [12]
+    assert other.output_ids == [12, *DRAFT, OTHER]
+    # Its slots of the round are free again.
+    assert victim.kv.kv_allocated_len == records[0].new_len
+
+
+@pytest.mark.parametrize("stage", NOBODY)
+def test_a_fault_in_a_drafter_costs_nobody_a_token(stage, monkeypatch):
+    """Red if a request ends, or gets another token, where a drafter fails."""
+    server, drafter = serve()
+    victim, other = requests()
+    holder, name = NOBODY[stage]
+    monkeypatch.setattr(holder(server), name, always)
+    for _ in range(len(DRAFT) + 1):
+        records = server.round(victim, other).requests
+        assert not any(r.error for r in records)
+    for req in (victim, other):
+        assert tuple(req.output_ids[1 : 1 + len(DRAFT)]) == DRAFT
+        assert req.state.failed_drafters == {drafter.name}
+
+
+@pytest.mark.parametrize("stage", EVERYBODY)
+def test_a_fault_in_what_all_share_is_not_hidden(stage, monkeypatch):
+    """Red if a round goes on whose slots, pass or plan nobody can trust."""
+    server, _ = serve()
+    holder, name = EVERYBODY[stage]
+    monkeypatch.setattr(holder(server), name, always)
+    with pytest.raises(Fault):
+        server.round(*requests())

@@ -1,0 +1,604 @@
+"""The primitives under SGLang's own interpreter, against a backend made here."""
+
+import asyncio
+import dataclasses
+import inspect
+import threading
+import time
+import typing
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.sgl_programs import ended, error_of
+
+sgl = pytest.importorskip("sglang")
+
+from sglang.lang.backend.base_backend import BaseBackend  # noqa: E402
+from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint  # noqa: E402
+from sglang.lang.chat_template import get_chat_template  # noqa: E402
+from sglang.lang.interpreter import StreamExecutor  # noqa: E402
+from sglang.lang.ir import SglGen, SglSamplingParams, SglSelect  # noqa: E402
+
+from sglang_parse import parse_gen, parse_verify  # noqa: E402
+from sglang_parse.embedded import TARGET_PATH  # noqa: E402
+from sglang_parse.frontend import (  # noqa: E402
+    EngineBackend,
+    ParseUnavailableError,
+    adapter,
+)
+from sglang_parse.frontend.adapter import check_server, report_of  # noqa: E402
+from sglang_parse.frontend.portable import load_target  # noqa: E402
+from sglang_parse.options.request import (  # noqa: E402
+    REQUEST_TABLE,
+    RequestOptions,
+)
+
+STEPS = ["Step 1: a.\n", "Step 2: b.\n", "Step 3: c.\n"]
+
+
+def segment(k, text, outcome, score):
+    return {
+        "origin": "client",
+        "outcome": outcome,
+        "start": 10 * k,
+        "token_ids": [7] * 10,
+        "text": text,
+        "text_start": sum(map(len, STEPS[:k])),
+        "score": score,
+    }
+
+
+VERDICTS = [
+    segment(0, STEPS[0], "kept", 0.9),
+    segment(1, STEPS[1], "kept", 0.8),
+    segment(2, STEPS[2], "rejected", 0.1),
+]
+
+
+class FakeBackend(BaseBackend):
+    """Says "one two" to everything; remembers what it was asked."""
+
+    def __init__(self, algorithm="PARSE", has_report=True):
+        super().__init__()
+        self.chat_template = get_chat_template("chatml")
+        self.algorithm = algorithm
+        self.has_report = has_report
+        self.asked = []
+        self.may_go_on = threading.Event()  # a stream's second half
+        self.may_go_on.set()
+
+    def get_server_info(self):
+        return {"speculative_algorithm": self.algorithm}
+
+    def _meta_info(self, custom):
+        if not self.has_report:
+            return {"completion_tokens": 2}
+        segments = VERDICTS if "parse_verify" in custom else []
+        return {"parse": [{"mode": "semantic", "segments": list(segments)}]}
+
+    def generate(self, s, sampling_params):
+        kwargs = sampling_params.to_srt_kwargs()
+        self.asked.append((s.text_, kwargs))
+        return "one two", self._meta_info(kwargs.get("custom_params", {}))
+
+    def generate_stream(self, s, sampling_params):
+        _, meta_info = self.generate(s, sampling_params)
+        yield "one", {"completion_tokens": 1}
+        assert self.may_go_on.wait(120)
+        yield " two", meta_info
+
+
+@sgl.function
+def answer(s, question, **options):
+    s += sgl.user(question)
+    s += sgl.assistant(parse_gen("answer", 20, **options))
+
+
+def run(program, backend, **options):
+    state = program.run(backend=backend, **options)
+    return ended(state)
+
+
+# -- The seam -------------------------------------------------------------------------
+
+
+def test_seam_exists_and_is_taken_once():
+    """Red if SGLang renames the seam, or a second import wraps it twice."""
+    adapter.install()
+    taken = StreamExecutor._execute_gen
+    assert list(inspect.signature(taken.__wrapped__).parameters) == ["self", "expr"]
+    assert not hasattr(taken.__wrapped__, "__wrapped__")
+
+
+def test_seam_asks_the_executors_backend():
+    """Red if _execute_gen stops going through what the adapter replaces for it."""
+    source = inspect.getsource(StreamExecutor._execute_gen.__wrapped__)
+    for call in ("self.backend.generate(", "self.backend.generate_stream("):
+        assert call in source
+    assert "self._resolve_sampling_params(expr.sampling_params)" in source
+    assert "isinstance(other, SglGen)" in inspect.getsource(StreamExecutor._execute)
+
+
+def test_missing_seam_is_named(monkeypatch):
+    """Red if a frontend without its seam would drop PARSE's options silently."""
+    monkeypatch.setattr(adapter, "SEAM", "sglang.lang.interpreter.Nowhere.at_all")
+    with pytest.raises(RuntimeError, match=r"no usable sglang\.lang.*Nowhere") as error:
+        adapter.install.__wrapped__()
+    assert "\n" not in str(error.value)
+
+
+def test_sampling_params_reach_the_server_with_custom_params():
+    """Red if RuntimeEndpoint stops sending to_srt_kwargs(), or a field is lost."""
+    params = SglSamplingParams(
+        max_new_tokens=3, stop=["x"], regex="a+", json_schema="{}", dtype="int"
+    )
+    ours = adapter.ParseSamplingParams.of(params, {"parse_mode": "exact"})
+    expected = {**params.to_srt_kwargs(), "custom_params": {"parse_mode": "exact"}}
+    assert ours.to_srt_kwargs() == expected
+    fields = [f.name for f in dataclasses.fields(params)]
+    assert [getattr(ours, f) for f in fields] == [getattr(params, f) for f in fields]
+    for method in (RuntimeEndpoint.generate, RuntimeEndpoint.generate_stream):
+        assert "**sampling_params.to_srt_kwargs()" in inspect.getsource(method)
+
+
+def test_ordinary_gen_is_left_alone():
+    """Red if sgl.gen beside parse_gen gets PARSE's options."""
+
+    @sgl.function
+    def both(s):
+        s += parse_gen("a", threshold=0.9) + "," + sgl.gen("b")
+
+    backend = FakeBackend()
+    state = run(both, backend)
+    assert state.text() == "one two,one two"
+    (_, first), (_, second) = backend.asked
+    assert first["custom_params"] == {"parse_threshold": 0.9, "parse_report": True}
+    assert "custom_params" not in second
+    assert state.stream_executor.backend is backend
+
+
+# -- parse_gen ------------------------------------------------------------------------
+
+
+def test_gen_sends_every_option_under_its_wire_name():
+    options = {
+        "threshold": 0.7,
+        "segment": "line",
+        "mode": "semantic",
+        "draft": "Step 1",
+        "keep_rule": "longest",
+        "judge_every": 2,
+        "window": 8,
+        "judge_suffix": "Right?",
+        "exact_tail": False,
+        "recover_segments": "all",
+        "compose": False,
+    }
+    backend = FakeBackend()
+    state = run(answer, backend, question="Q", report=False, **options)
+    (prompt, kwargs) = backend.asked[0]
+    assert prompt.endswith("<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n")
+    assert kwargs["max_new_tokens"] == 20
+    wire = {("segmenter" if k == "segment" else k): v for k, v in options.items()}
+    expected = {f"parse_{k}": v for k, v in wire.items()} | {"parse_report": False}
+    assert kwargs["custom_params"] == expected
+    assert state["answer"] == "one two"
+    assert state.get_meta_info("answer")["parse"][0]["mode"] == "semantic"
+
+
+def own_keywords(call, *others):
+    """Keyword of one of our calls to its type, but for those of the call itself."""
+    hints = typing.get_type_hints(call)
+    names = inspect.signature(call).parameters
+    return {k: hints[k] for k in names if k not in {*others, "portable", "tokenizer"}}
+
+
+def test_gen_has_a_keyword_for_every_option_in_the_table():
+    """Red if the signature of parse_gen and the table of options differ."""
+    sgl_gen = ("name", "max_tokens", "gen_args", "gen_kwargs")
+    types = typing.get_type_hints(RequestOptions)
+    rows = {row.keyword: types[row.name] for row in REQUEST_TABLE if row.keyword}
+    found = own_keywords(parse_gen, *sgl_gen)
+    assert found.pop("report") is rows.pop("report")  # on in programs, so never None
+    assert found == {keyword: typed | None for keyword, typed in rows.items()}
+
+
+def test_verify_has_a_keyword_for_every_option_of_a_verdict():
+    """Red if the signature of parse_verify and the table of options differ."""
+    types = typing.get_type_hints(RequestOptions)
+    rows = {row.keyword: types[row.name] for row in REQUEST_TABLE if row.judges}
+    found = own_keywords(parse_verify, "name", "text")
+    assert found == {keyword: typed | None for keyword, typed in rows.items()}
+
+
+def test_gen_takes_every_argument_of_sgl_gen():
+    """Red if an argument of sgl.gen is lost on the way."""
+    values = {
+        "max_tokens": 1,
+        "min_tokens": 2,
+        "n": 1,
+        "stop": ["s"],
+        "stop_token_ids": [3],
+        "stop_regex": "r",
+        "temperature": 0.5,
+        "top_p": 0.6,
+        "top_k": 7,
+        "min_p": 0.8,
+        "frequency_penalty": 0.9,
+        "presence_penalty": 1.0,
+        "ignore_eos": True,
+        "return_logprob": True,
+        "logprob_start_len": 4,
+        "top_logprobs_num": 5,
+        "return_text_in_logprobs": True,
+        "dtype": int,
+        "regex": "a",
+        "json_schema": "{}",
+    }
+    names = set(inspect.signature(sgl.gen).parameters)
+    assert names - {"name", "choices", "choices_method"} == set(values)
+    ours, theirs = parse_gen("x", **values), sgl.gen("x", **values)
+    assert ours.name == "x" and ours.sampling_params == theirs.sampling_params
+    assert parse_gen("x", 5, 2).sampling_params.min_new_tokens == 2
+
+
+def test_gen_with_choices_is_a_select():
+    assert isinstance(parse_gen("x", choices=["a", "b"]), SglSelect)
+    with pytest.raises(ValueError, match="choices and parse_threshold"):
+        parse_gen("x", choices=["a", "b"], threshold=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 3}, "parse_gen: custom_params.parse_threshold is 3; expected"),
+        ({"segment": "word"}, "parse_segmenter is 'word'; expected one of line"),
+        ({"draft": 5}, "parse_draft is 5; expected"),
+        ({"mode": "fast"}, "parse_mode is 'fast'; expected one of semantic"),
+    ],
+)
+def test_wrong_options_are_named_when_the_call_is_written(options, message):
+    with pytest.raises(ValueError, match=message):
+        parse_gen("x", **options)
+
+
+def test_gen_streams_text_and_ends_with_the_report():
+    backend = FakeBackend()
+    backend.may_go_on.clear()  # SGLang streams nothing of what has ended meanwhile
+    state = answer.run(question="Q", stream=True, backend=backend)
+    pieces = state.text_iter("answer")
+    assert next(pieces) == "one"
+    backend.may_go_on.set()
+    assert state["answer"] == "one two"
+    assert state.get_meta_info("answer")["parse"][0]["mode"] == "semantic"
+    assert state.text().endswith("assistant\none two<|im_end|>\n")
+
+
+def test_gen_in_batches_forks_and_joins():
+    """Red if an executor keeps another one's options or loses its backend."""
+
+    @sgl.function
+    def forked(s, question):
+        s += sgl.user(question)
+        forks = s.fork(3)
+        for k, fork in enumerate(forks):
+            fork += sgl.assistant(parse_gen("part", threshold=k / 10))
+        forks.join()
+
+    backend = FakeBackend()
+    states = forked.run_batch([{"question": q} for q in "abcd"], backend=backend)
+    assert [s["part"] for s in states] == [["one two"] * 3] * 4
+    sent = sorted(k["custom_params"]["parse_threshold"] for _, k in backend.asked)
+    assert sent == [0.0] * 4 + [0.1] * 4 + [0.2] * 4
+
+
+def test_prefix_tracing_passes_over_the_primitives():
+    """Red if run_batch fails in SGLang's tracer, where arguments are expressions."""
+
+    @sgl.function
+    def program(s, previous):
+        s += "A prefix that is the same for all of the programs in this batch, " * 2
+        s += parse_gen("a", draft=previous) + parse_verify("b", previous)
+        s += parse_verify("c", [previous, s["a"]])
+
+    backend = FakeBackend()
+    states = program.run_batch(
+        [{"previous": "x"}, {"previous": "y"}], backend=backend, num_threads=1
+    )
+    drafts = [k["custom_params"].get("parse_draft") for _, k in backend.asked]
+    assert drafts == ["x", None, None, "y", None, None]
+    assert all(error_of(s) is None for s in states)
+
+
+# -- parse_verify ---------------------------------------------------------------------
+
+
+@sgl.function
+def check(s, text, **options):
+    s += sgl.user("Q")
+    s += sgl.assistant_begin()
+    s += parse_verify("check", text, **options)
+    s += parse_gen("rest")
+    s += sgl.assistant_end()
+
+
+@pytest.mark.parametrize("text", [STEPS, "".join(STEPS)], ids=["list", "text"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_verify_keeps_the_valid_prefix_in_the_prompt(text, stream):
+    backend = FakeBackend()
+    state = run(
+        check,
+        backend,
+        text=text,
+        threshold=0.6,
+        stream=stream,
+        max_new_tokens=50,
+        min_p=0.5,
+    )
+    kept = STEPS[0] + STEPS[1]
+    assert state["check"] == kept
+    report = state.get_meta_info("check")["parse"][0]
+    assert report["scores"] == [0.9, 0.8, 0.1]
+    assert report["cut"] == {"segments": 2, "tokens": 20, "chars": len(kept)}
+    (_, verify), (prompt, _) = backend.asked
+    assert verify["custom_params"] == {"parse_verify": text, "parse_threshold": 0.6}
+    assert verify["max_new_tokens"] == 1 and verify["min_p"] == 0
+    assert prompt.endswith("assistant\n" + kept)
+    assert state.text().endswith(kept + "one two<|im_end|>\n")
+
+
+def test_verify_refuses_blank_text():
+    with pytest.raises(ValueError, match="parse_verify: custom_params.parse_verify is"):
+        parse_verify("check", "")
+
+
+# -- Without PARSE --------------------------------------------------------------------
+
+
+def failure(state):
+    """The error of a program whose worker thread has warned of it."""
+    error = error_of(state)
+    assert isinstance(error, ParseUnavailableError)
+    assert "\n" not in str(error) and "portable=True" in str(error)
+    return str(error)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_servers_are_refused_before_anything_is_sent(stream):
+    backend = FakeBackend(algorithm="EAGLE", has_report=False)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        state = answer.run(question="Q", backend=backend, stream=stream)
+        assert "FakeBackend does not serve PARSE" in failure(state)
+    assert not backend.asked
+    assert "answer" not in state or state["answer"] == ""
+
+
+class Foreign(FakeBackend):
+    """As sgl.OpenAI: nothing of SGLang behind it."""
+
+    get_server_info = property()
+
+
+def test_backends_without_an_sglang_server_are_asked_nothing():
+    """Red if another vendor's tokens are paid for before the refusal."""
+    backend = Foreign(has_report=False)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        state = answer.run(question="Q", backend=backend)
+        assert "Foreign does not serve PARSE" in failure(state)
+    assert not backend.asked
+
+
+def test_programs_that_cut_answers_by_tokens_are_refused():
+    """Red if SGLang's API speculation cuts a judged text and nobody is told."""
+
+    @sgl.function(num_api_spec_tokens=4)
+    def program(s):
+        s += parse_verify("check", STEPS)
+
+    backend = FakeBackend()
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        state = program.run(backend=backend)
+        assert "num_api_spec_tokens is 4; expected none" in str(error_of(state))
+    assert not backend.asked
+
+
+def test_response_without_report_is_an_error():
+    """Red if a server that does not say what it is may answer without PARSE."""
+    backend = FakeBackend(has_report=False)
+    backend.get_server_info = lambda: None
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        failure(answer.run(question="Q", backend=backend))
+        failure(check.run(text=STEPS, backend=backend))
+
+
+def test_aborted_request_says_so():
+    """Red if an operator's abort reads as the wrong kind of server."""
+    reason = {"type": "abort", "message": "Abort in waiting queue"}
+    with pytest.raises(RuntimeError, match="aborted: Abort in waiting queue"):
+        report_of(FakeBackend(), {"finish_reason": reason})
+
+
+def test_server_is_asked_again_after_a_refusal():
+    """Red if a server that was started anew with PARSE is still refused."""
+    backend = FakeBackend(algorithm="EAGLE")
+    with pytest.raises(ParseUnavailableError):
+        check_server(backend)
+    backend.get_server_info = lambda: {"speculative_algorithm": "PARSE"}
+    check_server(backend)
+
+
+class SlowEngine:
+    """Answers nothing in time."""
+
+    server_args = SimpleNamespace(model_path="m", tokenizer_path=None)
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.tokenizer_manager = SimpleNamespace(flush_cache=lambda: asyncio.sleep(600))
+
+
+def test_closed_engine_backend_lets_programs_go():
+    """Red if what a program still waits for keeps its thread, and the process, for
+    ever."""
+    errors = []
+
+    def wait(backend):
+        try:
+            backend.flush_cache()
+        except RuntimeError as e:
+            errors.append(str(e))
+
+    with EngineBackend(SlowEngine(), "chatml") as backend:
+        thread = threading.Thread(target=wait, args=(backend,), daemon=True)
+        thread.start()
+        while not backend._open:
+            time.sleep(0.01)
+    thread.join(20)
+    assert not thread.is_alive()
+    wait(backend)
+    assert len(errors) == 2 and all("inside its with block" in e for e in errors)
+
+
+class ScoringBackend(FakeBackend):
+    """A plain server whose verdict is No from the third prefix on."""
+
+    def __init__(self):
+        super().__init__(algorithm=None, has_report=False)
+        self.model_info = {"model_path": "/nowhere", "tokenizer_path": str(TARGET_PATH)}
+        self.batches = []
+
+    def _generate_http_request(self, s, data):
+        self.batches.append(data)
+        yes, no = data.get("token_ids_logprob", [0, 0])
+        return [
+            {
+                "meta_info": {
+                    "output_token_ids_logprobs": [
+                        [(-0.1, yes, None), (-3.0, no, None)]
+                        if k < 2
+                        else [(-3.0, yes, None), (-0.1, no, None)]
+                    ]
+                }
+            }
+            for k in range(len(data["input_ids"]))
+        ]
+
+
+def test_portable_verify_scores_each_prefix_with_the_judges_question():
+    """Red if prefixes, question or score differ from what PARSE's pass sees."""
+    backend = ScoringBackend()
+    state = run(check_portable, backend, text=STEPS)
+    assert state["check"] == STEPS[0] + STEPS[1]
+    report = state.get_meta_info("check")["parse"][0]
+    assert (report["mode"], report["target_passes"]) == ("portable", 4)
+    assert report["scores"] == pytest.approx([0.948, 0.948, 0.052], abs=1e-3)
+    spans = [(s["outcome"], s["text"], s["text_start"]) for s in report["segments"]]
+    at = [0, len(STEPS[0]), len(STEPS[0] + STEPS[1])]
+    assert spans == list(zip(["kept", "kept", "rejected"], STEPS, at, strict=True))
+
+    whole, forks = backend.batches
+    tokenizer = load_target(str(TARGET_PATH)).tokenizer
+    question = "Is everything so far correct? Answer Yes or No."
+    prompt = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    asking = (
+        f"<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(whole["input_ids"]) == prompt + "".join(STEPS)
+    texts = [tokenizer.decode(ids) for ids in forks["input_ids"]]
+    assert texts == [prompt + "".join(STEPS[: k + 1]) + asking for k in range(3)]
+    assert forks["token_ids_logprob"] == tokenizer.convert_tokens_to_ids(["Yes", "No"])
+
+
+@sgl.function
+def check_portable(s, text):
+    s += sgl.user("Q")
+    s += sgl.assistant(parse_verify("check", text, portable=True))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_portable_gen_keeps_the_drafts_valid_prefix(stream):
+    backend = ScoringBackend()
+    state = run(
+        answer,
+        backend,
+        question="Q",
+        draft="".join(STEPS),
+        portable=True,
+        stream=stream,
+    )
+    kept = STEPS[0] + STEPS[1]
+    assert state["answer"] == kept + "one two"
+    ((prompt, kwargs),) = backend.asked
+    assert prompt.endswith("assistant\n" + kept)
+    report = state.get_meta_info("answer")["parse"][0]
+    assert kwargs["max_new_tokens"] == 20 - report["kept_tokens"]
+    last = report["segments"][-1]
+    assert (last["origin"], last["text"], last["text_start"]) == (
+        "target",
+        "one two",
+        len(kept),
+    )
+    assert state.get_meta_info("answer")["completion_tokens"] == (
+        report["kept_tokens"] + report["written_tokens"]
+    )
+
+
+def test_portable_gen_stops_where_the_kept_draft_does():
+    """Red if text after a stop string, or beyond max_tokens, is generated."""
+    backend = ScoringBackend()
+    draft = STEPS[0] + "STOP" + STEPS[1]
+    state = run(
+        answer, backend, question="Q", draft=draft, stop=["STOP"], portable=True
+    )
+    assert state["answer"] == STEPS[0] and not backend.asked
+    reason = state.get_meta_info("answer")["finish_reason"]
+    assert reason == {"type": "stop", "matched": "STOP"}
+
+
+def test_portable_gen_without_a_draft_is_plain_generation():
+    """Red if a draft is judged where a PARSE server would follow it at most."""
+    draft = {"draft": "".join(STEPS)}
+    for options in (
+        {},
+        {**draft, "mode": "exact"},
+        {**draft, "regex": "[a-z ]+"},
+        {**draft, "json_schema": "{}"},
+        {**draft, "min_tokens": 3},
+        {**draft, "presence_penalty": 0.5},
+        {**draft, "stop_token_ids": [3]},
+    ):
+        backend = ScoringBackend()
+        state = run(answer, backend, question="Q", portable=True, **options)
+        assert state["answer"] == "one two" and not backend.batches
+        assert state.get_meta_info("answer")["parse"][0]["mode"] == "portable"
+
+
+def test_portable_names_a_missing_tokenizer():
+    backend = ScoringBackend()
+    backend.model_info = {"model_path": "/nowhere"}
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        state = check_portable.run(text=STEPS, backend=backend)
+        assert "'/nowhere' does not give here; pass tokenizer=" in str(error_of(state))
+
+
+def test_images_are_refused_by_the_portable_route():
+    from sglang_parse.frontend.portable import judge_prefixes
+
+    executor = SimpleNamespace(images_=["x"], text_="")
+    with pytest.raises(ValueError, match="judges text only"):
+        judge_prefixes(None, executor, [1], [2], [1], None)
+
+
+def test_primitives_are_ordinary_expressions():
+    """Red if roles, lists or separate_reasoning stop taking them as an SglGen."""
+    assert isinstance(parse_gen("a"), SglGen) and isinstance(
+        parse_verify("b", "x"), SglGen
+    )
+    assert (parse_gen("a") + "x").expr_list[0].name == "a"

@@ -1,0 +1,47 @@
+"""The EAGLE-3 head has to be the target's."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
+from sglang_parse.integration.checks import check_head
+from sglang_parse.options.server import ParseConfig
+
+
+def head_args(path, tmp_path, **changes):
+    """Server arguments and settings with a head of the embedded one's config."""
+    config = json.loads((HEAD_PATH / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = SimpleNamespace(model_path=str(TARGET_PATH), trust_remote_code=False)
+    return args, ParseConfig(compose="eagle3", eagle_model_path=str(path))
+
+
+def test_the_embedded_head_fits_the_embedded_target(tmp_path):
+    """Red if a good head is refused."""
+    check_head(*head_args(HEAD_PATH, tmp_path))
+    check_head(SimpleNamespace(), ParseConfig())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "is LlamaForCausalLM; expected"),
+        ({"hidden_size": 256}, "a target of hidden size 256; --model-path has 128"),
+        ({"target_hidden_size": 64}, "a target of hidden size 64"),
+        ({"vocab_size": 32000}, "vocabulary size 32000; --model-path has 640"),
+    ],
+    ids=str,
+)
+def test_a_head_of_another_target_is_refused(tmp_path, changes, message):
+    """Red if such a head is found out by a crash in a matrix product."""
+    with pytest.raises(ValueError, match="eagle-model-path is ") as error:
+        check_head(*head_args(tmp_path, tmp_path, **changes))
+    assert message in str(error.value)
+
+
+def test_a_head_that_is_not_there_is_refused(tmp_path):
+    """Red if a mistyped path gives a trace instead of a sentence."""
+    with pytest.raises(ValueError, match="eagle-model-path is .*holds no model"):
+        check_head(*head_args(tmp_path / "nowhere", tmp_path))

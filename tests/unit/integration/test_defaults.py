@@ -1,0 +1,66 @@
+"""Defaults that PARSE sets before SGLang resolves what depends on them."""
+
+import pytest
+
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.integration.defaults import (
+    BACKEND_STEPS,
+    DETERMINISTIC_BACKEND,
+    GPU_ATTENTION_BACKEND,
+    default_attention_backend,
+)
+
+PARSE = (
+    *("--speculative-algorithm", "parse"),
+    *("--speculative-draft-model-path", str(DRAFT_PATH)),
+)
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def backend_seen_by_sglang(*flags: str) -> str | None:
+    """What SGLang's own choice of a backend finds already chosen."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.server_args import prepare_server_args
+
+    args = prepare_server_args(["--model-path", str(TARGET_PATH), *flags])
+    seen = []
+    default_attention_backend(
+        args, lambda a: seen.append(resolving_view(a).attention_backend)
+    )
+    (backend,) = seen
+    return backend
+
+
+def test_parse_takes_flashinfer_where_none_is_named():
+    """Red if a Hopper card's default (fa3) is chosen, which PARSE then refuses."""
+    assert backend_seen_by_sglang(*PARSE) == GPU_ATTENTION_BACKEND
+
+
+def test_deterministic_answers_take_triton_where_none_is_named():
+    """Red if SGLang names fa3 there, on Hopper, which PARSE then refuses as if the user
+    had; or if the radix cache is lost."""
+    flags = ("--enable-deterministic-inference",)
+    assert backend_seen_by_sglang(*PARSE, *flags) == DETERMINISTIC_BACKEND
+
+
+def test_a_named_backend_is_kept():
+    """Red if --attention-backend triton is overruled."""
+    flags = ("--attention-backend", "triton")
+    assert backend_seen_by_sglang(*PARSE, *flags) == "triton"
+
+
+def test_other_servers_choose_for_themselves():
+    """Red if installing the plugin changes servers that do not use PARSE."""
+    assert backend_seen_by_sglang() is None
+
+
+def test_step_is_wrapped_by_the_plugin():
+    """Red if SGLang renames the step: the default would silently not apply."""
+    from sglang.srt.arg_groups import pipeline, resolution_hooks
+
+    source = pipeline.__loader__.get_source(pipeline.__name__)
+    calls = [source.index(f"run_hook({name}, ") for name in BACKEND_STEPS]
+    assert calls == sorted(calls)
+    for name in BACKEND_STEPS:
+        assert default_attention_backend in resolution_hooks._HOOKS[name]

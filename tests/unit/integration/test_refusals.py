@@ -1,0 +1,277 @@
+"""Server arguments that PARSE refuses, each with one sentence."""
+
+import json
+import os
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.bench.servers import free_port, server_command
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.integration import refusals
+from sglang_parse.options.server import CONFIG_ENV
+from tests.support.resolution import DRAFT, TARGET, resolve
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+@pytest.fixture(autouse=True)
+def no_config_env(monkeypatch):
+    monkeypatch.delenv(CONFIG_ENV, raising=False)
+
+
+REFUSED = {
+    "pipeline": ((*DRAFT, "--pp-size", "2"), "--pipeline-parallel-size"),
+    "dp attention": (
+        (*DRAFT, "--tp", "2", "--attn-dp-size", "2"),
+        "--attn-dp-size",
+    ),
+    "disaggregation": (
+        (*DRAFT, "--disaggregation-mode", "prefill"),
+        "--disaggregation-mode",
+    ),
+    "lora": ((*DRAFT, "--enable-lora", "--max-lora-rank", "8"), "--enable-lora"),
+    "lora paths": ((*DRAFT, "--lora-paths", "a=/nowhere"), "lora"),
+    "hisparse": ((*DRAFT, "--enable-hisparse"), "hisparse"),
+    "hierarchical cache": (
+        (*DRAFT, "--enable-hierarchical-cache"),
+        "--enable-hierarchical-cache",
+    ),
+    "two-batch overlap": (
+        (*DRAFT, "--enable-two-batch-overlap"),
+        "two-batch-overlap|two_batch_overlap",
+    ),
+    "mixed chunk": ((*DRAFT, "--enable-mixed-chunk"), "mixed-chunk|mixed_chunk"),
+    "adaptive": ((*DRAFT, "--speculative-adaptive"), "--speculative-adaptive"),
+    "expert parallel": ((*DRAFT, "--tp", "2", "--ep-size", "2"), "--ep-size 2"),
+    "tokenizer workers": (
+        (*DRAFT, "--tokenizer-worker-num", "2"),
+        "does not support --tokenizer-worker-num 2",
+    ),
+    "streaming session": (
+        (*DRAFT, "--enable-streaming-session"),
+        "does not support --enable-streaming-session",
+    ),
+    "flexkv": ((*DRAFT, "--enable-flexkv"), "--enable-flexkv"),
+    "linker": (
+        (*DRAFT, "--enable-unified-cache-external-linker"),
+        "--enable-unified-cache-external-linker",
+    ),
+    "dcp": ((*DRAFT, "--tp-size", "2", "--dcp-size", "2"), "--dcp-size 2"),
+    "cp": ((*DRAFT, "--tp-size", "2", "--attn-cp-size", "2"), "attn.cp.size"),
+    "prefill cp": ((*DRAFT, "--enable-prefill-cp"), "--enable-prefill-cp"),
+    "pdmux": (
+        (*DRAFT, "--enable-pdmux", "--chunked-prefill-size", "-1"),
+        "--enable-pdmux",
+    ),
+    "strict thinking": (
+        (*DRAFT, "--reasoning-parser", "qwen3", "--enable-strict-thinking"),
+        "does not support --enable-strict-thinking",
+    ),
+    "canary": ((*DRAFT, "--kv-canary", "log"), "--kv-canary log"),
+    "lmcache": ((*DRAFT, "--enable-lmcache"), "--enable-lmcache"),
+    "dense tp": ((*DRAFT, "--moe-dense-tp-size", "1"), "--moe-dense-tp-size 1"),
+    "a2a": ((*DRAFT, "--moe-a2a-backend", "deepep"), "moe-a2a-backend|deepep"),
+    "rejection sampling": (
+        (*DRAFT, "--speculative-use-rejection-sampling"),
+        "--speculative-use-rejection-sampling",
+    ),
+    "block verification": (
+        (*DRAFT, "--speculative-use-block-verification"),
+        "block.verification",
+    ),
+    "accept threshold": (
+        (*DRAFT, "--speculative-accept-threshold-single", "0.5"),
+        "--speculative-accept-threshold-single 0.5",
+    ),
+    "accept threshold acc": (
+        (*DRAFT, "--speculative-accept-threshold-acc", "0.5"),
+        "--speculative-accept-threshold-acc 0.5",
+    ),
+    "token map": (
+        (*DRAFT, "--speculative-token-map", "map.pt"),
+        "--speculative-token-map map.pt",
+    ),
+    "outlines": (
+        (*DRAFT, "--grammar-backend", "outlines"),
+        "does not support --grammar-backend outlines",
+    ),
+    "top k": (
+        (*DRAFT, "--speculative-eagle-topk", "4"),
+        "takes no --speculative-eagle-topk, got 4",
+    ),
+    "no tokenizer": ((*DRAFT, "--skip-tokenizer-init"), "--skip-tokenizer-init"),
+    "steps": (
+        (*DRAFT, "--speculative-num-steps", "5"),
+        "takes no --speculative-num-steps, got 5",
+    ),
+    "draft tokens": (
+        (*DRAFT, "--speculative-num-draft-tokens", "8"),
+        "takes no --speculative-num-draft-tokens, got 8",
+    ),
+    "page size": ((*DRAFT, "--page-size", "16"), "--page-size"),
+    "backend": (
+        (*DRAFT, "--attention-backend", "torch_native"),
+        "--attention-backend torch_native",
+    ),
+    "decode backend": (
+        (*DRAFT, "--decode-attention-backend", "torch_native"),
+        "--decode-attention-backend",
+    ),
+    "prefill backend": (
+        (*DRAFT, "--prefill-attention-backend", "torch_native"),
+        "--prefill-attention-backend",
+    ),
+    "two backends": (
+        (
+            *DRAFT,
+            *("--prefill-attention-backend", "triton"),
+            *("--decode-attention-backend", "flashinfer"),
+        ),
+        "one attention backend for prefill and decode",
+    ),
+    "mask on triton": (
+        (
+            *DRAFT,
+            *("--attention-backend", "triton"),
+            *("--speculative-parse-verify-route", "mask"),
+        ),
+        "--speculative-parse-verify-route is 'mask'",
+    ),
+}
+OWN = {
+    "verify-route": ["masks"],
+    "window": ["-1", "9999999"],
+    "max-segments": ["0", "5000"],
+    "judge-every": ["-1", "5000"],
+    "segmenter": ["words", "fixed:0"],
+    "judge-suffix": ["", "   "],
+    "verdict-tokens": ["Yes", "Yes/Yes"],
+    "threshold": ["-0.5", "2.5", "nan", "inf"],
+    "keep-rule": ["first"],
+    "mode": ["fast"],
+    "config": ["/nowhere.json"],
+}
+
+
+@pytest.mark.parametrize(("flags", "named"), REFUSED.values(), ids=REFUSED.keys())
+def test_unsupported_combination_is_refused_by_name(flags, named):
+    """Red if a row of the refusal table is lost: the server would answer wrongly."""
+    with pytest.raises((ValueError, AssertionError), match=named) as error:
+        resolve(*TARGET, *flags)
+    assert "\n" not in str(error.value).strip()
+
+
+def test_pools_sized_behind_captured_graphs_are_refused(monkeypatch):
+    """Red if passes outside graphs are left without memory."""
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
+    with pytest.raises(ValueError, match="does not support SGLANG_ENABLE_POST_CAPTURE"):
+        resolve(*TARGET, *DRAFT)
+
+
+def test_rust_server_is_refused(monkeypatch):
+    """Red if a server starts that has no reports."""
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    with pytest.raises(ValueError, match="does not support SGLANG_RUST_SERVER"):
+        resolve(*TARGET, *DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [(f, v) for f, values in OWN.items() for v in values]
+)
+def test_bad_value_of_own_flag_is_refused_by_name(flag, value):
+    """Red if our settings are checked only once the models are loaded."""
+    with pytest.raises(ValueError, match=f"--speculative-parse-{flag}"):
+        resolve(*TARGET, *DRAFT, f"--speculative-parse-{flag}", value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--speculative-parse-window", "8"), "window"),
+        (("--speculative-parse-config", "/nowhere.json"), "config"),
+        (("--no-speculative-parse-adaptive",), "adaptive"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [(), ("--speculative-algorithm", "NGRAM")])
+def test_own_flag_without_the_algorithm_is_refused(flags, named, algorithm):
+    """Red if a user who forgot the algorithm is served without it, and not told."""
+    with pytest.raises(ValueError, match=f"--speculative-parse-{named} is set but"):
+        resolve("--model-path", str(TARGET_PATH), *algorithm, *flags)
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_attention_of_the_cpu_platform_is_refused_on_a_gpu(monkeypatch, device):
+    """Red if a server on a card starts with a backend that is made for CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    args = SimpleNamespace(device=device, page_size=1, attention_backend="parse_torch")
+    with pytest.raises(ValueError, match="--attention-backend parse_torch runs on CPU"):
+        refusals.validate_server_args(args)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("window", "x"), ("threshold", "high")])
+def test_wrong_type_of_own_flag_is_a_usage_error(capsys, flag, value):
+    """Red if argparse lets a string through to the worker."""
+    with pytest.raises(SystemExit) as error:
+        resolve(*TARGET, *DRAFT, f"--speculative-parse-{flag}", value)
+    assert error.value.code == 2
+    assert f"--speculative-parse-{flag}" in capsys.readouterr().err
+
+
+def exchange_tokens(path):
+    """The draft model with two tokens of its tokenizer exchanged."""
+    shutil.copytree(DRAFT_PATH, path)
+    file = path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    a, b = list(vocab)[100:102]
+    vocab[a], vocab[b] = vocab[b], vocab[a]
+    file.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_draft_with_another_tokenizer_is_refused(tmp_path):
+    """Red if a pair that speaks different ids is served: every draft is nonsense."""
+    other = exchange_tokens(tmp_path / "draft")
+    with pytest.raises(ValueError, match="--speculative-draft-model-path needs"):
+        resolve(*TARGET, "--speculative-draft-model-path", other)
+
+
+def test_draft_that_is_not_there_is_refused():
+    """Red if a wrong path is noticed only after the target is loaded."""
+    with pytest.raises(Exception, match="/nowhere/draft"):
+        resolve(*TARGET, "--speculative-draft-model-path", "/nowhere/draft")
+
+
+def test_verdict_word_of_several_tokens_is_refused():
+    """Red if a verdict is read from half a word."""
+    flags = ("--speculative-parse-verdict-tokens", "Quite/Hardly")
+    with pytest.raises(ValueError, match="--speculative-parse-verdict-tokens"):
+        resolve(*TARGET, *DRAFT, *flags)
+
+
+def test_real_command_line_ends_with_one_sentence():
+    """Red if a bad flag starts the server, hangs, or gives a traceback last."""
+    flags = ("--speculative-parse-segmenter", "words")
+    done = subprocess.run(
+        server_command([*TARGET, *DRAFT, *flags], free_port()),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+    )
+    assert done.returncode not in (0, None)
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert "--speculative-parse-segmenter is 'words'; expected" in last
+
+
+def test_bad_file_of_the_environment_is_refused_before_loading(tmp_path, monkeypatch):
+    """Red if a broken SGLANG_PARSE_CONFIG shows up only in the worker."""
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"treshold": 1}))
+    monkeypatch.setenv(CONFIG_ENV, str(path))
+    with pytest.raises(ValueError, match="treshold"):
+        resolve(*TARGET, *DRAFT)

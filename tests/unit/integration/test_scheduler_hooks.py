@@ -1,0 +1,94 @@
+"""What a round is told of the scheduler, and which texts are admitted together."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.managers.schedule_policy import AddReqResult
+
+from sglang_parse.integration import scheduler_hooks
+from sglang_parse.integration.rounds import NUM_WAITING, open_round
+
+SCHEDULER = SimpleNamespace(
+    waiting_queue=[1] * 9, get_num_allocatable_reqs=lambda bs: 7 - bs
+)
+
+
+@pytest.mark.parametrize(("num_running", "num_waiting"), [(4, 3), (7, 0), (8, 0)])
+def test_only_those_count_for_whom_there_is_a_row(
+    monkeypatch, num_running, num_waiting
+):
+    """Red if rounds are shortened for requests that only the end of others lets in."""
+    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: True)
+    batch = SimpleNamespace(reqs=[1] * num_running)
+    scheduler_hooks.note_waiting(SCHEDULER, batch, pp_proxy_tensors=None)
+    assert getattr(batch, NUM_WAITING) == num_waiting
+
+
+def test_batches_of_other_servers_are_left_alone():
+    """Red if our hook looks at the queue of a server without PARSE."""
+    batch = SimpleNamespace()
+    scheduler_hooks.note_waiting(SimpleNamespace(), batch)
+    assert not hasattr(batch, NUM_WAITING)
+
+
+def test_a_round_goes_on_behind_what_is_decided_ahead():
+    """Red if tokens decided ahead of the output are decided again, or their KV is
+    written again; or if what the hook has noted does not reach the round."""
+    batch = SimpleNamespace(
+        reqs=[SimpleNamespace(output_ids=[1, 2], grammar=None)],
+        req_pool_indices=torch.tensor([3]),
+        seq_lens_cpu=torch.tensor([9]),
+        sampling_info=SimpleNamespace(vocab_size=64),
+    )
+    state = SimpleNamespace(client=None, ready=(7, 8))
+    round = open_round(batch, [state], [0])
+    (r,) = round
+    assert (r.row, r.seq_len, r.bonus_token, r.output_len) == (3, 11, 8, 4)
+    assert round.num_waiting == 0
+    setattr(batch, NUM_WAITING, 3)
+    assert open_round(batch, [state], [0]).num_waiting == 3
+
+
+def text_request(text, *, field="parse_draft", output=()) -> SimpleNamespace:
+    params = SimpleNamespace(custom_params={field: text})
+    return SimpleNamespace(sampling_params=params, output_ids=list(output))
+
+
+@pytest.fixture
+def admit(monkeypatch):
+    """Requests of a batch, and the next one -> whether it joins them."""
+    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: True)
+    monkeypatch.setattr(scheduler_hooks, "longest_pass", lambda: 10)
+
+    def run(taken, req):
+        adder = SimpleNamespace(can_run_list=taken)
+        found = scheduler_hooks.admit_texts(lambda *_: "original", adder, req)
+        assert found in ("original", AddReqResult.OTHER)
+        return found == "original"
+
+    return run
+
+
+def test_texts_of_one_prefill_fit_into_one_pass(admit):
+    """Red if a scheduler step is longer than a prefill and a pass, or a request waits
+    that need not."""
+    assert admit([text_request("abcde")], text_request("fghij"))
+    assert not admit([text_request("abcde")], text_request("fghijk"))
+    assert not admit([text_request("abcde")], text_request("\u00e4" * 3))
+    # A text that is alone in its batch is always admitted.
+    plain = SimpleNamespace(
+        sampling_params=SimpleNamespace(custom_params=None), output_ids=[]
+    )
+    assert admit([plain], text_request("a" * 99))
+    assert admit([text_request("a" * 99)], plain)
+    # These bring no pass along with their prefill, or one that waits for room.
+    assert admit([text_request("a" * 99)], text_request("b" * 99, output=[1]))
+    judged = text_request("a" * 99, field="parse_verify")
+    assert admit([judged], text_request("b" * 10))
+
+
+def test_a_server_without_parse_admits_as_sglang_does(admit, monkeypatch):
+    """Red if the plugin changes who is served where nobody asked for PARSE."""
+    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: False)
+    assert admit([text_request("a" * 99)], text_request("b" * 99))

@@ -1,0 +1,94 @@
+"""Starts that cannot work end with one sentence."""
+
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.integration import start_checks
+from sglang_parse.integration.start_checks import StartError
+
+
+def arguments(**changes):
+    return SimpleNamespace(
+        **{
+            "speculative_algorithm": "parse",
+            "model_path": str(TARGET_PATH),
+            "speculative_draft_model_path": str(DRAFT_PATH),
+            "load_format": "auto",
+            "device": None,
+            "host": "127.0.0.1",
+            "port": 1,
+            "node_rank": 0,
+            **changes,
+        }
+    )
+
+
+def test_sound_folders_pass():
+    """Red if the embedded pair is refused."""
+    start_checks.check_start(arguments(), str(HEAD_PATH))
+    start_checks.check_start(arguments(speculative_draft_model_path=None), "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "head", "flag"),
+    [
+        ({"model_path": "/no/model"}, "", "--model-path"),
+        (
+            {"speculative_draft_model_path": "/no/draft"},
+            "",
+            "--speculative-draft-model-path",
+        ),
+        ({}, "/no/head", "--speculative-parse-eagle-model-path"),
+    ],
+)
+def test_a_missing_folder_names_its_flag(changes, head, flag):
+    """Red if a folder that is not there is told without flag or path."""
+    with pytest.raises(StartError, match=f"^{flag} '/no/"):
+        start_checks.check_start(arguments(**changes), head)
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch):
+    """Red if `--device cuda` serves on the CPU without a word."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(StartError, match=r"^--device is 'cuda:0'"):
+        start_checks.check_device(arguments(device="cuda:0"))
+    start_checks.check_device(arguments(device="cpu"))
+
+
+def test_a_port_that_is_taken_is_refused():
+    """Red if a server loads its models before it finds its port taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=f"--port is {port} and another"):
+            start_checks.check_port(arguments(port=port))
+        # Other servers are SGLang's own.
+        start_checks.check_port(arguments(port=port, speculative_algorithm=None))
+        start_checks.check_port(arguments(port=port, node_rank=1))
+    start_checks.check_port(arguments(port=port))
+
+
+def test_hosts_and_ports_that_are_none_are_told():
+    """Red if another socket error ends in a traceback."""
+    assert "cannot be used" in start_checks.port_problem("192.0.2.7", 4000)
+    assert "expected 0 to 65535" in start_checks.port_problem("127.0.0.1", 70000)
+
+
+@pytest.mark.parametrize(("kind", "lines"), [("StartError", 1), ("ValueError", 4)])
+def test_only_start_errors_are_told_in_one_line(kind, lines):
+    """Red if a refused start shows a traceback, or a fault of ours shows none."""
+    code = (
+        "from sglang_parse.integration import start_checks\n"
+        "from sglang_parse.integration.start_checks import StartError\n"
+        f"start_checks.show_in_one_line()\nraise {kind}('told')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    told = done.stderr.splitlines()
+    assert told[-1].endswith("told") and (len(told) == 1) == (lines == 1)

@@ -1,0 +1,108 @@
+"""A decode step of the worker: a round, and texts that wait beside it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.integration import worker as worker_module
+from sglang_parse.integration.worker import ParseWorker
+from sglang_parse.judging.decide import Decision
+from sglang_parse.requests.state import RequestState
+
+WAITS, FAILS = "waits", "fails"
+
+
+class Req:
+    grammar = to_finish = None
+
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
+        self.output_ids = [1]
+        self.spec_num_correct_drafts = 0
+        self.spec_correct_drafts_histogram = [1]
+        self.verification = "text" if kind == WAITS else None
+
+
+class Engine:
+    """Decides token 7 for every request of a round but those that fail."""
+
+    def run(self, round) -> None:
+        for row, r in enumerate(round):
+            r.root_row, r.decision = row, Decision((7,), 0, 0, ())
+            if r.req.kind == FAILS:
+                r.error, r.decision = KeyError("x"), Decision((), 0, 0, ())
+        round.seconds = {"draft": 0.1, "layout": 0.2, "verify": 0.3, "decide": 0.4}
+
+
+@pytest.fixture
+def decode(monkeypatch):
+    """Kinds of requests -> the worker, the requests and SGLang's result."""
+    monkeypatch.setattr(worker_module, "round_timing", lambda round: None)
+    view = "sglang_parse.runtime.views.expand_rows"
+    monkeypatch.setattr(view, lambda info, rows, device: info)
+
+    def run(*kinds: str):
+        reqs = [Req(kind) for kind in kinds]
+        states = {
+            req: RequestState(
+                None, frozenset(), None, None, verification=req.verification
+            )
+            for req in reqs
+        }
+        worker = object.__new__(ParseWorker)
+        worker.requests = SimpleNamespace(of=states.__getitem__)
+        worker.engine = Engine()
+        worker.seconds, worker.texts = [], []
+        worker.telemetry = SimpleNamespace(
+            add_seconds=lambda **s: worker.seconds.append(s)
+        )
+        worker.client_pass = SimpleNamespace(
+            go_on=lambda batch, texts: worker.texts.extend(texts)
+        )
+        num = len(reqs)
+        batch = SimpleNamespace(
+            reqs=reqs, req_pool_indices=torch.arange(num) + 10, tree_cache=None,
+            seq_lens=torch.full((num,), 5), seq_lens_cpu=torch.full((num,), 5),
+            sampling_info=SimpleNamespace(vocab_size=9), device="cpu",
+            return_logprob=False, return_hidden_states=False,
+            top_logprobs_nums=None, token_ids_logprobs=None,
+        )  # fmt: skip
+        return worker, reqs, worker._decode(batch)
+
+    return run
+
+
+def test_texts_wait_beside_a_round(decode):
+    """Red if a request that waits for verdicts takes part in a round, or the others get
+    its place in the batch."""
+    worker, reqs, result = decode("", WAITS, "")
+    assert result.accept_lens.tolist() == [1, 0, 1]
+    assert result.next_token_ids.tolist() == [7, 0, 7]
+    ((index, req, row),) = [(t.index, t.req, t.row) for t in worker.texts]
+    assert (index, req, row) == (1, reqs[1], 11)
+    # SGLang counts the number of tokens less one as correct drafts.
+    assert [r.spec_num_correct_drafts for r in reqs] == [0, 1, 0]
+
+
+def test_texts_that_wait_alone_need_no_round(decode):
+    """Red if a batch without anybody to decode for stops the scheduler, or costs a
+    pass."""
+    worker, _, result = decode(WAITS, WAITS)
+    assert result.accept_lens.tolist() == [0, 0]
+    assert len(worker.texts) == 2 and worker.seconds == []
+
+
+def test_a_request_that_failed_ends_alone(decode):
+    """Red if our own error in one request costs another a token, or its sender gets no
+    answer."""
+    _, (bad, good), result = decode(FAILS, "")
+    assert bad.to_finish.status_code == 500 and good.to_finish is None
+    assert "KeyError" in bad.to_finish.message
+    assert result.accept_lens.tolist() == [0, 1]
+
+
+def test_time_of_a_round_is_told_by_stage(decode):
+    """Red if laying a pass out is lost from the time of verifying."""
+    worker, *_ = decode("")
+    assert worker.seconds == [{"draft": 0.1, "verify": 0.5, "decide": 0.4}]

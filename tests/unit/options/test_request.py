@@ -1,0 +1,309 @@
+"""Checks of custom_params, and the mode a request is served in."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.options.checks import CUT_MARK
+from sglang_parse.options.request import (
+    RequestOptions,
+    check_custom_params,
+    strongest_mode,
+)
+from sglang_parse.options.server import ParseConfig
+
+GOOD = {
+    "parse_mode": ["semantic", "exact", "off"],
+    "parse_threshold": [0, 0.5, 1, 2.0],
+    "parse_keep_rule": ["first-failure", "longest"],
+    "parse_segmenter": ["step", "line", "paragraph", "sentence", "code", "fixed:7"],
+    "parse_judge_every": [0, 1, 2, 1024],
+    "parse_window": [0, 1, 256, 1 << 20],
+    "parse_judge_suffix": ["Is it right?", "对吗？ Yes or No", "x" * 2000],
+    "parse_exact_tail": [True, False],
+    "parse_recover_segments": [0, 1, 1024, "all"],
+    "parse_compose": [True, False],
+    "parse_report": [True, False],
+}
+BAD = {
+    "parse_judge_every": [-1, 1025, 1.0, True, "2", None, [1]],
+    "parse_recover_segments": [-1, 1025, 1.0, True, "1", "All", "", None, [1]],
+    "parse_compose": ["eagle3", 1, 0, None],
+    "parse_mode": ["Semantic", "", None, 1, True, ["off"], {"mode": "off"}, "off "],
+    "parse_threshold": [
+        "0.5",
+        True,
+        False,
+        None,
+        math.nan,
+        math.inf,
+        -math.inf,
+        -0.1,
+        2.01,
+        10**400,
+        [0.5],
+        {"value": 0.5},
+    ],
+    "parse_keep_rule": ["first", None, 0, ["longest"]],
+    "parse_segmenter": [
+        "words",
+        "fixed",
+        "fixed:",
+        "fixed:0",
+        "fixed:-1",
+        "fixed:1.5",
+        "fixed:²",
+        "fixed:" + "9" * 5000,
+        " step",
+        None,
+        3,
+        ["step"],
+    ],
+    "parse_window": [1.0, "8", True, None, -1, (1 << 20) + 1, 10**30, math.nan, [8]],
+    "parse_judge_suffix": ["", "  \n", None, 5, ["Is it?"], "x" * 2001, "a\ud800b"],
+    "parse_exact_tail": [1, 0, "true", None, [True]],
+    "parse_report": [1, "yes", None, {}],
+}
+BAD_CASES = [(key, value) for key, values in BAD.items() for value in values]
+
+
+def request(custom_params=None, **overrides):
+    """A Req as far as the options look at it."""
+    params = {
+        "custom_params": custom_params,
+        "logit_bias": None,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+    }
+    fields = {
+        "grammar": None,
+        "input_embeds": None,
+        "positional_embed_overrides": None,
+        "return_logprob": False,
+        "return_hidden_states": False,
+        "custom_logit_processor": None,
+    }
+    for key, value in overrides.items():
+        (params if key in params else fields)[key] = value
+    return SimpleNamespace(sampling_params=SimpleNamespace(**params), **fields)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(k, v) for k, values in GOOD.items() for v in values]
+)
+def test_good_value_passes(key, value):
+    """Red if an allowed value is refused or changed."""
+    assert check_custom_params({key: value}) == {key: value}
+
+
+@pytest.mark.parametrize(("key", "value"), BAD_CASES, ids=repr)
+def test_bad_value_names_field(key, value):
+    """Red if a check is dropped, or raises anything but a ValueError with the field."""
+    with pytest.raises(ValueError, match=rf"custom_params\.{key} is ") as error:
+        check_custom_params({key: value})
+    assert "expected" in str(error.value)
+    assert len(str(error.value)) < 700
+
+
+def test_unknown_option_lists_the_known_ones():
+    """Red if a misspelt option is silently ignored."""
+    with pytest.raises(ValueError, match=r"custom_params\.parse_treshold") as error:
+        check_custom_params({"parse_treshold": 0.5})
+    assert all(key in str(error.value) for key in GOOD)
+
+
+def test_marker_in_the_question_is_refused():
+    """Red if a client's question can make the judge prompt impossible to build."""
+    with pytest.raises(
+        ValueError, match=r"custom_params\.parse_judge_suffix.*expected"
+    ):
+        check_custom_params({"parse_judge_suffix": f"Is it {CUT_MARK} right?"})
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["x"] * 10**5, {"a": "b" * 10**6}])
+@pytest.mark.parametrize("key", GOOD)
+def test_bad_value_of_any_size_gives_a_short_message(key, value):
+    """Red if a client can make the server log or return its megabytes."""
+    with pytest.raises(ValueError, match=key) as error:
+        check_custom_params({key: value})
+    assert len(str(error.value)) < 700
+
+
+def test_unknown_option_of_any_length_gives_a_short_message():
+    """Red if a client can make the server log or return its megabytes."""
+    with pytest.raises(ValueError, match="and no PARSE option") as error:
+        check_custom_params({"parse_" + "x" * 100_000: 1})
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "custom_params",
+    [
+        {"thinking_budget": 3},
+        {"parse": 1, "Parse_mode": "loud", "PARSE_MODE": 1},
+        {"nested": {"parse_mode": "loud"}},
+        {3: 4, None: 5},
+    ],
+)
+def test_keys_of_others_are_left_alone(custom_params):
+    """Red if PARSE refuses what another user of custom_params put there."""
+    before = dict(custom_params)
+    assert check_custom_params(custom_params) == {}
+    assert custom_params == before
+
+
+@pytest.mark.parametrize("custom_params", [None, [], "parse_mode", 7, ["parse_mode"]])
+def test_custom_params_that_are_no_mapping_are_left_alone(custom_params):
+    """Red if the hook breaks requests that SGLang accepts."""
+    assert check_custom_params(custom_params) == {}
+
+
+def test_options_default_to_the_server_config():
+    """Red if a server setting does not reach requests that name none."""
+    config = ParseConfig(
+        window=9,
+        segmenter="line",
+        judge_every=2,
+        judge_suffix="Right?",
+        threshold=0.7,
+        keep_rule="longest",
+        mode="exact",
+        exact_tail=False,
+        recover_segments="all",
+    )
+    assert RequestOptions.of(request(), config) == RequestOptions(
+        mode="exact",
+        threshold=0.7,
+        keep_rule="longest",
+        segmenter="line",
+        judge_every=2,
+        window=9,
+        judge_suffix="Right?",
+        exact_tail=False,
+        recover_segments="all",
+        compose=False,
+        report=False,
+        fallback="",
+    )
+
+
+def test_options_of_the_request_win():
+    """Red if an option is read from the server although the request names it."""
+    asked = {
+        "parse_mode": "semantic",
+        "parse_threshold": 0,
+        "parse_keep_rule": "longest",
+        "parse_segmenter": "fixed:3",
+        "parse_judge_every": 4,
+        "parse_window": 0,
+        "parse_judge_suffix": "Sure?",
+        "parse_exact_tail": False,
+        "parse_recover_segments": 3,
+        "parse_compose": False,
+        "parse_report": True,
+    }
+    config = ParseConfig(mode="off", threshold=0.9, window=5, exact_tail=True)
+    assert RequestOptions.of(request(asked), config, has_head=True) == RequestOptions(
+        mode="semantic",
+        threshold=0.0,
+        keep_rule="longest",
+        segmenter="fixed:3",
+        judge_every=4,
+        window=0,
+        judge_suffix="Sure?",
+        exact_tail=False,
+        recover_segments=3,
+        compose=False,
+        report=True,
+        fallback="",
+    )
+
+
+TEXTS = [
+    ("parse_draft", "Step 1", "Step 1"),
+    ("parse_prediction", "x = 1", "x = 1"),
+    ("parse_verify", "Step 1", "Step 1"),
+    ("parse_verify", ["a", "b"], ("a", "b")),
+]
+
+
+@pytest.mark.parametrize(("field", "given", "kept"), TEXTS)
+def test_a_clients_text_arrives_in_its_way(field, given, kept):
+    """Red if a text is lost, or is judged, followed or reported as another one is."""
+    options = RequestOptions.of(request({field: given}), ParseConfig())
+    judged = field == "parse_verify"
+    assert options.client_text == kept
+    assert (options.verify_only, options.report) == (judged, judged)
+    assert options.mode == ("exact" if field == "parse_prediction" else "semantic")
+
+
+def test_only_one_text_at_a_time():
+    """Red if the server silently drops one of two texts."""
+    two = {"parse_draft": "a", "parse_prediction": "b"}
+    with pytest.raises(ValueError, match="parse_draft and parse_prediction; expected"):
+        check_custom_params(two)
+
+
+def test_a_text_is_judged_whatever_else_is_asked():
+    """Red if `parse_verify` falls back where nothing is generated, or follows the
+    server's mode."""
+    req = request({"parse_verify": "text", "parse_mode": "off"}, return_logprob=True)
+    options = RequestOptions.of(req, ParseConfig(mode="exact"), has_draft_model=False)
+    assert (options.mode, options.fallback) == ("semantic", "")
+
+
+def test_a_head_serves_where_there_is_no_draft_model():
+    """Red if such a request is not served by EAGLE-3 itself, or against its will."""
+    config = ParseConfig()
+    alone = {"has_draft_model": False, "has_head": True}
+    options = RequestOptions.of(request(), config, **alone)
+    assert (options.mode, options.fallback) == ("exact", "no_draft_model")
+    assert options.compose and options.recover_limit == 1
+    options = RequestOptions.of(request({"parse_compose": False}), config, **alone)
+    assert (options.mode, options.compose) == ("off", False)
+    asked = request({"parse_recover_segments": "all"})
+    assert RequestOptions.of(asked, config).recover_limit > 1 << 30
+
+
+PLAIN = {
+    "custom_logit_processor": {"custom_logit_processor": "processor"},
+    "frequency_penalty": {"frequency_penalty": 0.1},
+    "presence_penalty": {"presence_penalty": -0.1},
+    "repetition_penalty": {"repetition_penalty": 1.1},
+    "min_new_tokens": {"min_new_tokens": 1},
+}
+EXACT = {
+    "grammar": {"grammar": object()},
+    "logprobs": {"return_logprob": True},
+    "hidden_states": {"return_hidden_states": True},
+    "logit_bias": {"logit_bias": {"5": 1.0}},
+    "input_embeds": {"input_embeds": [[0.0]]},
+}
+REASONS = PLAIN | EXACT
+
+
+@pytest.mark.parametrize(("reason", "fields"), REASONS.items(), ids=REASONS.keys())
+@pytest.mark.parametrize("asked", ["semantic", "exact", "off"])
+def test_request_that_cannot_be_judged_is_served_right(reason, fields, asked):
+    """Red if a row of the table is lost: the request would be answered wrongly."""
+    options = RequestOptions.of(request({"parse_mode": asked}, **fields), ParseConfig())
+    limit = "off" if reason in PLAIN else "exact"
+    speed = ("semantic", "exact", "off").index
+    if speed(asked) < speed(limit):
+        assert (options.mode, options.fallback) == (limit, reason)
+    else:
+        assert (options.mode, options.fallback) == (asked, "")
+
+
+def test_plain_decoding_wins_over_exact_mode():
+    """Red if a request with two reasons takes the weaker consequence."""
+    req = request(return_logprob=True, frequency_penalty=0.5)
+    assert strongest_mode(req) == ("off", "frequency_penalty")
+
+
+def test_plain_request_needs_no_fallback():
+    """Red if ordinary requests are served without PARSE."""
+    assert strongest_mode(request()) == ("semantic", "")

@@ -1,0 +1,83 @@
+"""Names of segmenters, which installed packages may add to."""
+
+import pytest
+
+from sglang_parse.options import segmenters
+from sglang_parse.options.extensions import Extensions
+from sglang_parse.options.request import check_custom_params
+from sglang_parse.options.segmenters import (
+    SEGMENTERS,
+    check_segmenter,
+    parse_fixed_segmenter,
+    segmenter_names,
+)
+from sglang_parse.options.server import ParseConfig
+from tests.support.packages import install
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install a package whose segmenters nobody can import."""
+
+    def install_names(*names):
+        values = dict.fromkeys(names, "parse_test_missing:rule")
+        install(tmp_path, "my-package", {"sglang_parse.segmenters": values})
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(
+            segmenters,
+            "SEGMENTER_EXTENSIONS",
+            Extensions("segmenter", SEGMENTERS, "a function"),
+        )
+        return segmenters.SEGMENTER_EXTENSIONS
+
+    return install_names
+
+
+def test_a_packages_name_may_be_asked_for(installed):
+    """Red if names are closed anywhere: a check, the settings or a request; also where
+    the package's own module is not needed, as on a client."""
+    for call in (
+        lambda: check_segmenter("proof", "segmenter"),
+        lambda: ParseConfig(segmenter="proof"),
+        lambda: check_custom_params({"parse_segmenter": "proof"}),
+    ):
+        with pytest.raises(ValueError, match="'proof'; expected one of line, par"):
+            call()
+    installed("proof")
+    assert check_segmenter("proof", "segmenter") == "proof"
+    assert ParseConfig(segmenter="proof").segmenter == "proof"
+    assert check_custom_params({"parse_segmenter": "proof"})
+
+
+def test_error_lists_the_names_of_packages(installed):
+    """Red if a user of a package is not told of its segmenters."""
+    installed("proof")
+    assert segmenter_names() == (*SEGMENTERS, "proof")
+    with pytest.raises(ValueError, match=r"code, proof or fixed:N with N >= 1\."):
+        check_segmenter("prof", "segmenter")
+
+
+def test_name_known_to_be_broken_says_why(installed):
+    """Red if a request that names a broken rule reaches the engine, or learns nothing
+    of the reason."""
+    extensions = installed("proof")
+    assert extensions.faults(lambda one: one.make(lambda rule: rule))
+    with pytest.raises(ValueError) as raised:
+        check_custom_params({"parse_segmenter": "proof"})
+    assert str(raised.value).startswith(
+        "custom_params.parse_segmenter is 'proof': the segmenter 'proof' of my-package "
+        "1.0 (entry point group sglang_parse.segmenters) cannot be imported (Module"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "fixed", "fixed:0", "fixed:", 3, None, ["step"]])
+def test_what_names_no_segmenter_is_refused(name):
+    """Red if a value of another kind passes, or raises anything but a ValueError."""
+    with pytest.raises(ValueError, match="expected one of line, paragraph"):
+        check_segmenter(name, "segmenter")
+
+
+def test_built_in_names_need_no_package():
+    """Red if `fixed:N` is looked for among packages."""
+    assert check_segmenter("fixed:9", "segmenter") == "fixed:9"
+    assert parse_fixed_segmenter("fixed:9") == 9

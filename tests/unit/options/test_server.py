@@ -1,0 +1,204 @@
+"""ParseConfig: sources, their order, and one clear refusal per setting."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from sglang_parse.options.checks import parse_verdict_tokens
+from sglang_parse.options.server import CONFIG_ENV, ParseConfig, flag_name
+
+BAD = {
+    "window": [-1, 1.5, "256", True, None, (1 << 20) + 1, [1]],
+    "max_segments": [0, -3, 2.0, "16", True, 1025],
+    "judge_every": [-1, 1.0, "2", None, True, 1025],
+    "judge": ["", "questions", None, 3, ["question"]],
+    "segmenter": ["", "steps", "fixed:0", "fixed:x", "fixed:１", None, 3],
+    "judge_suffix": ["", "Is PARSE-CUT-MARK ok?", " \n\t", None, 7, "x" * 2001],
+    "verdict_tokens": ["", "Yes", "Yes/", "/No", "Yes/No,", "a/a", None, 3, ["Yes/No"]],
+    "threshold": [-0.01, 2.1, math.nan, math.inf, "0.5", True, None],
+    "keep_rule": ["", "first", "LONGEST", None, 1],
+    "mode": ["", "auto", None, 0],
+    "exact_tail": ["true", 1, 0, None],
+    "recover_segments": [-1, 1.0, "1", "ALL", "", True, None, 1025],
+    "compose": ["", "eagle", "EAGLE3", None, True, "eagle3"],
+    "eagle_model_path": [7, None, "head", ["head"]],
+    "eagle_steps": [0, 65, 2.0, "4", True, None],
+    "adaptive": ["false", 0, 1, None],
+    "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
+    "verify_route": ["", "masks", "AUTO", None, 1],
+    "request_checks": ["true", 1, 0, None],
+}
+
+
+@pytest.fixture(autouse=True)
+def no_config_env(monkeypatch):
+    monkeypatch.delenv(CONFIG_ENV, raising=False)
+
+
+def write(path, values):
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return str(path)
+
+
+def test_every_field_has_bad_values_here():
+    """Red if a setting is added without a check and a test of it."""
+    assert BAD.keys() == {f.name for f in dataclasses.fields(ParseConfig)}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(f, v) for f, values in BAD.items() for v in values], ids=repr
+)
+def test_bad_value_names_its_flag(field, value):
+    """Red if a check is dropped or names another flag."""
+    with pytest.raises(ValueError, match=f"{flag_name(field)} is ") as error:
+        ParseConfig(**{field: value})
+    assert "expected" in str(error.value)
+
+
+def test_config_is_frozen():
+    """Red if a stage can change the settings of the server."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ParseConfig().threshold = 0.1
+
+
+def test_defaults_are_valid_and_serve():
+    """Red if a default is outside its own range or switches PARSE off."""
+    config = ParseConfig.from_sources()
+    assert config == ParseConfig()
+    assert config.mode == "semantic"
+    assert config.keep_rule == "first-failure"
+
+
+def test_flag_wins_over_file_over_default(tmp_path):
+    """Red if the order of precedence changes."""
+    path = write(tmp_path / "c.json", {"threshold": 0.8, "window": 32})
+    config = ParseConfig.from_sources({"threshold": 0.6, "window": None}, path)
+    assert (config.threshold, config.window) == (0.6, 32)
+    assert config.max_segments == ParseConfig().max_segments
+
+
+def test_false_and_zero_flags_win_over_the_file(tmp_path):
+    """Red if a falsy flag counts as not given."""
+    path = write(tmp_path / "c.json", {"exact_tail": True, "window": 32})
+    config = ParseConfig.from_sources({"exact_tail": False, "window": 0}, path)
+    assert (config.exact_tail, config.window) == (False, 0)
+
+
+def test_environment_names_a_file(tmp_path, monkeypatch):
+    """Red if sglang.Engine users lose their only route to the settings."""
+    path = write(tmp_path / "env.json", {"mode": "exact"})
+    monkeypatch.setenv(CONFIG_ENV, path)
+    assert ParseConfig.from_sources().mode == "exact"
+    assert ParseConfig.from_sources({"mode": "off"}).mode == "off"
+
+
+def test_config_flag_wins_over_environment(tmp_path, monkeypatch):
+    """Red if the environment overrides the command line."""
+    monkeypatch.setenv(CONFIG_ENV, write(tmp_path / "env.json", {"mode": "exact"}))
+    path = write(tmp_path / "flag.json", {"mode": "off"})
+    assert ParseConfig.from_sources({}, path).mode == "off"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        "[]",
+        "null",
+        "3",
+        '"off"',
+        '{"treshold": 0.5}',
+        '{"speculative_parse_mode": "off"}',
+        "",
+    ],
+)
+def test_bad_file_names_the_flag_and_the_path(tmp_path, text):
+    """Red if a broken or misspelt file is half used, or dies with a traceback."""
+    path = tmp_path / "bad.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="--speculative-parse-config") as error:
+        ParseConfig.from_sources({}, str(path))
+    assert "bad.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('["window"]', "a list"),
+        ('"off"', "a string"),
+        ("0.5", "a number"),
+        ("true", "true or false"),
+        ("null", "null"),
+    ],
+)
+def test_file_without_an_object_says_what_it_holds(tmp_path, text, found):
+    """Red if such a file is told of unknown keys."""
+    path = tmp_path / "c.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"c.json' holds {found}; expected a JSON obj"):
+        ParseConfig.from_sources({}, str(path))
+
+
+@pytest.mark.parametrize("path", ["", " "])
+def test_empty_path_names_the_flag(path, monkeypatch, tmp_path):
+    """Red if `--speculative-parse-config "$UNSET"` is ignored without a word."""
+    monkeypatch.setenv(CONFIG_ENV, write(tmp_path / "env.json", {"mode": "exact"}))
+    with pytest.raises(
+        ValueError, match=f"--speculative-parse-config is '{path}'; expected the path"
+    ):
+        ParseConfig.from_sources({}, path)
+
+
+def test_empty_variable_counts_as_unset(monkeypatch):
+    """Red if `SGLANG_PARSE_CONFIG=` stops a server that needs no file."""
+    monkeypatch.setenv(CONFIG_ENV, "")
+    assert ParseConfig.from_sources() == ParseConfig()
+
+
+def test_missing_and_binary_files_name_the_flag(tmp_path):
+    """Red if an unreadable file gives an OSError or UnicodeDecodeError."""
+    binary = tmp_path / "weights.bin"
+    binary.write_bytes(b"\xff\xfe\x00\x80")
+    for path in (tmp_path / "none.json", binary, tmp_path):
+        with pytest.raises(ValueError, match="--speculative-parse-config"):
+            ParseConfig.from_sources({}, str(path))
+
+
+def test_bad_value_in_file_names_the_flag(tmp_path):
+    """Red if values of a file skip the checks."""
+    path = write(tmp_path / "c.json", {"threshold": "high"})
+    with pytest.raises(ValueError, match="--speculative-parse-threshold"):
+        ParseConfig.from_sources({}, path)
+
+
+def test_nan_in_file_is_refused(tmp_path):
+    """Red if JSON's NaN reaches the comparison with scores (it is false for all)."""
+    path = tmp_path / "c.json"
+    path.write_text('{"threshold": NaN}', encoding="utf-8")
+    with pytest.raises(ValueError, match="--speculative-parse-threshold"):
+        ParseConfig.from_sources({}, str(path))
+
+
+def test_deeply_nested_file_is_refused_in_one_sentence(tmp_path):
+    """Red if json's RecursionError reaches the user."""
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 200_000, encoding="utf-8")
+    with pytest.raises(ValueError, match="--speculative-parse-config"):
+        ParseConfig.from_sources({}, str(path))
+
+
+def test_verdict_tokens_split_into_pairs():
+    """Red if spaces are stripped (they are part of a token) or pairs are lost."""
+    assert parse_verdict_tokens("Yes/No", "f") == (("Yes", "No"),)
+    assert parse_verdict_tokens(" Yes/ No,yes/no", "f") == (
+        (" Yes", " No"),
+        ("yes", "no"),
+    )
+    assert ParseConfig(verdict_tokens="A/B").verdict_pairs == (("A", "B"),)
+
+
+def test_flag_name_has_dashes():
+    """Red if flags are spelt with underscores."""
+    assert flag_name("max_segments") == "--speculative-parse-max-segments"

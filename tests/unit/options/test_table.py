@@ -1,0 +1,183 @@
+"""The table of options: one row is all that an option needs."""
+
+import argparse
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.integration.flags import add_flags, flag_values
+from sglang_parse.options.docs import request_table, server_table
+from sglang_parse.options.kinds import SWITCH, whole
+from sglang_parse.options.request import (
+    REQUEST_TABLE,
+    RequestOptions,
+    check_custom_params,
+)
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.table import (
+    RequestOnlyOptions,
+    SharedOptions,
+    option,
+    options_of,
+)
+
+SERVER_TABLE = options_of(ParseConfig)
+ROWS = [*SERVER_TABLE, *options_of(RequestOnlyOptions)]
+
+
+@dataclass(frozen=True)
+class OneMore(SharedOptions):
+    """The table with an imaginary option; this row is all that is written for it."""
+
+    patience: int = option(3, whole(0, 9), "Rounds to wait before giving up.")
+
+
+@dataclass(frozen=True)
+class WiderConfig(OneMore, ParseConfig):
+    """A server with that option."""
+
+
+@dataclass(frozen=True)
+class WiderRequest(RequestOptions, OneMore):
+    """A request with that option."""
+
+
+@dataclass(frozen=True)
+class CountingConfig(ParseConfig):
+    """A server option that has the name of another option of requests."""
+
+    hint: int = option(3, whole(0, 9), "A number.")
+
+
+@dataclass(frozen=True)
+class HintedRequest(RequestOptions):
+    """The request option of that name."""
+
+    hint: bool = option(True, SWITCH, "Yes or no.")
+
+
+def request(custom_params):
+    """A Req that asks for nothing special."""
+    params = SimpleNamespace(
+        custom_params=custom_params,
+        logit_bias=None,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        repetition_penalty=1.0,
+        min_new_tokens=0,
+    )
+    return SimpleNamespace(
+        sampling_params=params,
+        grammar=None,
+        input_embeds=None,
+        positional_embed_overrides=None,
+        return_logprob=False,
+        return_hidden_states=False,
+        custom_logit_processor=None,
+    )
+
+
+def test_one_row_gives_a_flag():
+    """Red if a flag, its help or its way to the settings is written by hand."""
+    table = options_of(WiderConfig)
+    parser = argparse.ArgumentParser()
+    add_flags(parser, table)
+    shown = " ".join(parser.format_help().split())
+    assert "Rounds to wait before giving up. Values: 0 to 9. Default: 3." in shown
+    assert "`" not in shown
+    namespace = parser.parse_args(["--speculative-parse-patience", "5"])
+    values = flag_values(namespace, table)
+    path = values.pop("speculative_parse_config")
+    assert WiderConfig.from_sources(values, path).patience == 5
+
+
+def test_one_row_gives_a_checked_key_of_the_json_file(tmp_path):
+    """Red if keys or checks of the settings are written by hand."""
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"patience": 7}))
+    assert WiderConfig.from_sources({}, str(path)).patience == 7
+    path.write_text(json.dumps({"patience": 10}))
+    with pytest.raises(ValueError, match="--speculative-parse-patience is 10; expect"):
+        WiderConfig.from_sources({}, str(path))
+    with pytest.raises(ValueError, match=r"unknown keys \['patience'\]"):
+        ParseConfig.from_sources({}, str(path))
+
+
+def test_one_row_gives_a_checked_request_field():
+    """Red if request fields, or the server's values under them, are written by hand."""
+    table = options_of(WiderRequest)
+    bad = {"parse_patience": 10}
+    with pytest.raises(ValueError, match=r"custom_params\.parse_patience is 10; expec"):
+        check_custom_params(bad, table=table)
+    with pytest.raises(ValueError, match="parse_patience is 10 and no PARSE option"):
+        check_custom_params(bad)
+    config = WiderConfig(patience=2)
+    assert WiderRequest.of(request({}), config).patience == 2
+    assert WiderRequest.of(request({"parse_patience": 5}), config).patience == 5
+
+
+def test_options_of_one_name_are_kept_apart():
+    """Red if a request takes the server's value of another option, as of `compose`."""
+    config = CountingConfig(hint=7)
+    assert HintedRequest.of(request({}), config).hint is True
+    assert HintedRequest.of(request({"parse_hint": False}), config).hint is False
+
+
+def test_one_row_gives_lines_of_the_documentation():
+    """Red if the tables of the documentation are written by hand."""
+    line = "| 0 to 9 | `3` | Rounds to wait before giving up. |"
+    assert f"| `patience` {line}" in server_table(options_of(WiderConfig))
+    assert "| `parse_patience` | 0 to 9 |" in request_table(options_of(WiderRequest))
+
+
+def test_every_field_of_the_settings_is_a_row():
+    """Red if a setting has no flag because it was declared beside the table."""
+    assert [f.name for f in dataclasses.fields(ParseConfig)] == [
+        row.name for row in SERVER_TABLE
+    ]
+    beside = {f.name for f in dataclasses.fields(RequestOptions)} - {
+        row.name for row in REQUEST_TABLE
+    }
+    assert beside == {"fallback"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_default_passes_its_own_check(row):
+    """Red if a default is outside its own range; "" stands for no text."""
+    if row.default != "":
+        assert row.kind.check(row.default, "field") is not None
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_help_is_sentences(row):
+    """Red if a help text is a fragment, or has a bracket or backtick left open."""
+    assert re.fullmatch(r"[A-Z`].*\.", row.help)
+    assert row.help.count("`") % 2 == 0
+    assert row.help.count("(") == row.help.count(")")
+
+
+def test_names_keywords_and_fields_are_unique():
+    """Red if one option hides another."""
+    keywords = [row.keyword for row in REQUEST_TABLE if row.keyword]
+    assert len(set(keywords)) == len(keywords)
+    for table in (SERVER_TABLE, REQUEST_TABLE):
+        assert len({row.name for row in table}) == len(table)
+
+
+def test_options_need_neither_torch_nor_sglang():
+    """Red if a client, or the tool for the documentation, has to load an engine."""
+    code = (
+        "import sys, sglang_parse.options.docs\n"
+        "print([m for m in ('torch', 'sglang', 'sglang_parse.judging') "
+        "if m in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,73 @@
+"""The policy on simulated rounds: what it chooses, and how near it is to the best."""
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_parse.bench.simulate.drafts import HOSTILE, Drafts
+from sglang_parse.bench.simulate.scenarios import bound, pair_costs
+from sglang_parse.bench.simulate.world import Scenario, World, target_alone
+
+COSTS = pair_costs("32b+1.7b-h200")
+LONG = Scenario(COSTS, answers=(4000, 8000), num_tokens=12_000)
+
+
+def speedup(scenario: Scenario) -> float:
+    """Simulated, over plain decoding."""
+    size = scenario.concurrency
+    return World(scenario).run().rate * COSTS.plain_ms(size) / size
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "kept", "least"),
+    [(1, 0.9, 0.80), (1, 0.8, 0.70), (8, 0.9, 0.74), (8, 0.8, 0.64), (32, 0.9, 0.76)],
+)
+def test_rounds_are_near_the_bound(concurrency, kept, least):
+    """Red if failing verdicts, or one slow request among many, cost a third of the
+    time again."""
+    one = replace(LONG, concurrency=concurrency, drafts=Drafts(kept, 0.8))
+    if concurrency > 1:
+        one = replace(one, num_tokens=24_000, warm_tokens=4_000)
+    assert speedup(one) > least * bound(COSTS, concurrency, kept)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_hostile_draft_costs_little(concurrency):
+    """Red if drafts that always fail are made on and on."""
+    one = Scenario(
+        COSTS, concurrency, HOSTILE, num_tokens=4000 * concurrency, warm_tokens=1500
+    )
+    assert World(one).run().rate > 0.96 * target_alone(one).rate
+
+
+def test_a_fresh_server_judges_its_first_requests():
+    """Red if kernels' first uses, or nothing being known, leave the first answers to
+    token by token."""
+    one = Scenario(
+        COSTS,
+        drafts=Drafts(kept=0.97, agreement=0.97, segments=(8, 16)),
+        answers=(70, 80),
+        num_tokens=300,
+        first_use_ms=2000.0,
+    )
+    assert max(World(one).run().passes[:4]) <= 3
+
+
+def test_a_draft_that_gets_better_is_noticed():
+    """Red if a server that stopped drafting never starts again."""
+    world = World(Scenario(COSTS, drafts=HOSTILE, num_tokens=4000))
+    world.run()
+    world.scenario = replace(world.scenario, drafts=Drafts(), num_tokens=40_000)
+    world.rounds = {}
+    world.run()
+    rounds, _ = world.rounds["judged"]
+    assert rounds > 100
+
+
+def test_the_reason_is_said_in_words():
+    """Red if a round goes without verdicts and nobody can tell why."""
+    world, reasons = World(Scenario(COSTS, drafts=HOSTILE, num_tokens=3000)), []
+    world.watch = lambda round: reasons.append(round.reason)
+    world.run()
+    assert "verdicts do not pay here" in reasons[-1]
+    assert "against 1.0x" in reasons[-1]

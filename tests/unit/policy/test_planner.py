@@ -1,0 +1,282 @@
+"""Who drafts for whom, and how much."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.judging.decide import Cut, Decision
+from sglang_parse.options.request import REST
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy.goodput import Choice
+from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.state import RequestState
+
+
+class Writer:
+    """A drafter as the planner sees it. The head writes where it has a hint and there
+    is no grammar."""
+
+    def __init__(self, name: str, *, token_level: bool, max_tokens: int = 0) -> None:
+        self.name, self.token_level, self.max_tokens = name, token_level, max_tokens
+
+    def can_draft(self, r: RequestRound) -> bool:
+        if self.name in r.state.failed_drafters:
+            return False
+        return not self.token_level or (r.state.hinted and r.grammar is None)
+
+
+def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> RoundPlanner:
+    ranks = SimpleNamespace(agree=lambda value: value, agree_all=lambda lists: lists)
+    slots = SimpleNamespace(num_free=lambda _: 10_000, max_rows=10_000)
+    drafters = []
+    if head_steps:
+        drafters.append(Writer("eagle3", token_level=True, max_tokens=head_steps))
+    if has_model:
+        drafters.append(Writer("model", token_level=False))
+    return RoundPlanner(
+        ParseConfig(**settings), ranks, slots, drafters, context_len=1000
+    )
+
+
+def state(
+    mode: str = "semantic", *, hint: bool = True, exact_tail: bool = True, judge=None,
+    **more,
+) -> RequestState:  # fmt: skip
+    """hint: whether the head can go on for this request."""
+    options = SimpleNamespace(mode=mode, window=32, exact_tail=exact_tail)
+    one = RequestState(options, frozenset(), judge, None, **more)
+    one.hinted = hint
+    return one
+
+
+def make_round(
+    *states: RequestState, max_new: int = 100, grammar=None, stop_regex=None, **more
+) -> Round:
+    requests = []
+    for row, one in enumerate(states):
+        params = SimpleNamespace(max_new_tokens=max_new, stop_regex_strs=stop_regex)
+        req = SimpleNamespace(
+            output_ids=[1],
+            grammar=grammar,
+            kv=SimpleNamespace(kv_allocated_len=20),
+            sampling_params=params,
+        )
+        requests.append(
+            RequestRound(req, one, row, 10, 1, output_len=1, grammar=grammar)
+        )
+    return Round(SimpleNamespace(tree_cache=None), requests, **more)
+
+
+def plan_round(plan: RoundPlanner, *states: RequestState, **more) -> Round:
+    round = make_round(*states, **more)
+    plan.plan(round)
+    return round
+
+
+def all_windows(round: Round) -> list[int]:
+    return [r.window for r in round]
+
+
+def test_many_stop_expressions_shorten_a_round():
+    """Red if one request's expressions, looked for behind every token of a round, hold
+    all others up."""
+
+    def window(stop_regex=None) -> list[int]:
+        return all_windows(plan_round(planner(), state(), stop_regex=stop_regex))
+
+    assert window() == window(["a"]) == [32]
+    assert window(["a"] * 16) == [16]
+    assert window(["a"] * 99) == [8]
+
+
+def test_round_is_bounded_only_while_somebody_waits():
+    """Red if the scheduler's queue does not reach the bound on the round, or the bound
+    shortens rounds that nobody waits for."""
+    asked = []
+    plan = planner(max_round_ms=70)
+    plan.controller.choose = lambda one: asked.append(one) or (Choice(5), "why")
+    waited = plan_round(plan, state(), num_waiting=3)
+    alone = plan_round(plan, state())
+    assert [one.most_ms for one in asked] == [70, 0]
+    assert all_windows(waited) == all_windows(alone) == [5]
+    assert waited.reason == "why"
+
+
+def test_neighbour_without_drafts_shortens_a_draft_only_where_windows_adapt():
+    """Red if, with fixed windows, a request's drafts depend on who runs beside it."""
+    fixed, adaptive = planner(adaptive=False), planner()
+    assert windows(fixed, state(), state("off"))[0] == (32, 0)
+    assert windows(adaptive, state(), state("off"))[0] == (16, 0)
+
+
+def windows(plan: RoundPlanner, *states: RequestState, **more):
+    """(window, tokens that the head may write) of each request."""
+    round = plan_round(plan, *states, **more)
+    for r in round:
+        # Behind the head the draft model fills what is left of the window.
+        assert r.budgets.get("model", r.window) == r.window
+    return [(r.window, r.budgets.get("eagle3", 0)) for r in round]
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (state(), (32, 0)),
+        (state("exact"), (4, 4)),
+        (state("off"), (0, 0)),
+        (state("exact", hint=False), (32, 0)),
+        (state(recovering=1), (32, 4)),
+        (state(recovering=REST - 1), (4, 4)),
+        (state(recovering=REST - 1, hint=False), (32, 0)),
+        (state("exact", pending=(7, 8)), (2, 0)),
+        (state(recovering=1, pending=(7, 8)), (32, 0)),
+    ],
+)
+def test_the_head_writes_where_the_target_is_followed(one, expected):
+    """Red if the head drafts what is judged by meaning, or the draft model what is
+    followed token by token although there is a head."""
+    assert windows(planner(adaptive=False), one) == [expected]
+
+
+def test_without_a_draft_model_the_head_writes_alone():
+    """Red if a client's text is no longer tried first, or nobody drafts."""
+    alone = planner(has_model=False, adaptive=False)
+    one = state("exact", pending=(7,) * 9)
+    assert windows(alone, state("exact"), one) == [(4, 4), (9, 0)]
+    assert windows(
+        planner(has_model=False, head_steps=0), state("exact", hint=False)
+    ) == [(0, 0)]
+
+
+def test_limits_bind_the_head_too():
+    """Red if the head drafts past the response, or under a grammar."""
+    assert windows(planner(), state("exact"), max_new=4) == [(2, 2)]
+    assert windows(planner(), state("exact"), max_new=2) == [(0, 0)]
+    both = planner(adaptive=False)
+    assert windows(both, state("exact"), grammar=object()) == [(32, 0)]
+
+
+def chosen(plan: RoundPlanner, choice: Choice) -> None:
+    plan.controller.choose = lambda one: (choice, "")
+
+
+def test_a_paused_draft_model_leaves_its_turn_to_the_head():
+    """Red if nobody drafts while the draft model does not pay and the head does, or the
+    head drafts where it does not pay either."""
+    plan = planner()
+    chosen(plan, Choice(0))
+    plan.controller.head_pays = lambda bs, steps: steps == 4
+    assert windows(plan, state()) == [(4, 4)]
+    plan.controller.head_pays = lambda bs, steps: False
+    assert windows(plan, state()) == [(0, 0)]
+
+
+def test_where_verdicts_do_not_pay_the_head_drafts():
+    """Red if a semantic request is followed token by token behind the draft model
+    although there is a head, or what is pending is lost to it."""
+    plan = planner()
+    chosen(plan, Choice(6, judged=False))
+    assert windows(plan, state(), state(hint=False)) == [(4, 4), (6, 0)]
+    round = plan_round(plan, state(pending=(7, 8)))
+    assert not round.judged and all_windows(round) == [2]
+    assert "eagle3" not in round.requests[0].budgets
+
+
+def test_a_short_recovery_is_left_to_the_head():
+    """Red if the draft model writes on behind a head whose tokens may not stand."""
+    plan = planner()
+    chosen(plan, Choice(32, recovery=6, recovery_beside=12))
+    assert windows(plan, state(recovering=1)) == [(4, 4)]
+    assert windows(plan, state(recovering=1, hint=False)) == [(6, 0)]
+
+
+def test_recovering_requests_are_gathered_into_short_rounds():
+    """Red if one request in recovery makes all others' drafts short, or several of them
+    wait for long drafts round after round."""
+    plan = planner(head_steps=0)
+    chosen(plan, Choice(32, recovery=6, recovery_beside=12, patience=2))
+    good, slow = state(), state(recovering=1)
+    assert all_windows(plan_round(plan, good, slow)) == [32, 12]
+    assert all_windows(plan_round(plan, good, slow, slow)) == [6, 6, 6]
+    assert all_windows(plan_round(plan, slow)) == [6]
+
+
+def test_verdicts_are_left_out_only_where_the_tail_is_exact():
+    """Red if a request without the exact tail, or a client's text, could lose its
+    verdicts to measured times."""
+    asked = []
+    plan = planner(head_steps=0)
+    plan.controller.choose = lambda one: asked.append(one) or (Choice(8), "")
+    plan_round(plan, state())
+    plan_round(plan, state(), state(exact_tail=False))
+    plan_round(plan, state(client=object()))
+    plan_round(plan, state("exact"))
+    assert [(a.can_judge, a.can_follow) for a in asked] == [
+        (True, True), (True, False), (True, False), (False, True),
+    ]  # fmt: skip
+
+
+def test_ranks_do_what_the_first_of_them_chose():
+    """Red if a rank plans from its own clock."""
+    plan = planner(head_steps=0)
+    plan.ranks.agree_all = lambda lists: [(20, 1, 2, 6, 8, 1)]
+    round = plan_round(plan, state())
+    assert (round.judged, round.judge_every, all_windows(round)) == (True, 2, [20])
+
+
+def drafted(
+    one: RequestState, num_new: int, cut: Cut, decision: Decision, judged: bool = True
+) -> Round:
+    """A round of one request in which the draft model wrote `num_new` tokens."""
+    round = make_round(one, judged=judged)
+    (r,) = round
+    r.draft = Draft((1,) * num_new, parts=(("model", num_new),))
+    r.boundaries, r.num_segments = (num_new,), num_new // 8
+    r.cut, r.decision = cut, decision
+    return round
+
+
+def adapted(one: RequestState, *, kept: int, rejected_end: int = 0) -> None:
+    """A judged round of 16 drafted tokens."""
+    cut = Cut(kept, kept, False, rejected_end)
+    decision = Decision((1,) * (kept + 1), cut.num_kept, kept - cut.num_kept, ())
+    planner().adapt(drafted(one, 16, cut, decision))
+
+
+def test_the_rejected_part_of_a_draft_stays_suspect():
+    """Red if, after a verdict over several segments has failed, the wrong one among
+    them is looked for by verdicts that cover several again."""
+    one = state()
+    adapted(one, kept=4, rejected_end=12)
+    assert one.num_suspect == 12 - 5
+    adapted(one, kept=3)
+    assert one.num_suspect == 7 - 4
+    adapted(one, kept=16)
+    assert one.num_suspect == 0
+
+
+def test_a_segment_that_failed_with_others_counts_once():
+    """Red if the search for the wrong segment makes the draft look worse than it is."""
+    plan, one = planner(), state()
+    counted = []
+    for rejected_end in (36, 12, 24):
+        cut = Cut(0, rejected_end, False, rejected_end)
+        plan.adapt(drafted(one, 36, cut, Decision((1,) * 3, 0, 2, ())))
+        counted.append(plan.controller.drafts.valid.num_ends)
+    assert counted == [1, 1, 2]
+
+
+def test_a_request_whose_drafts_fail_drafts_less():
+    """Red if one bad prompt has the long drafts of the others, or shortens theirs."""
+    plan, good, bad = planner(head_steps=0, window=256), state(), state()
+    chosen(plan, Choice(32))
+    plan.controller.drafts.segments.count(800, 100)
+    for _ in range(8):
+        plan.adapt(
+            drafted(good, 200, Cut(200, 200, True), Decision((1,) * 200, 200, 0, ()))
+        )
+        failing = Cut(0, 12, False, 12)
+        plan.adapt(drafted(bad, 16, failing, Decision((1,) * 12, 0, 11, ())))
+    one, other = all_windows(plan_round(plan, good, bad))
+    assert one == 32 and other < 32

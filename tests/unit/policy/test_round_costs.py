@@ -1,0 +1,58 @@
+"""Costs of rounds, fitted to their times."""
+
+import pytest
+
+from sglang_parse.policy.round_costs import CostModel, Curve
+
+
+def test_a_curve_goes_through_what_was_measured():
+    """Red if a pass that costs the same up to some rows is not told from one whose
+    rows cost."""
+    curve = Curve()
+    for _ in range(4):
+        for rows in (8, 60, 160, 640, 1280):
+            curve.add(rows, max(20.0, 3 + 0.1 * rows))
+    for rows in (8, 100, 160, 640, 1280):
+        assert curve.ms(rows) == pytest.approx(max(20.0, 3 + 0.1 * rows), rel=0.05)
+
+
+def test_a_kernels_first_use_is_forgotten():
+    """Red if seconds of compilation decide how later rounds run."""
+    curve = Curve()
+    curve.add(64, 3000.0)
+    curve.add(64, 20.0)
+    assert curve.ms(64) == pytest.approx(20.0)
+    curve.add(64, 900.0)  # held up later
+    assert curve.ms(64) < 45.0
+
+
+def test_what_was_not_tried_looks_cheap_enough_to_try():
+    """Red if a cost that was never measured keeps a server from measuring it."""
+    curve = Curve()
+    curve.add(64, 40.0)
+    curve.add(64, 40.0)
+    assert 20.0 < curve.ms(32) < 40.0
+    assert 40.0 < curve.ms(128) < 80.0
+
+
+def test_a_first_plain_round_concludes_nothing():
+    """Red if plain decoding is given up for good for its first, slow round."""
+    costs = CostModel()
+    for _ in range(3):
+        costs.at(1).draft.add(16, 16.0)
+        costs.at(1).verify.add(40, 20.0)
+    costs.at(1).plain.add(1, 2000.0)
+    assert costs.plain_ms(1) <= 20.0
+    for _ in range(2):
+        costs.at(1).plain.add(1, 12.0)
+    assert costs.plain_ms(1) == pytest.approx(12.0)
+
+
+def test_a_slow_start_is_brought_down_by_later_rounds():
+    """Red if the seconds that kernels' first uses take stay the cost of short passes,
+    which are never made again."""
+    curve = Curve()
+    for rows, ms in ((28, 3600.0), (5, 7100.0), (4, 6000.0)):
+        curve.add(rows, ms)
+    curve.add(100, 20.0)
+    assert all(curve.ms(rows) <= 20.0 for rows in (4, 8, 28, 60, 100))

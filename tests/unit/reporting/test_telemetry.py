@@ -1,0 +1,46 @@
+"""Server-wide counters."""
+
+import pytest
+
+from sglang_parse.reporting.report import RequestReport, RoundRecord
+from sglang_parse.reporting.telemetry import SCORE_BUCKETS, Telemetry, score_bucket
+
+
+def finished(mode: str = "semantic", fallback: str = "") -> RequestReport:
+    report = RequestReport(mode, fallback, want_segments=False)
+    report.record(
+        RoundRecord(
+            output_len=1,
+            accept_tokens=[1, 2, 9],
+            draft_tokens=[1, 2, 3, 4],
+            num_new=4,
+            boundaries=[2, 4],
+            scores=[0.97, 0.02],
+            num_judged=2,
+        )
+    )
+    return report
+
+
+def test_finished_requests_add_up():
+    """Red if a counter is dropped or counted twice."""
+    total = Telemetry()
+    total.add_request(finished())
+    total.add_request(finished("exact", "logprobs"))
+    total.add_seconds(draft=1.0, verify=2.0, decide=0.5)
+    total.add_seconds(plain=0.25)
+    result = total.as_dict()
+    assert result["requests"] == {"semantic": 1, "exact": 1}
+    assert result["fallbacks"] == {"logprobs": 1}
+    assert result["kept_tokens"] == 4 and result["written_tokens"] == 4
+    assert result["verdict_scores"]["0.05"] == result["verdict_scores"]["0.99"] == 2
+    assert sum(result["verdict_scores"].values()) == 4
+    assert result["stage_seconds"]["verify"] == 2.0
+
+
+@pytest.mark.parametrize("score", [0.0, 0.01, 0.011, 0.5, 0.999, 1.0])
+def test_score_buckets_are_upper_bounds(score):
+    """Red if a score counts under a bound that it exceeds."""
+    k = score_bucket(score)
+    assert score <= SCORE_BUCKETS[k]
+    assert k == 0 or score > SCORE_BUCKETS[k - 1]

@@ -1,0 +1,73 @@
+"""Rows and bytes that a forward may take."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.runtime import capacity
+from tests.support.kv_pools import pool_of_draft
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def test_largest_pass_has_a_slot_for_every_row():
+    """Red if a full pass is taken for smaller than it is, or for more than fits."""
+    room = {"num_requests": 4, "max_judge_tokens": 48, "most": 1000}
+    assert capacity.full_pass_rows(window=101, **room) == 4 * 150
+    assert capacity.full_pass_rows(window=400, **room) == 1000
+    assert capacity.full_pass_rows(window=0, **room) == 1000
+
+
+def test_features_of_a_prefill_must_fit():
+    """Red if an EAGLE-3 head runs the device out of memory at the first prompt."""
+    room = {"num_prefill": 8192, "num_verify": 9, "width": 3 * 4096, "itemsize": 2}
+    wanted = 2 * 8192 * 3 * 4096 * 2
+    capacity.check_feature_room(**room, free_bytes=wanted)
+    with pytest.raises(ValueError, match=r"0\.40 GB .* 8192 .*chunked-prefill-size"):
+        capacity.check_feature_room(**room, free_bytes=wanted - 1)
+
+
+def test_features_of_a_full_pass_that_may_not_fit_are_told(caplog):
+    """Red if the log says nothing before a crowded round runs out of capacity."""
+    room = {"num_prefill": 9, "num_verify": 8192, "width": 3 * 4096, "itemsize": 2}
+    wanted = 2 * 8192 * 3 * 4096 * 2
+    capacity.check_feature_room(**room, free_bytes=wanted)
+    assert not caplog.text
+    capacity.check_feature_room(**room, free_bytes=wanted - 1)
+    assert "verify pass of 8192 tokens" in caplog.text
+    assert "--max-running-requests" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("chunk", "returns_experts", "rows"),
+    [(8192, False, 8192), (512, False, 2048), (512, True, 512), (-1, False, 16384)],
+)
+def test_a_pass_is_no_longer_than_memory_is_left_for(
+    monkeypatch, chunk, returns_experts, rows
+):
+    """Red if a pass outgrows the activations of a prefill, or SGLang's buffer of routed
+    experts, which has rows for a prefill alone."""
+    schedule = SimpleNamespace(chunked_prefill_size=chunk, max_prefill_tokens=16384)
+    features = SimpleNamespace(enable_return_routed_experts=returns_experts)
+    execution = SimpleNamespace(features=features)
+    monkeypatch.setattr(capacity, "get_schedule", lambda: schedule)
+    monkeypatch.setattr(capacity, "get_exec", lambda: execution)
+    assert capacity.longest_pass() == rows
+
+
+def test_line_says_what_pools_hold_and_rounds_take(monkeypatch):
+    """Red if the start-up line loses a number an operator plans with."""
+    monkeypatch.setattr(capacity, "get_alloc_reserve_per_decode", lambda: 4)
+    pool = pool_of_draft(torch.float32, num_tokens=1000)
+    size = capacity.bytes_per_token(pool)
+    line = capacity.describe_pools(
+        target_pool=pool, draft_pools=[pool, pool], window=256, max_judge_tokens=304
+    )
+    for number in (1000, size, 256, 304):
+        assert str(number) in line
+    assert f"{3 * 1000 * size / 1e9:.2f} GB" in line
+    alone = capacity.describe_pools(
+        target_pool=pool, draft_pools=[], window=0, max_judge_tokens=0
+    )
+    assert "0 for what drafts" in alone and "whole response" in alone

@@ -1,0 +1,89 @@
+"""Changes of SGLang's objects are undone, and are made only where they are needed."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.runtime.compat import (
+    IndexBuffer,
+    pass_eager_inputs_through,
+    room_for,
+    take_features,
+    without_graphs,
+)
+
+BUFFERS = (
+    IndexBuffer("", "kv_indptr", num_extra=1),
+    IndexBuffer("updater", "last_page_len", fill=1),
+)
+
+
+def backend():
+    updater = SimpleNamespace(last_page_len=torch.ones(2, dtype=torch.int32))
+    return SimpleNamespace(kv_indptr=torch.zeros(3), updater=updater)
+
+
+def test_room_has_an_entry_for_every_sequence():
+    """Red if a buffer is too short, of another type, or not filled as SGLang does."""
+    found = backend()
+    with room_for(found, BUFFERS, num_sequences=9):
+        assert found.kv_indptr.tolist() == [0.0] * 10
+        last = found.updater.last_page_len
+        assert last.tolist() == [1] * 9 and last.dtype == torch.int32
+
+
+def test_room_is_given_back_after_a_failed_pass():
+    """Red if a captured graph's buffer stays replaced."""
+    found = backend()
+    before = dict(vars(found)), dict(vars(found.updater))
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        room_for(found, BUFFERS, num_sequences=9),
+    ):
+        raise RuntimeError("out of memory")
+    assert (vars(found), vars(found.updater)) == before
+
+
+def test_buffers_that_are_long_enough_are_left_alone():
+    """Red if the mask route pays for what it does not need."""
+    found = backend()
+    kept = found.kv_indptr, found.updater.last_page_len
+    with room_for(found, BUFFERS, num_sequences=2):
+        assert found.kv_indptr is kept[0] and found.updater.last_page_len is kept[1]
+
+
+def test_graphs_come_back_after_a_failure():
+    """Red if one failed pass leaves the server without its graphs."""
+    runner = SimpleNamespace(
+        decode_cuda_graph_runner=object(), prefill_cuda_graph_runner=object()
+    )
+    before = dict(vars(runner))
+    with pytest.raises(RuntimeError), without_graphs(runner):
+        assert runner.prefill_cuda_graph_runner is None
+        raise RuntimeError
+    assert vars(runner) == before
+
+
+def test_eager_inputs_pass_through_once_and_for_all(monkeypatch):
+    """Red if a pass with more sequences than requests is copied into SGLang's buffers,
+    also where the user's environment says otherwise."""
+    from sglang.srt.environ import envs
+
+    monkeypatch.setenv("SGLANG_EAGER_INPUT_NO_COPY", "0")
+    pass_eager_inputs_through()
+    assert envs.SGLANG_EAGER_INPUT_NO_COPY.get() is True
+    assert "SGLANG_EAGER_INPUT_NO_COPY" in os.environ
+
+
+@pytest.mark.parametrize("rows", [None, [1]])
+def test_features_leave_the_final_states_to_the_scheduler(rows):
+    """Red if a client that asks for hidden states gets an EAGLE-3 head's, or those of
+    other tokens."""
+    features, final = torch.ones(2, 6), torch.arange(4.0).view(2, 2)
+    output = SimpleNamespace(hidden_states=features, last_hidden_states=final)
+    index = None if rows is None else torch.tensor(rows)
+    assert take_features(output, index) is features
+    expected = final if rows is None else final[rows]
+    assert torch.equal(output.hidden_states, expected)
