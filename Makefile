@@ -23,11 +23,10 @@ endif
 demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
-# The tests of the real model are skipped where `sglang-parse models --real` has not run.
 test: lint docs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-# It fetches the real model first, 93 MB.
+# The tests of the real model, which `make test` leaves out. 93 MB are fetched first.
 test-real: install
 	$(BIN)/sglang-parse models --real
 	$(BIN)/python -m pytest tests/real $(ARGS)
