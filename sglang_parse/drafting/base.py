@@ -122,6 +122,8 @@ class DrafterContext:
     vocab_size: int
     #: `runtime.ranks.Ranks`.
     ranks: Any
+    #: The target's tokenizer.
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True)
