@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextvars
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from sglang_parse.integration.shield_hooks import add_shield, guard_outputs, refuse
+from sglang_parse.integration.answers import Message, Receive, Scope, Send, refuse
+from sglang_parse.integration.shield_hooks import add_shield, guard_outputs
 from sglang_parse.options.checks import (
     MAX_CLIENT_CHARS,
     check_flag,
@@ -33,10 +34,6 @@ ALIASES = {"/invocations": CHAT}
 # Their request models know no custom_params, and drop them.
 WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
 PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS)
-Scope = dict[str, Any]
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 @dataclass
