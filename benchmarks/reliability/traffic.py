@@ -76,12 +76,20 @@ def wait_idle(url: str, timeout_s: float = TIMEOUT_S) -> bool:
 
     SGLang's own check of an idle scheduler ends it where a KV slot is lost.
     """
+    if not _flush(url, timeout_s):
+        return False
+    time.sleep(2)
+    # What it generates is cached.
+    return is_alive(url) and _flush(url, timeout_s)
+
+
+def _flush(url: str, timeout_s: float) -> bool:
+    """Empty the cache, which SGLang refuses while requests run."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(requests.RequestException):
             if requests.post(url + "/flush_cache", timeout=60).status_code == 200:
-                time.sleep(2)
-                return is_alive(url)
+                return True
         time.sleep(0.5)
     return False
 
