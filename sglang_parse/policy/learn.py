@@ -89,8 +89,10 @@ def learn_costs(costs: CostModel, round_: Round) -> float:
     )
     steps = max(r.draft.num_segment_level for r in round_)
     token_steps = max(r.draft.num_token_level - r.draft.num_copied for r in round_)
-    if steps and not token_steps and not has_prompts(round_):
-        own.draft.add(steps, 1000 * seconds["draft"])
+    if steps and not token_steps:
+        # The draft model may have read a prompt beside.
+        learn = own.draft.add_most if has_prompts(round_) else own.draft.add
+        learn(steps, 1000 * seconds["draft"])
     elif token_steps and not steps:
         own.token_draft.add(token_steps, 1000 * seconds["draft"])
     return ms
