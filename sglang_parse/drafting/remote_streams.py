@@ -27,6 +27,8 @@ NEXT_TEXT_S = 30.0
 # Bytes of text that a stream may be ahead, and of one line of its reply.
 MAX_TEXT = 16_384
 MAX_LINE = 65_536
+# Characters of a model's name.
+MAX_NAME = 200
 # Failures in a row after which the server is left alone, and for how many seconds: as
 # a rule, and at most.
 MAX_FAILURES = 3
@@ -215,16 +217,7 @@ class RemoteStreams:
 
     async def _first_model(self) -> str:
         async with self._client.stream("GET", f"{self.url}/models") as reply:
-            check_reply(reply)
-            body = bytearray()
-            async for chunk in reply.aiter_raw():
-                body += chunk
-                if len(body) > MAX_LINE:
-                    raise RemoteError("the list of models is too long")
-        try:
-            self._model = str(json.loads(bytes(body))["data"][0]["id"])
-        except (ValueError, LookupError, TypeError, RecursionError) as e:
-            raise RemoteError("the list of models cannot be read") from e
+            self._model = (await read_models(reply))[0]
         return self._model
 
     async def _probe(self) -> None:
@@ -279,6 +272,37 @@ def check_reply(reply: httpx.Response) -> None:
         raise RemoteError(f"HTTP {reply.status_code}")
     if reply.headers.get("content-encoding", "identity") != "identity":
         raise RemoteError("the reply is compressed")
+
+
+async def read_models(reply: httpx.Response) -> list[str]:
+    """Names of the models that a server lists, one at least. Raises RemoteError."""
+    check_reply(reply)
+    body = bytearray()
+    async for chunk in reply.aiter_raw():
+        body += chunk
+        if len(body) > MAX_LINE:
+            raise RemoteError("the list of models is too long")
+    try:
+        names = [str(one["id"])[:MAX_NAME] for one in json.loads(bytes(body))["data"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as e:
+        raise RemoteError("the list of models cannot be read") from e
+    if not names:
+        raise RemoteError("the list of models is empty")
+    return names
+
+
+def list_models(url: str, key: str = "") -> list[str]:
+    """Names of a server's models. Raises RemoteError, or what httpx raises."""
+
+    async def ask() -> list[str]:
+        async with (
+            asyncio.timeout(2 * CONNECT_S),
+            httpx.AsyncClient(timeout=CONNECT_S, headers=headers_with(key)) as client,
+            client.stream("GET", url.rstrip("/") + "/models") as reply,
+        ):
+            return await read_models(reply)
+
+    return asyncio.run(ask())
 
 
 async def lines_of(reply: httpx.Response) -> AsyncIterator[bytes]:
