@@ -1,5 +1,7 @@
 """The n-gram drafter and a draft server, on real servers."""
 
+import re
+
 import pytest
 import requests
 
@@ -32,6 +34,7 @@ def cascade(draft, tmp_path_factory):
     flags = (
         *(*COMMON, *PARSE[:2], "--speculative-parse-drafters", "ngram,remote"),
         *("--speculative-parse-draft-url", f"{draft.url}/v1"),
+        "--no-speculative-parse-adaptive",
     )
     log = tmp_path_factory.mktemp("cascade") / "cascade.log"
     with ServerProcess(flags, "cascade", log) as process:
@@ -44,9 +47,23 @@ def test_exact_answers_are_the_targets_own(cascade, prompts, expected, concurren
     custom = {"parse_mode": "exact"}
     results = cascade.generate_all(prompts[:NUM], concurrency, custom=custom)
     assert [outcome(r) for r in results] == expected
-    drafted = [report(r)["drafted_by"] for r in results]
-    assert any(one.get("ngram") for one in drafted)
-    assert any(one.get("remote") for one in drafted)
+    assert any(report(r)["drafted_by"].get("remote") for r in results)
+
+
+def test_a_quote_is_copied(cascade, pool, prompts):
+    """Red if a passage of the prompt that is written again takes a pass a token, or is
+    not the target's own. A grammar has the target quote it."""
+    text = "Ann has nine red kites and Ben finds two more of them near the old mill."
+    prompt = [
+        *prompts[0],
+        *cascade.post("/tokenize", {"prompt": text}).json()["tokens"],
+    ]
+    options = {"custom": {"parse_mode": "exact"}, "regex": re.escape(text)}
+    results = [s.generate(prompt, **options) for s in (cascade, pool.get("target"))]
+    assert outcome(results[0])[:2] == outcome(results[1])[:2]
+    entry = report(results[0])
+    assert results[0]["text"].startswith(text)
+    assert entry["kept_by"]["ngram"] > entry["target_passes"]
 
 
 def test_streamed_drafts_are_judged(cascade, prompts):

@@ -166,6 +166,35 @@ def test_a_bad_server_costs_no_token(write, adaptive):
         assert done.target.num_passes == 0  # the target's ordinary steps
 
 
+@pytest.mark.parametrize("mode", ["exact", "semantic"])
+def test_a_wrong_server_costs_hardly_any_time(mode):
+    """Red if passes over wrong text go on, where each row of a pass costs half of what
+    a plain round does. The clock is virtual."""
+    config = ParseConfig(segmenter="fixed:8")
+    now = SimpleNamespace(s=0.0)
+    streams = Streams(lambda prompt: (b"z" * 300, True, False))
+    ranks = Ranks(SimpleNamespace(world_size=1))
+    drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: now.s)
+    target = FakeTarget(lambda before: 4 + len(before) ** 3 // 5 % 24, lambda _: 0.1)
+
+    def verify(round, plan):
+        now.s += 0.01 + 0.005 * plan.num_verify_tokens
+        return FakeTarget.verify(target, round, plan)
+
+    def decode(round):
+        now.s += 0.01
+        return FakeTarget.decode(target, round)
+
+    target.verify, target.decode = verify, decode
+    server = FakeServer(target, [drafter], config=config)
+    server.engine.clock = lambda: now.s
+    req = make_request(mode, prompt=PROMPT, output=(4,), config=config)
+    req.input_embeds, req.finished = None, lambda: False
+    while len(req.output_ids) < 900:
+        server.round(req)
+    assert streams.begun and now.s < 1.1 * 0.01 * len(req.output_ids)
+
+
 def test_streams_that_give_nothing_are_begun_ever_more_rarely():
     """Red if a wrong server is asked anew in every round."""
     done = run(wrong)
