@@ -63,7 +63,7 @@ def earliest_stop(
 
 def locate_stop(
     original: Callable[..., int | None],
-    req: Any,
+    req: SchedulerRequest,
     new_accepted_len: int,
     *,
     stop_str: str | None = None,
