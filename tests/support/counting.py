@@ -25,6 +25,7 @@ class CountingDraft(DraftModel):
         self.vocab_size = vocab_size
         self.num_embeddings = VOCAB
         self.longest_extend = longest_extend
+        self.runner = SimpleNamespace(decode_cuda_graph_runner=None)
         self.batches: list[SimpleNamespace] = []
 
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:
