@@ -108,12 +108,16 @@ TELEMETRY = Telemetry()
 class Prometheus:
     """The same on /metrics; names begin as SGLang's do."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, dp_rank: int | None = None) -> None:
+        """dp_rank: of this replica, a label of every metric; None where there is one
+        replica, as in SGLang's own metrics."""
         # After SGLang has set PROMETHEUS_MULTIPROC_DIR.
         from prometheus_client import Counter as PromCounter
         from prometheus_client import Histogram
 
         labels = {"model_name": model_name}
+        if dp_rank is not None:
+            labels["dp_rank"] = str(dp_rank)
 
         def counter(name: str, text: str, *more: str) -> Any:
             made = PromCounter(f"sglang:parse_{name}", text, [*labels, *more])
@@ -121,6 +125,9 @@ class Prometheus:
 
         self.labels = labels
         self.requests = counter("requests", "Finished requests by mode.", "mode")
+        self.fallbacks = counter(
+            "fallbacks", "Finished requests not served in the mode asked for."
+        )
         self.segments = counter(
             "segments", "Judged segments by outcome (kept, rejected).", "outcome"
         )
@@ -163,6 +170,7 @@ class Prometheus:
     def add_request(self, report: RequestReport) -> None:
         counts = report.counters
         self.requests.labels(**self.labels, mode=report.mode).inc()
+        self.fallbacks.inc(bool(report.fallback))
         rejected = counts.judged_segments - counts.kept_segments
         for outcome, num in (("kept", counts.kept_segments), ("rejected", rejected)):
             self.segments.labels(**self.labels, outcome=outcome).inc(num)
@@ -189,15 +197,17 @@ class Prometheus:
 
 
 @functools.cache
-def prometheus_of(model_name: str) -> Prometheus:
+def prometheus_of(model_name: str, dp_rank: int | None) -> Prometheus:
     """One set of metrics a process: their names cannot be registered twice."""
-    return Prometheus(model_name)
+    return Prometheus(model_name, dp_rank)
 
 
-def start(config: Any, server_args: Any, *, is_first_rank: bool) -> Telemetry:
-    """The worker's telemetry, with this server's settings."""
+def start(
+    config: Any, server_args: Any, *, is_first_rank: bool, dp_rank: int | None = None
+) -> Telemetry:
+    """The worker's telemetry, with this server's settings. dp_rank: of its replica."""
     TELEMETRY.settings = dataclasses.asdict(config)
     if server_args.enable_metrics and is_first_rank:
         name = server_args.served_model_name or server_args.model_path
-        TELEMETRY.prometheus = prometheus_of(name)
+        TELEMETRY.prometheus = prometheus_of(name, dp_rank)
     return TELEMETRY
