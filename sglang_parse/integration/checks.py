@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_parse.drafting.text_bridge import TextError, TokenBytes
 from sglang_parse.integration.extensions import check_asked
 from sglang_parse.judging.vocabularies import Agreement, compare
 from sglang_parse.options.server import ParseConfig
@@ -70,6 +71,14 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
     if server_args.speculative_draft_model_path:
         draft = load_tokenizer(server_args, of_draft=True)
         check_draft_tokenizer(compare(target, draft))
+    if config.draft_url:
+        try:
+            TokenBytes(target)
+        except TextError as e:
+            raise ValueError(
+                f"{flag_name('draft_url')} needs a target whose tokens are known as "
+                f"text, but of its tokenizer {e}."
+            ) from e
     check_asked(config, target)
 
 

@@ -54,6 +54,7 @@ from sglang_parse.runtime.compat import (
     plan_plain_decode,
     release,
 )
+from sglang_parse.runtime.graphs import capture_hidden_states
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.ranks import Ranks
 from sglang_parse.runtime.slots import RoundSlots
@@ -218,6 +219,7 @@ class ParseWorker(BaseSpecWorker):
 
     def init_attention_backends(self) -> None:
         plan_plain_decode(self.verifier.runner)
+        capture_hidden_states(self.verifier.runner)
         for runner in self._runners:
             runner.init_attention_backends()
 

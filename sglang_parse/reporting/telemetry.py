@@ -39,6 +39,8 @@ class Telemetry:
     stage_seconds: Counter[str] = field(default_factory=Counter)
     #: Errors that drafters, segmenters and judges raised, by kind and name.
     extension_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Streams of the draft server by event: begun, failed, left_alone.
+    draft_streams: Counter[str] = field(default_factory=Counter)
     #: The same on /metrics, None without --enable-metrics and on other ranks.
     prometheus: Prometheus | None = None
 
@@ -60,6 +62,12 @@ class Telemetry:
         if self.prometheus:
             self.prometheus.add_extension_error(kind, name)
 
+    def add_draft_stream(self, event: str) -> None:
+        """Count what became of a stream of the draft server."""
+        self.draft_streams[event] += 1
+        if self.prometheus:
+            self.prometheus.add_draft_stream(event)
+
     def add_seconds(self, **stages: float) -> None:
         """Count a round's time by stage."""
         self.stage_seconds.update(stages)
@@ -77,6 +85,7 @@ class Telemetry:
                 zip(map(str, SCORE_BUCKETS), self.score_counts, strict=True)
             ),
             "extension_errors": self._errors_by_kind(),
+            "draft_streams": dict(self.draft_streams),
             "stage_seconds": {k: round(v, 3) for k, v in self.stage_seconds.items()},
         }
 
@@ -140,6 +149,11 @@ class Prometheus:
             "Errors that a drafter, segmenter or judge raised.",
             *("kind", "name"),
         )
+        self.draft_streams = counter(
+            "draft_streams",
+            "Streams of the draft server by event (begun, failed, left_alone).",
+            "event",
+        )
         texts = {
             "target_passes": "Forwards of the target after the prefill.",
             "draft_tokens": "Tokens drafted by the draft model.",
@@ -180,6 +194,9 @@ class Prometheus:
 
     def add_extension_error(self, kind: str, name: str) -> None:
         self.extension_errors.labels(**self.labels, kind=kind, name=name).inc()
+
+    def add_draft_stream(self, event: str) -> None:
+        self.draft_streams.labels(**self.labels, event=event).inc()
 
     def add_seconds(self, stages: dict[str, float]) -> None:
         for stage, seconds in stages.items():
