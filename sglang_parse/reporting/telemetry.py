@@ -108,19 +108,25 @@ TELEMETRY = Telemetry()
 class Prometheus:
     """The same on /metrics; names begin as SGLang's do."""
 
-    def __init__(self, model_name: str, dp_rank: int | None = None) -> None:
+    def __init__(
+        self, model_name: str, dp_rank: int | None = None, registry: Any = None
+    ) -> None:
         """dp_rank: of this replica, a label of every metric; None where there is one
-        replica, as in SGLang's own metrics."""
+        replica, as in SGLang's own metrics. registry: of prometheus_client, its own
+        for None."""
         # After SGLang has set PROMETHEUS_MULTIPROC_DIR.
+        from prometheus_client import REGISTRY, Histogram
         from prometheus_client import Counter as PromCounter
-        from prometheus_client import Histogram
+
+        registry = registry or REGISTRY
 
         labels = {"model_name": model_name}
         if dp_rank is not None:
             labels["dp_rank"] = str(dp_rank)
 
         def counter(name: str, text: str, *more: str) -> Any:
-            made = PromCounter(f"sglang:parse_{name}", text, [*labels, *more])
+            names = [*labels, *more]
+            made = PromCounter(f"sglang:parse_{name}", text, names, registry=registry)
             return made if more else made.labels(**labels)
 
         self.labels = labels
@@ -165,6 +171,7 @@ class Prometheus:
             "P(yes) / (P(yes) + P(no)) of judged prefixes.",
             list(labels),
             buckets=SCORE_BUCKETS,
+            registry=registry,
         ).labels(**labels)
 
     def add_request(self, report: RequestReport) -> None:

@@ -1,5 +1,7 @@
 """Replicas behind one port (`--dp-size`), and ranks on two nodes (`--nnodes`)."""
 
+import os
+
 import pytest
 import requests
 
@@ -9,6 +11,7 @@ from tests.support.client import Server, report
 
 NUM_PROMPTS = 6
 LENGTH = 64
+SCALE = "SGLANG_PARSE_TEST_SCALE"
 STEADY = "--no-speculative-parse-adaptive"
 
 
@@ -79,6 +82,7 @@ def test_two_replicas(expected, prompts, tmp_path):
         assert served[0] > 1
 
 
+@pytest.mark.skipif(SCALE not in os.environ, reason=f"{SCALE} starts two nodes")
 def test_two_nodes(expected, prompts, tmp_path):
     """Red if ranks of two nodes disagree, which hangs or changes an answer."""
     together = (

@@ -7,12 +7,15 @@ from pathlib import Path
 import promql_parser
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 from sglang.srt.observability import metrics_collector
 from sglang.srt.server_args import ServerArgs
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.reporting.telemetry import Prometheus
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+ENDS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 NAME = re.compile(r"sglang:\w+")
 
 
@@ -40,14 +43,11 @@ def queries():
 
 def known_metrics():
     """Names on /metrics: PARSE's own by its registry, SGLang's by its source."""
-    from sglang_parse.reporting.telemetry import prometheus_of
-
-    ours = prometheus_of("deploy", None)
-    made = (*vars(ours).values(), *ours.tokens.values())
+    registry = CollectorRegistry()
+    Prometheus("deploy", registry=registry)
     names = set()
-    for one in made:
-        for family in one.collect() if hasattr(one, "collect") else ():
-            names |= {family.name, family.name + "_total", family.name + "_bucket"}
+    for family in registry.collect():
+        names |= {family.name + end for end in ENDS[family.type]}
     source = Path(metrics_collector.__file__).read_text()
     return names | set(NAME.findall(source)) | {"up"}
 
