@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.drafting.draft_loop import DraftProposal
-from sglang_parse.drafting.text_bridge import TextEncoder
+from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_draft import TextDrafter
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.round import Draft, RequestRound, Round
@@ -38,6 +38,7 @@ class ScriptedModel:
     def __init__(self, encoder: TextEncoder, plan, *, num_slots: int = 3000) -> None:
         self.encoder = encoder
         self.plan = plan
+        self.writer = DraftWriter(encoder)
         self.rows = CheckedRows(num_slots)
         self.stop_ids = frozenset(encoder.pieces.special)
         self.num_read: list[int] = []
@@ -49,9 +50,9 @@ class ScriptedModel:
             assert 0 <= r.num_cached < len(ids)
             self.rows.check(r.row, r.num_cached, ids)
             self.num_read.append(len(ids) - r.num_cached)
-            text = self.encoder.pieces.join(ids).decode("utf-8", errors="replace")
-            written, _, end = self.plan(text).partition(END)
-            new = self.encoder.encode(written)[0]
+            plan = self.plan(self.encoder.pieces.join(ids))
+            written, end, _ = plan.partition(END.encode())
+            new = self.writer.write(written, most=10**6, whole=True)
             stops = bool(end) and len(new) < r.num_new
             new = new[: r.num_new]
             last = len(ids) + r.num_new - 1  # which is not forwarded
@@ -89,10 +90,11 @@ def run(drafter: TextDrafter, *records: RequestRound) -> None:
 
 def follower(answer: str):
     """A draft that writes the answer on from where the text stands in it."""
+    whole = answer.encode()
 
-    def plan(text: str) -> str:
-        at = answer.find(text[-24:]) if len(text) > 24 else -1
-        return answer[at + len(text[-24:]) :] if at >= 0 else answer
+    def plan(text: bytes) -> bytes:
+        at = whole.find(text[-24:])
+        return whole[at + len(text[-24:]) :] if at >= 0 else whole
 
     return plan
 
@@ -137,7 +139,9 @@ def test_drafts_follow_whatever_the_target_decides(target, other):
     rng = random.Random(11)
     for trial in range(60):
         own = other if trial % 2 else TextEncoder(tokenizers.sentencepiece())
-        model = ScriptedModel(own, lambda text: ANSWER[rng.randrange(40) :] + END)
+        model = ScriptedModel(
+            own, lambda _: (ANSWER[rng.randrange(40) :] + END).encode()
+        )
         drafter = TextDrafter(model, target, own)
         req = make_req(target.encode(PROMPT)[0], [rng.randrange(3, 500)])
         state = make_state({2})
