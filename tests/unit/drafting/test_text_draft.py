@@ -322,7 +322,7 @@ def test_the_same_weights_behind_other_ids_write_the_same(target, tmp_path):
     for k, problem in enumerate(make_problems(6, seed=5)):
         prompt = chat_ids(tokenizer, problem.prompt)
         answer = target.encode(render_answer(problem, "AB"[k % 2]))[0]
-        output = answer[: 1 + 7 * k]
+        output = answer[: 1 + 15 * k]
         expected = greedy(weights, [*prompt, *output], 40, 2)
         r = record(make_req(prompt, output), make_state({2}), window=39)
         run(drafter, r)
