@@ -40,12 +40,11 @@ class TextModel(DraftModel):
         #: Tokens that end its answers.
         self.stop_ids = frozenset(i for i in found if i is not None)
 
-    def alloc_memory_pool(
-        self, *, memory_pool_config: Any, req_to_token_pool: Any, **_: Any
-    ) -> None:
-        """req_to_token_pool: the target's, which has as many rows."""
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        """kwargs: as for the target, whose pool of rows has as many."""
+        memory_pool_config = kwargs["memory_pool_config"]
         pool = ReqToTokenPool(
-            size=req_to_token_pool.size,
+            size=kwargs["req_to_token_pool"].size,
             max_context_len=self.row_width,
             device=self.runner.device,
             enable_memory_saver=False,
