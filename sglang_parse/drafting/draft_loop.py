@@ -73,7 +73,7 @@ class DraftModel(DraftRunner):
         server_args: Any,
         gpu_id: int,
         nccl_port: int,
-        context_len: int,
+        context_len: int | None,
         *,
         vocab_size: int,
         agreement: Agreement = SAME,

@@ -11,6 +11,7 @@ from sglang_parse.drafting.eagle3 import Eagle3Drafter
 from sglang_parse.drafting.extension import create_extension_drafters
 from sglang_parse.drafting.ngram import NgramDrafter
 from sglang_parse.drafting.remote import RemoteDrafter
+from sglang_parse.drafting.text_draft import TextDrafter
 from sglang_parse.options.extensions import ExtensionError
 
 #: One line a drafter. Each returns None where the server does not ask for it.
@@ -19,6 +20,7 @@ DRAFTERS: tuple[Callable[[DrafterContext], Drafter | None], ...] = (
     Eagle3Drafter.create,
     RemoteDrafter.create,
     ModelDrafter.create,
+    TextDrafter.create,
 )
 
 
