@@ -162,6 +162,12 @@ CPU_HOOKS = (
         HookType.REPLACE,
         "the slot table is written without Triton on CPU",
     ),
+    Hook(
+        "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments",
+        lazy("sglang_parse.cpu.ops:adjust_to_model"),
+        HookType.AROUND,
+        "models with attention sinks start on CPU",
+    ),
 )
 
 

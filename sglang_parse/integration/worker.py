@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel
@@ -77,7 +78,12 @@ class ParseWorker(BaseSpecWorker):
         self._target_worker = target_worker
         runner = target_worker.model_runner
         model_config = runner.model_config
-        check_architecture(runner, "--model-path")
+        check_architecture(
+            runner,
+            "--model-path",
+            verify_backend=attention_backends_of(server_args)[0],
+            has_head=self.config.composes,
+        )
         if told := penalty_sentence(model_config.get_default_sampling_params()):
             logger.warning(told)
         self.context_len: int = model_config.context_len
@@ -174,7 +180,7 @@ class ParseWorker(BaseSpecWorker):
         )
         resources = DrafterResources(
             slots=self.slots,
-            num_slots=self.slots.num_slots,
+            num_slots=self.slots.last_slot,
             features_of=self.verifier.features_of,
             full_pass_rows=rows,
         )

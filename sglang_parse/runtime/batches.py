@@ -29,9 +29,11 @@ def build_batch(
     seq_lens_cpu: Tensor,
     capture: CaptureHiddenMode,
     spec_algorithm: Any,
+    mrope_shift: Tensor | None = None,
 ) -> ForwardBatch:
     """A batch for `runner`, a ModelRunner. rows: [bs] of req_to_token; seq_lens: [bs]
-    lengths behind the forward, on the device and on the host."""
+    lengths behind the forward, on the device and on the host. mrope_shift: [tokens] as
+    for `set_mrope_positions`."""
     batch = ForwardBatch(
         forward_mode=mode,
         batch_size=len(rows),
@@ -47,8 +49,30 @@ def build_batch(
         return_hidden_states_before_norm=False,
         global_num_token_non_padded_cpu=len(input_ids),
     )
+    set_mrope_positions(runner, batch, mrope_shift)
     runner.kv_index_translator.bind_own_plan(batch)
     return batch
+
+
+def mrope_shifts(reqs: Sequence[Any]) -> list[int]:
+    """How far images have moved each request's positions: text goes on at its number of
+    tokens plus this (forward_batch_info.py, `_compute_mrope_positions_decode`)."""
+    shifts = []
+    for req in reqs:
+        mm_inputs = getattr(req, "multimodal_inputs", None)
+        delta = getattr(mm_inputs, "mrope_position_delta", None)
+        shifts.append(0 if delta is None else int(delta))
+    return shifts
+
+
+def set_mrope_positions(runner: Any, batch: ForwardBatch, shift: Tensor | None) -> None:
+    """Give a model with positions in three parts those of text: all three the same.
+
+    shift: [tokens] int64 what images add to each row's position, None for nothing.
+    """
+    if runner.model_config.model_is_mrope:
+        positions = batch.positions if shift is None else batch.positions + shift
+        batch.mrope_positions = positions.to(torch.int64).expand(3, -1)
 
 
 def extend_fields(

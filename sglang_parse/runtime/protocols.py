@@ -71,6 +71,8 @@ class SchedulerRequest(Protocol):
     return_hidden_states: bool
     input_embeds: Any
     positional_embed_overrides: Any
+    #: Its images and the like, None where it is text alone.
+    multimodal_inputs: Any
     #: The session it goes on from, None without one.
     session: Any
     #: Its KV slots.

@@ -44,12 +44,27 @@ class RoundSlots:
 
     @property
     def num_slots(self) -> int:
-        """Slots of the whole pool."""
+        """Slots that can be taken at once, which is all of the smaller pool where
+        sliding windows have one of their own."""
         return int(self.allocator.size)
+
+    @property
+    def last_slot(self) -> int:
+        """The highest number of a slot."""
+        return int(getattr(self.allocator, "size_full", self.allocator.size))
 
     def num_free(self, tree_cache: Any) -> int:
         """Slots obtainable now, evicting cached prefixes if need be."""
-        return self.allocator.available_size() + tree_cache.evictable_size()
+        allocator = self.allocator
+        if not hasattr(allocator, "swa_available_size"):
+            return int(allocator.available_size() + tree_cache.evictable_size())
+        # A token takes a slot in each of two pools (mem_cache/allocator/swa.py).
+        return int(
+            min(
+                allocator.full_available_size() + tree_cache.full_evictable_size(),
+                allocator.swa_available_size() + tree_cache.swa_evictable_size(),
+            )
+        )
 
     def extend_rows(self, batch: RoundBatch, lens: Sequence[int]) -> None:
         """Give each request slots for columns [0, lens[i]); never shrinks a row."""

@@ -10,6 +10,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch import Tensor
 
 from sglang_parse.requests.round import Round
+from sglang_parse.runtime.batches import mrope_shifts
 from sglang_parse.runtime.grammar import mask_for_rows
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.sampling import (
@@ -42,6 +43,7 @@ class TargetModel:
                 req_pool_indices=round.batch.req_pool_indices,
                 scratch=scratch,
                 table=self.slots.table,
+                mrope_shifts=mrope_shifts(round.batch.reqs),
             )
         finally:
             self.slots.release_scratch(scratch)
@@ -58,6 +60,7 @@ class TargetModel:
             seq_lens_cpu=lens,
             table=self.slots.table,
             return_hidden_states=batch.return_hidden_states,
+            mrope_shifts=mrope_shifts(batch.reqs),
         )
 
     def prefill(

@@ -23,7 +23,12 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from torch import Tensor
 
-from sglang_parse.runtime.batches import build_batch, extend_fields, mark_extend
+from sglang_parse.runtime.batches import (
+    build_batch,
+    extend_fields,
+    mark_extend,
+    set_mrope_positions,
+)
 from sglang_parse.runtime.compat import (
     pass_eager_inputs_through,
     room_for,
@@ -49,6 +54,34 @@ def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMe
     if isinstance(spec_info, ParseVerifyInput):
         result.draft_extend_select_index = spec_info.logits_rows
     return result
+
+
+@dataclass(frozen=True)
+class LmHead:
+    """What turns a target's hidden states into logits."""
+
+    weights: Any
+    processor: Any
+
+
+def _ties(part: Any) -> bool:
+    return bool(getattr(getattr(part, "config", None), "tie_word_embeddings", False))
+
+
+def lm_head_of(model: Any) -> LmHead:
+    """The LM head of a model: its own, that of the language model inside a multimodal
+    one (sglang/srt/models/gemma3_mm.py), or the embedding where it has no other
+    (gemma2.py). Raises ValueError."""
+    for part in (model, getattr(model, "language_model", None)):
+        weights = getattr(part, "lm_head", None)
+        if weights is None and _ties(part):
+            weights = getattr(getattr(part, "model", None), "embed_tokens", None)
+        if weights is not None and hasattr(part, "logits_processor"):
+            return LmHead(weights, part.logits_processor)
+    raise ValueError(
+        f"--model-path: {type(model).__name__} has no lm_head and logits_processor of "
+        "its own, which PARSE needs to read verdicts; choose another target model."
+    )
 
 
 @dataclass(frozen=True)
@@ -83,15 +116,9 @@ class TargetVerifier:
         self.spec_algorithm = spec_algorithm
         self.pass_graphs = PassGraphs(self.runner)
         self.shows_features = False  # set where an EAGLE-3 head reads them
-        model = self.runner.model
-        if not hasattr(model, "lm_head") or not hasattr(model, "logits_processor"):
-            raise ValueError(
-                f"--model-path: {type(model).__name__} has no lm_head and "
-                "logits_processor of its own, which PARSE needs to read verdicts; "
-                "choose another target model."
-            )
+        self.lm_head = lm_head_of(self.runner.model)
         pass_eager_inputs_through()
-        wait_in_gathers(model.logits_processor)
+        wait_in_gathers(self.lm_head.processor)
 
     def verify(
         self,
@@ -101,12 +128,14 @@ class TargetVerifier:
         req_pool_indices: Tensor,
         scratch: Tensor,
         table: Tensor,
+        mrope_shifts: Sequence[int] = (),
     ) -> PassOutput:
         """Run the pass. scratch: [plan.num_suffix_tokens] int64 slots.
 
         rows: of req_to_token, which is `table`, and req_pool_indices: [bs] the same on
-        the device. Writes target KV of the
-        bonus and draft tokens at columns seq_len.. of their rows.
+        the device. mrope_shifts: per request, how far images have moved its positions.
+        Writes target KV of the bonus and draft tokens at columns seq_len.. of their
+        rows.
         """
         device = table.device
         slots, out_cache_loc = place_slots(
@@ -128,6 +157,12 @@ class TargetVerifier:
             global_num_token_non_padded_cpu=plan.num_verify_tokens,
             **spec_info.batch_fields(req_pool_indices),
         )
+        shift = None
+        if any(mrope_shifts):
+            num_rows = torch.tensor(plan.qo_lens)
+            shifts = torch.tensor(mrope_shifts).repeat_interleave(num_rows)
+            shift = shifts.to(device)
+        set_mrope_positions(self.runner, forward_batch, shift)
         self.runner.kv_index_translator.bind_own_plan(forward_batch)
         with (
             self.pass_graphs.serve(forward_batch),
@@ -151,11 +186,13 @@ class TargetVerifier:
         seq_lens_cpu: Tensor,
         table: Tensor,
         return_hidden_states: bool,
+        mrope_shifts: Sequence[int] = (),
     ) -> PassOutput:
         """One ordinary decode step, a row per request.
 
-        input_ids: [bs], the bonus tokens; seq_lens: tokens before them. A round in
-        which nobody drafted is the target's own decode step, at its price.
+        input_ids: [bs], the bonus tokens; seq_lens: tokens before them. mrope_shifts:
+        as for `verify`. A round in which nobody drafted is the target's own decode
+        step, at its price.
         """
         wanted = CaptureHiddenMode.NULL
         if return_hidden_states:
@@ -176,6 +213,9 @@ class TargetVerifier:
             seq_lens_cpu=seq_lens_cpu + 1,
             capture=wanted,
             spec_algorithm=self.spec_algorithm,
+            mrope_shift=torch.tensor(mrope_shifts, device=input_ids.device)
+            if any(mrope_shifts)
+            else None,
         )
         with fits:
             result = self.target_worker.forward_batch_generation(
@@ -270,11 +310,10 @@ class TargetVerifier:
         hidden_states = output.hidden_states
         assert hidden_states is not None
         index = upload(rows, hidden_states.device)
-        model = self.runner.model
-        result = model.logits_processor(
+        result = self.lm_head.processor(
             None,
             hidden_states[index],
-            model.lm_head,
+            self.lm_head.weights,
             LogitsMetadata(forward_mode=ForwardMode.DECODE),
         )
         return result.next_token_logits

@@ -39,5 +39,7 @@ TRITON = VerifyBackend(
     (
         IndexBuffer("", "kv_indptr", num_extra=1),
         IndexBuffer("", "qo_indptr", num_extra=1),
+        # None where the target has no sliding windows.
+        IndexBuffer("", "window_kv_indptr", num_extra=1),
     ),
 )
