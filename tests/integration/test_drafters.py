@@ -7,8 +7,9 @@ import requests
 
 from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.embedded import DRAFT_PATH
+from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import COMMON, PARSE
-from tests.support.client import Server, outcome, report
+from tests.support.client import Server, chat_ids, outcome, report
 
 NUM = 16
 
@@ -50,20 +51,18 @@ def test_exact_answers_are_the_targets_own(cascade, prompts, expected, concurren
     assert any(report(r)["drafted_by"].get("remote") for r in results)
 
 
-def test_a_quote_is_copied(cascade, pool, prompts):
-    """Red if a passage of the prompt that is written again takes a pass a token, or is
-    not the target's own. A grammar has the target quote it."""
-    text = "Ann has nine red kites and Ben finds two more of them near the old mill."
-    prompt = [
-        *prompts[0],
-        *cascade.post("/tokenize", {"prompt": text}).json()["tokens"],
-    ]
-    options = {"custom": {"parse_mode": "exact"}, "regex": re.escape(text)}
-    results = [s.generate(prompt, **options) for s in (cascade, pool.get("target"))]
-    assert outcome(results[0])[:2] == outcome(results[1])[:2]
-    entry = report(results[0])
-    assert results[0]["text"].startswith(text)
-    assert entry["kept_by"]["ngram"] > entry["target_passes"]
+def test_a_quote_is_copied(cascade, pool, tokenizer):
+    """Red if nothing of a passage that is written again is copied, or the answer is not
+    the target's own. A grammar has the target quote its prompt; the target may spell
+    it in other tokens."""
+    text = " ".join(p.prompt for p in make_problems(3, seed=7))[:400]
+    text = "".join(c for c in text if c.isalnum() or c in " .,?")
+    pattern = re.escape(text).replace("\\ ", " ")
+    prompt = chat_ids(tokenizer, text)
+    options = {"custom": {"parse_mode": "exact"}, "regex": pattern}
+    ours, own = (s.generate(prompt, **options) for s in (cascade, pool.get("target")))
+    assert outcome(ours)[:2] == outcome(own)[:2]
+    assert report(ours)["kept_by"].get("ngram", 0) > 3
 
 
 def test_streamed_drafts_are_judged(cascade, prompts):
