@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -18,6 +19,9 @@ from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.tokenizers import agreement_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -44,16 +48,22 @@ class ModelDrafter:
 
     @classmethod
     def create(cls, context: DrafterContext) -> ModelDrafter | None:
-        """None where the server has no draft model."""
-        if not context.server_args.speculative_draft_model_path:
+        """None where the server has no draft model, or one that drafts in text."""
+        server_args = context.server_args
+        if not server_args.speculative_draft_model_path:
             return None
+        agreement = agreement_of(server_args)
+        if not agreement.shares_ids:
+            return None
+        logger.info("PARSE: draft and target: %s", agreement)
         return cls(
             DraftModel(
-                context.server_args,
+                server_args,
                 context.gpu_id,
                 context.nccl_port,
                 context.context_len,
                 vocab_size=context.vocab_size,
+                agreement=agreement,
             )
         )
 

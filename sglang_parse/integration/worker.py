@@ -55,6 +55,7 @@ from sglang_parse.runtime.compat import (
     plan_plain_decode,
     release,
 )
+from sglang_parse.runtime.graphs import capture_hidden_states
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.ranks import Ranks
 from sglang_parse.runtime.slots import RoundSlots
@@ -89,7 +90,10 @@ class ParseWorker(BaseSpecWorker):
         self.ranks = Ranks(get_parallel().tp_group)
         is_first_rank = get_parallel().tp_rank == 0
         self.telemetry = telemetry.start(
-            self.config, server_args, is_first_rank=is_first_rank
+            self.config,
+            server_args,
+            is_first_rank=is_first_rank,
+            dp_rank=get_parallel().dp_rank,
         )
         self.errors = ExtensionErrors(self.telemetry.add_extension_error)
         warn_of_broken()
@@ -106,6 +110,7 @@ class ParseWorker(BaseSpecWorker):
                 context_len=self.context_len,
                 vocab_size=model_config.vocab_size,
                 ranks=self.ranks,
+                tokenizer=target_worker.tokenizer,
             ),
             self.errors.note,
         )
@@ -220,6 +225,7 @@ class ParseWorker(BaseSpecWorker):
 
     def init_attention_backends(self) -> None:
         plan_plain_decode(self.verifier.runner)
+        capture_hidden_states(self.verifier.runner)
         for runner in self._runners:
             runner.init_attention_backends()
 

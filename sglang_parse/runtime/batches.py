@@ -14,6 +14,8 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from torch import Tensor
 
+from sglang_parse.runtime.upload import upload
+
 
 def build_batch(
     runner: Any,
@@ -85,15 +87,17 @@ def extend_fields(
     device = table.device
     spans = zip(starts, lens, strict=True)
     positions = [p for s, n in spans for p in range(s, s + n)]
-    owner = torch.repeat_interleave(rows, torch.tensor(lens, device=device))
-    position = torch.tensor(positions, dtype=torch.int64, device=device)
+    owner = torch.repeat_interleave(
+        rows, upload(lens, device), output_size=len(positions)
+    )
+    position = upload(positions, device, torch.int64)
     ends = torch.tensor([s + n for s, n in zip(starts, lens, strict=True)])
     return {
-        "input_ids": torch.tensor(ids, dtype=torch.int64, device=device),
+        "input_ids": upload(ids, device, torch.int64),
         "rows": rows,
         "positions": position,
         "out_cache_loc": table[owner, position].to(torch.int64),
-        "seq_lens": ends.to(device),
+        "seq_lens": upload(ends, device),
         "seq_lens_cpu": ends,
     }
 
@@ -101,10 +105,10 @@ def extend_fields(
 def mark_extend(batch: Any, starts: Sequence[int], lens: Sequence[int]) -> None:
     """What an EXTEND batch needs beside the fields of every batch."""
     device = batch.input_ids.device
-    lens_t = torch.tensor(lens, dtype=torch.int32, device=device)
+    lens_t = upload(lens, device, torch.int32)
     batch.extend_num_tokens = len(batch.input_ids)
     batch.extend_seq_lens = lens_t
-    batch.extend_prefix_lens = torch.tensor(starts, dtype=torch.int32, device=device)
+    batch.extend_prefix_lens = upload(starts, device, torch.int32)
     batch.extend_start_loc = torch.cumsum(lens_t, 0, dtype=torch.int32) - lens_t
     batch.extend_seq_lens_cpu = list(lens)
     batch.extend_prefix_lens_cpu = list(starts)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sglang_parse.runtime.compat import set_allocated_len
 from sglang_parse.runtime.protocols import RoundBatch
+from sglang_parse.runtime.upload import upload
 
 
 class RoundSlots:
@@ -77,8 +78,8 @@ class RoundSlots:
         assign_req_to_token_pool_func(
             batch.req_pool_indices,
             self.table,
-            torch.tensor(current, dtype=torch.int32).to(batch.device),
-            torch.tensor(wanted, dtype=torch.int32).to(batch.device),
+            upload(current, batch.device, torch.int32),
+            upload(wanted, batch.device, torch.int32),
             alloc_token_slots(batch.tree_cache, num_new),
             len(current),
         )

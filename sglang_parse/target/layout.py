@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_parse.runtime.upload import upload
+
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -43,7 +45,7 @@ class RowVisibility:
 
     def to(self, device: Any) -> RowVisibility:
         return RowVisibility(
-            *torch.stack([self.limit, self.start, self.end]).to(device)
+            *upload(torch.stack([self.limit, self.start, self.end]), device)
         )
 
 

@@ -36,7 +36,9 @@ from sglang_parse.runtime.compat import (
     wait_in_gathers,
     without_graphs,
 )
+from sglang_parse.runtime.graphs import PassGraphs
 from sglang_parse.runtime.protocols import SchedulerBatch
+from sglang_parse.runtime.upload import upload
 from sglang_parse.target.backends.base import ParseVerifyInput, place_slots
 from sglang_parse.target.backends.registry import (
     backend_of,
@@ -113,6 +115,7 @@ class TargetVerifier:
         self.target_worker = target_worker
         self.runner = target_worker.model_runner
         self.spec_algorithm = spec_algorithm
+        self.pass_graphs = PassGraphs(self.runner)
         self.shows_features = False  # set where an EAGLE-3 head reads them
         self.lm_head = lm_head_of(self.runner.model)
         pass_eager_inputs_through()
@@ -122,6 +125,7 @@ class TargetVerifier:
         self,
         plan: VerifyPlan,
         *,
+        rows: Sequence[int],
         req_pool_indices: Tensor,
         scratch: Tensor,
         table: Tensor,
@@ -129,23 +133,24 @@ class TargetVerifier:
     ) -> PassOutput:
         """Run the pass. scratch: [plan.num_suffix_tokens] int64 slots.
 
-        req_pool_indices: [bs]. table: req_to_token. mrope_shifts: per request, how far
-        images have moved its positions. Writes target KV of the bonus and draft tokens
-        at columns seq_len.. of their rows.
+        rows: of req_to_token, which is `table`, and req_pool_indices: [bs] the same on
+        the device. mrope_shifts: per request, how far images have moved its positions.
+        Writes target KV of the bonus and draft tokens at columns seq_len.. of their
+        rows.
         """
         device = table.device
         slots, out_cache_loc = place_slots(
-            plan, rows=req_pool_indices.tolist(), scratch=scratch, table=table
+            plan, rows=rows, scratch=scratch, table=table
         )
         verdict_rows = [r for rows in plan.verdict_rows for r in rows]
-        logits_rows = torch.tensor(verdict_rows or [0], device=device)
+        logits_rows = upload(verdict_rows or [0], device)
         backend = self.runner.prefill_attention_backend_str
         route = choose_route(self.asked_route, backend)
         spec_info = build_verify_input(route, backend, plan, slots, logits_rows)
         forward_batch = ForwardBatch(
-            input_ids=plan.input_ids.to(device),
+            input_ids=upload(plan.input_ids, device),
             out_cache_loc=out_cache_loc,
-            positions=plan.positions.to(device),
+            positions=upload(plan.positions, device),
             spec_algorithm=self.spec_algorithm,
             spec_info=spec_info,
             capture_hidden_mode=CaptureHiddenMode.FULL,
@@ -155,12 +160,13 @@ class TargetVerifier:
         )
         shift = None
         if any(mrope_shifts):
-            rows = torch.tensor(plan.qo_lens)
-            shift = torch.tensor(mrope_shifts).repeat_interleave(rows).to(device)
+            num_rows = torch.tensor(plan.qo_lens)
+            shifts = torch.tensor(mrope_shifts).repeat_interleave(num_rows)
+            shift = shifts.to(device)
         set_mrope_positions(self.runner, forward_batch, shift)
         self.runner.kv_index_translator.bind_own_plan(forward_batch)
         with (
-            without_graphs(self.runner),
+            self.pass_graphs.serve(forward_batch),
             room_for(
                 self.runner.attn_backend,
                 backend_of(backend).buffers,
@@ -298,13 +304,13 @@ class TargetVerifier:
             return self.logits_at(output, rows)
         if list(rows) == list(range(len(output.logits))):
             return output.logits
-        return output.logits[torch.tensor(rows, device=output.logits.device)]
+        return output.logits[upload(rows, output.logits.device)]
 
     def logits_at(self, output: PassOutput, rows: Sequence[int]) -> Tensor:
         """Target logits [len(rows), vocab] at rows of the pass."""
         hidden_states = output.hidden_states
         assert hidden_states is not None
-        index = torch.tensor(rows, device=hidden_states.device)
+        index = upload(rows, hidden_states.device)
         result = self.lm_head.processor(
             None,
             hidden_states[index],

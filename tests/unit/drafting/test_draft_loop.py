@@ -15,6 +15,7 @@ from sglang_parse.drafting.draft_loop import (
     StepPacer,
     StopWatch,
 )
+from sglang_parse.judging.vocabularies import Agreement
 from tests.support.counting import GREEDY, VOCAB, CountingDraft
 
 
@@ -62,6 +63,32 @@ def test_whole_prompts_are_read_in_parts(monkeypatch):
         assert slots == [
             int(table[r.row, n]) for r in requests for n in range(r.row, len(r.tokens))
         ]
+
+
+def test_catching_up_with_a_token_or_two_is_captured_steps():
+    """Red if a round begins with an eager extend where graphs are there, if a step
+    takes a token at another's place, or if a longer gap is stepped through."""
+    requests = [
+        request(0, [1, 2, 3], 2, num_cached=2),
+        request(1, [9, 10], 2, num_cached=0),
+        request(2, [30, 31, 32, 33], 2, num_cached=2),
+    ]
+    expected, table = propose(CountingDraft(1), requests)
+    model = CountingDraft(1)
+    model.runner.decode_cuda_graph_runner = object()
+    proposal, _ = propose(model, requests)
+    assert proposal == expected
+    assert not any(b.mode.is_extend() for b in model.batches)
+    first, second, *_ = model.batches
+    assert first.input_ids.tolist() == [2, 9, 32]
+    assert second.input_ids.tolist() == [3, 10, 33]
+    assert second.positions.tolist() == [2, 1, 3]
+    assert second.out_cache_loc.tolist() == [
+        int(table[row, n]) for row, n in ((0, 2), (1, 1), (2, 3))
+    ]
+    longer = [request(0, [1, 2, 3], 2, num_cached=0)]
+    propose(model, longer)
+    assert any(b.mode.is_extend() for b in model.batches)
 
 
 def test_draft_with_more_padded_rows_keeps_to_the_target():
@@ -279,3 +306,14 @@ def test_nothing_is_paced_on_cpu():
         pacer.mark()
         pacer.wait()
     assert not pacer._running
+
+
+def test_what_the_tokenizers_do_not_share_is_neither_drafted_nor_read():
+    """Red if a marker of one side alone reaches the other: the token before it wants
+    it most, and a committed one is read as the neutral token."""
+    model = CountingDraft(1)
+    model.runner = SimpleNamespace(device="cpu")
+    model.set_unshared(Agreement("one", unshared=frozenset({6, 99}), neutral=9))
+    proposal, _ = propose(model, [request(0, [5], 1), request(1, [2, 6], 2)])
+    assert proposal.tokens == ((0,), (10, 11))
+    assert model.batches[0].input_ids.tolist() == [5, 2, 9]
