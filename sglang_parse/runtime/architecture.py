@@ -56,6 +56,12 @@ def has_window(runner: Any) -> bool:
 
 
 def _check_backend(runner: Any, name: str, flag: str, backend: str) -> None:
+    if runner.model_config.is_hybrid_swa and backend != CPU_ATTENTION_BACKEND:
+        # SGLang divides memory between both pools and leaves none to what drafts.
+        raise ValueError(
+            f"{flag}: {name} has a KV pool of its own for sliding windows, beside "
+            "which PARSE cannot budget a draft; add --disable-hybrid-swa-memory."
+        )
     is_latent = runner.model_config.attention_arch == AttentionArch.MLA
     for what, holds, possible in (
         ("has sliding windows", has_window(runner), WINDOW_BACKENDS),

@@ -76,8 +76,9 @@ def lm_head_of(model: Any) -> LmHead:
         weights = getattr(part, "lm_head", None)
         if weights is None and _ties(part):
             weights = getattr(getattr(part, "model", None), "embed_tokens", None)
-        if weights is not None and hasattr(part, "logits_processor"):
-            return LmHead(weights, part.logits_processor)
+        processor = getattr(part, "logits_processor", None)
+        if weights is not None and processor is not None:
+            return LmHead(weights, processor)
     raise ValueError(
         f"--model-path: {type(model).__name__} has no lm_head and logits_processor of "
         "its own, which PARSE needs to read verdicts; choose another target model."

@@ -149,22 +149,3 @@ def test_cached_prefixes_are_read_right(served):
     assert again.cached >= PROMPT_TOKENS - WINDOW - 2 or again.cached == 0
     assert again.ids == first.ids
     served.check_greedy(longer, behind.ids)
-
-
-def test_aborted_requests_leave_the_others_alone(served):
-    """Red if slots of an aborted request are used on, or are lost."""
-    engine = served.engine
-    prompts = prompts_of(6, seed=17)
-    exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
-    kept = engine.run(prompts[:3], 3, **exact)
-    aborted = engine.run(
-        prompts[3:],
-        3,
-        abort_after=10,
-        stream=True,
-        custom={"parse_mode": "exact"},
-        max_new_tokens=400,
-    )
-    assert all(a.reason["type"] == "abort" for a in aborted)
-    assert ids_of(engine.run(prompts[:3], 3, **exact)) == ids_of(kept)
-    engine.flush()  # fails while slots are held

@@ -105,17 +105,6 @@ def add_noise(model: torch.nn.Module, noise: float) -> None:
                 p.add_(noise * p.std() * torch.randn(p.shape, generator=generator))
 
 
-def qwen3_vl_processor(tokenizer: Any) -> Any:
-    return transformers.Qwen3VLProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(
-            patch_size=4, min_pixels=64, max_pixels=1024
-        ),
-        tokenizer=tokenizer,
-        video_processor=transformers.Qwen3VLVideoProcessor(patch_size=4),
-        chat_template=tokenizer.chat_template,
-    )
-
-
 def pixtral_processor(tokenizer: Any) -> Any:
     mark = "<|endoftext|>"
     return transformers.PixtralProcessor(
@@ -187,37 +176,6 @@ FAMILIES = {
                 "rope_parameters": YARN,
             },
         },
-    ),
-    "deepseek_v3": TinyModel(
-        "DeepseekV3Config",
-        {
-            **{**COMMON, "num_key_value_heads": 4, "first_k_dense_replace": 1},
-            **{"q_lora_rank": 24, "kv_lora_rank": 32, "qk_rope_head_dim": 8},
-            **{"qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4},
-            **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
-            **{"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
-            **{"rope_parameters": YARN, "moe_layer_freq": 1},
-            **{"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
-        },
-    ),
-    "qwen3_vl": TinyModel(
-        "Qwen3VLConfig",
-        {
-            "text_config": {
-                **COMMON,
-                "rope_parameters": {**ROPE, "mrope_section": [4, 2, 2]},
-            },
-            "vision_config": {
-                **{"depth": 2, "hidden_size": 32, "intermediate_size": 64},
-                **{"num_heads": 2, "out_hidden_size": 32, "patch_size": 4},
-                **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
-            },
-            **{"image_token_id": 600, "video_token_id": 601},
-            **{"vision_start_token_id": 602, "vision_end_token_id": 603},
-            "tie_word_embeddings": False,
-        },
-        "Qwen3VLForConditionalGeneration",
-        qwen3_vl_processor,
     ),
     "mistral3": TinyModel(
         "Mistral3Config",

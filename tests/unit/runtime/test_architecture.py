@@ -58,7 +58,7 @@ def test_recurrent_state_is_refused(monkeypatch):
 # Gemma 2 and 3 say of themselves that they are not hybrid.
 @pytest.mark.parametrize(
     "fields",
-    [{"sliding_window_size": 0}, {"sliding_window_size": 9}, {"is_hybrid_swa": True}],
+    [{"sliding_window_size": 0}, {"sliding_window_size": 9}],
 )
 def test_windows_are_served_where_their_passes_are_right(fields):
     """Red if FlashInfer, which shows a verify row the whole context, gets windows."""
@@ -71,6 +71,14 @@ def test_windows_are_served_where_their_passes_are_right(fields):
         )
     plain = runner(sliding_window_size=-1)
     architecture.check_architecture(plain, "--model-path", verify_backend="flashinfer")
+
+
+def test_pool_of_windows_is_refused_on_a_gpu():
+    """Red if a draft is served beside pools that take all memory."""
+    model = runner(is_hybrid_swa=True, sliding_window_size=9)
+    architecture.check_architecture(model, "--model-path", verify_backend="parse_torch")
+    with pytest.raises(ValueError, match="--disable-hybrid-swa-memory"):
+        architecture.check_architecture(model, "--model-path", verify_backend="triton")
 
 
 def test_latent_attention_is_served_where_its_passes_are_right():
