@@ -5,5 +5,8 @@ from pathlib import Path
 TARGET_PATH = Path(__file__).parent / "target"
 DRAFT_PATH = Path(__file__).parent / "draft"
 HEAD_PATH = Path(__file__).parent / "head"
+# For --speculative-parse-probe: learnt from the target's own verdicts by
+# benchmarks/train_probe.py.
+PROBE_PATH = Path(__file__).parent / "probe.safetensors"
 # For --speculative-parse-config: the shorter of the two questions it was trained on.
 CONFIG_PATH = Path(__file__).parent / "parse.json"

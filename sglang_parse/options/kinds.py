@@ -75,6 +75,7 @@ VERDICT_PAIRS = Kind(
     checks.parse_verdict_tokens, "`YES/NO` pairs, separated by commas", "PAIRS"
 )
 PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
+PROBE_FILE = Kind(checks.check_file, "a file of `sglang-parse probe train`", "FILE")
 SEGMENT_COUNT = Kind(
     checks.check_recover,
     f"0 to {checks.MAX_RECOVER:,}, or `{checks.RECOVER_ALL}`",

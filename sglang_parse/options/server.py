@@ -73,6 +73,18 @@ class ParseConfig(ServerOptions):
                 "expected 'eagle3' with the path of an EAGLE-3 head, or neither."
             )
         self._check_question()
+        self._check_probe()
+
+    def _check_probe(self) -> None:
+        """A probe has learnt the built-in judge's verdicts."""
+        for name in ("probe", "probe_collect"):
+            value = getattr(self, name)
+            if value and self.judge != QUESTION_JUDGE:
+                raise ValueError(
+                    f"{flag_name(name)} is {shown(value)} and {flag_name('judge')} is "
+                    f"{self.judge!r}; expected {QUESTION_JUDGE!r}, whose verdicts "
+                    "probes are learnt from."
+                )
 
     def _check_question(self) -> None:
         """Only the built-in judge asks what can be set."""

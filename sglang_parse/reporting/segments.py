@@ -28,6 +28,8 @@ class SegmentReport:
     token_ids: Sequence[int]
     #: The verdict on the prefix that ends here, None without one.
     score: float | None = None
+    #: Who gave the verdict, `suffix` or `probe`; "" without one.
+    judge: str = ""
 
 
 @dataclass
@@ -50,9 +52,11 @@ class SegmentTrail:
         if start and (one.num_judged or one.boundaries):
             outcome = "kept" if one.num_judged else "rejected"
             self.spans += _split(one, outcome, 0, start, None)
-        for boundary, score in zip(one.boundaries, one.scores, strict=True):
+        judges = one.judged_by or ["suffix"] * len(one.boundaries)
+        verdicts = zip(one.boundaries, one.scores, judges, strict=True)
+        for boundary, score, judge in verdicts:
             outcome = "kept" if boundary <= one.num_judged else "rejected"
-            self.spans += _split(one, outcome, start, boundary, score)
+            self.spans += _split(one, outcome, start, boundary, score, judge)
             start = boundary
         if not one.accept_tokens:
             return
@@ -74,7 +78,12 @@ class SegmentTrail:
 
 
 def _split(
-    one: RoundRecord, outcome: str, start: int, end: int, score: float | None
+    one: RoundRecord,
+    outcome: str,
+    start: int,
+    end: int,
+    score: float | None,
+    judge: str = "",
 ) -> Iterator[SegmentReport]:
     """Draft tokens [start, end), split where the client's text ends. The verdict of
     their segment is on both parts."""
@@ -87,7 +96,7 @@ def _split(
         if a < b:
             offset = where + (a - start if in_place else 0)
             tokens = tuple(one.draft_tokens[a:b])
-            yield SegmentReport(origin, outcome, offset, tokens, score)
+            yield SegmentReport(origin, outcome, offset, tokens, score, judge)
 
 
 def _within(

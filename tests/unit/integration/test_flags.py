@@ -92,6 +92,10 @@ def test_flags_round_trip():
         *("--speculative-parse-eagle-model-path", "a/head"),
         *("--speculative-parse-eagle-steps", "7"),
         "--no-speculative-parse-request-checks",
+        "--no-speculative-parse-probe-doubt",
+        *("--speculative-parse-probe-check", "0.1"),
+        *("--speculative-parse-probe-agreement", "0.9"),
+        *("--speculative-parse-probe-collect", "100"),
     )
     assert config_from_server_args(args) == ParseConfig(
         window=0,
@@ -112,11 +116,16 @@ def test_flags_round_trip():
         eagle_model_path="a/head",
         eagle_steps=7,
         request_checks=False,
+        probe_doubt=False,
+        probe_check=0.1,
+        probe_agreement=0.9,
+        probe_collect=100,
     )
     found = dataclasses.asdict(config_from_server_args(args))
     default = dataclasses.asdict(ParseConfig())
-    # Another judge takes an installed package, and no question.
-    assert {name for name in found if found[name] == default[name]} == {"judge"}
+    # Another judge takes an installed package, and no question; a probe is read.
+    same = {name for name in found if found[name] == default[name]}
+    assert same == {"judge", "probe"}
 
 
 def test_flags_survive_pickling_to_child_processes():
