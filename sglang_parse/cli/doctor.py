@@ -214,12 +214,14 @@ def load_tokenizer(path: str, flag: str) -> Any:
 
 
 def check_tokenizers(target: str, draft: str) -> str:
-    from sglang_parse.judging.prompt import check_same_tokenizer
+    from sglang_parse.integration.checks import check_draft_tokenizer
+    from sglang_parse.judging.vocabularies import compare
 
     ours = load_tokenizer(target, "--model-path")
     theirs = load_tokenizer(draft, "--speculative-draft-model-path")
-    check_same_tokenizer(ours, theirs)
-    return f"tokenizers agree ({len(ours.get_vocab())} tokens)"
+    agreement = compare(ours, theirs)
+    check_draft_tokenizer(agreement)
+    return f"{agreement} ({len(ours.get_vocab())} tokens)"
 
 
 def check_judge(target: str) -> str:

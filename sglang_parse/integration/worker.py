@@ -104,6 +104,7 @@ class ParseWorker(BaseSpecWorker):
                 context_len=self.context_len,
                 vocab_size=model_config.vocab_size,
                 ranks=self.ranks,
+                tokenizer=target_worker.tokenizer,
             ),
             self.errors.note,
         )

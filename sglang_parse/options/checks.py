@@ -15,6 +15,9 @@ from typing import Any
 # token with what templates put after an answer.
 CUT_MARK = "PARSE-CUT-MARK"
 RECOVER_ALL = "all"
+# Who may draft, in the order of their turns; the value that leaves it to other flags.
+DRAFTER_NAMES = ("ngram", "eagle3", "model")
+AUTO = "auto"
 MAX_RECOVER = 1024
 # Longest client text. A token is several characters; contexts are shorter than this.
 MAX_CLIENT_CHARS = 200_000
@@ -130,6 +133,17 @@ def parse_verdict_tokens(text: Any, field: str) -> tuple[tuple[str, str], ...]:
             )
         pairs.append((yes, no))
     return tuple(pairs)
+
+
+def check_drafters(value: Any, field: str) -> str:
+    """Return `value` if it is "auto" or lists drafters in their order, each once."""
+    names = value.split(",") if isinstance(value, str) else [""]
+    if value != AUTO and names != [n for n in DRAFTER_NAMES if n in names]:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected {AUTO!r}, or names among "
+            f"{', '.join(DRAFTER_NAMES)} in this order, separated by commas."
+        )
+    return str(value)
 
 
 def check_segments(value: Any, field: str) -> str | tuple[str, ...]:

@@ -74,6 +74,12 @@ QUESTION = Kind(
 VERDICT_PAIRS = Kind(
     checks.parse_verdict_tokens, "`YES/NO` pairs, separated by commas", "PAIRS"
 )
+DRAFTERS = Kind(
+    checks.check_drafters,
+    f"`{checks.AUTO}`, or names among {_listed(checks.DRAFTER_NAMES)} in this order, "
+    "separated by commas",
+    "NAMES",
+)
 PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
 PROBE_FILE = Kind(checks.check_file, "a file of `sglang-parse probe train`", "FILE")
 SEGMENT_COUNT = Kind(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import parse_verdict_tokens, shown
+from sglang_parse.options.checks import AUTO, parse_verdict_tokens, shown
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.table import (
     COMPOSITIONS,
@@ -72,6 +72,12 @@ class ParseConfig(ServerOptions):
                 f"{flag_name('eagle_model_path')} is {shown(self.eagle_model_path)}; "
                 "expected 'eagle3' with the path of an EAGLE-3 head, or neither."
             )
+        if self.drafters != AUTO and self.composes != ("eagle3" in self.drafter_names):
+            raise ValueError(
+                f"{flag_name('drafters')} is {self.drafters!r} and "
+                f"{flag_name('compose')} is {self.compose!r}; expected both to name "
+                "'eagle3', or neither."
+            )
         self._check_question()
         self._check_probe()
 
@@ -85,6 +91,19 @@ class ParseConfig(ServerOptions):
                     f"{self.judge!r}; expected {QUESTION_JUDGE!r}, whose verdicts "
                     "probes are learnt from."
                 )
+
+    def check_draft_model(self, path: str | None) -> None:
+        """Raises ValueError where the draft model, of SGLang's flag, is named by one
+        flag alone. path: None without one."""
+        listed = "model" in self.drafter_names
+        if self.drafters == AUTO or listed == bool(path):
+            return
+        given = f"is {path!r}" if path else "is not set"
+        raise ValueError(
+            f"{flag_name('drafters')} is {self.drafters!r} and "
+            f"--speculative-draft-model-path {given}; expected a path where 'model' is "
+            "listed, and none elsewhere."
+        )
 
     def _check_question(self) -> None:
         """Only the built-in judge asks what can be set."""
@@ -103,6 +122,11 @@ class ParseConfig(ServerOptions):
     def composes(self) -> bool:
         """Whether an EAGLE-3 head drafts too."""
         return self.compose == "eagle3"
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """The drafters that `drafters` lists, none with "auto"."""
+        return () if self.drafters == AUTO else tuple(self.drafters.split(","))
 
     @property
     def verdict_pairs(self) -> tuple[tuple[str, str], ...]:

@@ -14,9 +14,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import MAX_VERIFY_SEGMENTS
+from sglang_parse.options.checks import AUTO, MAX_VERIFY_SEGMENTS
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.kinds import (
+    DRAFTERS,
     JUDGE,
     PATH,
     PROBE_FILE,
@@ -253,6 +254,16 @@ class ServerOptions(SharedOptions):
     eagle_steps: int = option(
         4, whole(1, 64), "Tokens that the EAGLE-3 head drafts at a time."
     )
+    drafters: str = option(
+        AUTO,
+        DRAFTERS,
+        "Who drafts, in the order of their turns. `auto` takes the draft model and the "
+        "EAGLE-3 head where other flags name them. `ngram` copies earlier text of the "
+        "prompt and the answer, and needs no model.",
+    )
+    ngram_tokens: int = option(
+        64, whole(1, 1024), "Tokens that the n-gram drafter copies at a time."
+    )
     request_checks: bool = option(
         True,
         SWITCH,
@@ -268,8 +279,8 @@ class RequestOnlyOptions:
     compose: bool = option(
         True,
         SWITCH,
-        "`false` keeps the EAGLE-3 head out of this request. On a server without a "
-        "head the field has no effect.",
+        "`false` keeps the EAGLE-3 head and the n-gram drafter out of this request. On "
+        "a server without them the field has no effect.",
     )
     judge: str = option(
         "auto",

@@ -3,6 +3,9 @@
 A curve holds milliseconds over an amount of work (draft steps, rows of a pass) as
 averages in bins. Between them it is a straight line, and beyond them it bends so that
 what was never tried looks a little cheaper than it is: it is tried then, once.
+
+A machine is slower at times, and only what is used is measured anew. So times are kept
+relative to the machine's speed, which all curves share.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ HELD_UP = 2.0
 # Share of the cost of a known amount of work that any smaller amount has at least.
 FIXED = 0.5
 
+# Weight of a time in the machine's speed, from bins that were seen so often.
+SPEED_SMOOTHING, SPEED_SEEN = 0.3, 3
 # How much more than in proportion a larger amount of work may cost.
 TOLERANCE = 1.2
 
@@ -28,27 +33,51 @@ def half_octave(x: float) -> int:
 
 
 @dataclass
+class Slowness:
+    """How slow the machine is now, over what it was on average."""
+
+    value: float = 1.0
+
+    def see(self, ratio: float) -> None:
+        """A time was this many times what is expected."""
+        ratio = min(max(ratio, 1 / HELD_UP), HELD_UP)
+        self.value *= ratio**SPEED_SMOOTHING
+
+
+@dataclass
 class _Point:
+    """Milliseconds of about as much work `x`, over the machine's slowness."""
+
+    slow: Slowness = field(default_factory=Slowness)
     x: float = 0.0
-    ms: float = 0.0
+    relative_ms: float = 0.0
     count: int = 0
 
+    @property
+    def ms(self) -> float:
+        return self.relative_ms * self.slow.value
+
     def add(self, x: float, ms: float) -> None:
-        if self.count == 1 and self.ms > HELD_UP * ms:
+        if self.count >= SPEED_SEEN and self.x:
+            self.slow.see(ms / x * self.x / self.ms)
+        ms /= self.slow.value
+        if self.count == 1 and self.relative_ms > HELD_UP * ms:
             self.count = 0  # the first one was held up
         if self.count:
-            ms = min(ms, HELD_UP * self.ms)
+            ms = min(ms, HELD_UP * self.relative_ms)
         self.count += 1
         weight = max(SMOOTHING, 1 / self.count)
         self.x += weight * (x - self.x)
-        self.ms += weight * (ms - self.ms)
+        self.relative_ms += weight * (ms - self.relative_ms)
 
 
 class Curve:
     """Milliseconds over an amount of work."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow: Slowness | None = None) -> None:
+        self._slow = slow or Slowness()
         self._points: dict[int, _Point] = {}
+        #: Work and milliseconds over the machine's slowness.
         self._line: list[tuple[float, float]] = []
         self.count = 0
 
@@ -56,12 +85,21 @@ class Curve:
         expected = self.ms(x) if self.count > 1 else None
         if expected is not None and half_octave(x) not in self._points:
             ms = min(ms, HELD_UP * expected)
-        self._points.setdefault(half_octave(x), _Point()).add(x, ms)
+        self._points.setdefault(half_octave(x), _Point(self._slow)).add(x, ms)
         self.count += 1
-        self._line = plausible(sorted((p.x, p.ms) for p in self._points.values()))
+        points = self._points.values()
+        self._line = plausible(sorted((p.x, p.relative_ms) for p in points))
+
+    def add_most(self, x: float, ms: float) -> None:
+        """It takes at most so long: other work was done in that time."""
+        if self.count > 1 and ms < self.ms(x):
+            self.add(x, ms)
 
     def ms(self, x: float) -> float:
         """Expected; 0 before anything was seen."""
+        return self._slow.value * self._relative_ms(x)
+
+    def _relative_ms(self, x: float) -> float:
         line = self._line
         if not line:
             return 0.0
@@ -112,6 +150,11 @@ class RoundCosts:
     token_draft: Curve = field(default_factory=Curve)
     plain: _Point = field(default_factory=_Point)
 
+    @classmethod
+    def of(cls, slow: Slowness) -> RoundCosts:
+        """Of a machine whose slowness all of them share."""
+        return cls(Curve(slow), Curve(slow), Curve(slow), _Point(slow))
+
     @property
     def is_known(self) -> bool:
         """Whether two drafted rounds were seen: a first one tells little."""
@@ -130,11 +173,15 @@ class CostModel:
     """Costs by the number of requests."""
 
     def __init__(self) -> None:
+        self._slow = Slowness()
         self._by_size: dict[int, RoundCosts] = {}
 
     def at(self, bs: int) -> RoundCosts:
         """To observe rounds of so many requests."""
-        return self._by_size.setdefault(round(math.log2(bs)), RoundCosts())
+        key = round(math.log2(bs))
+        if key not in self._by_size:
+            self._by_size[key] = RoundCosts.of(self._slow)
+        return self._by_size[key]
 
     def nearest(self, bs: int) -> RoundCosts:
         """The best that is known of rounds of so many requests."""

@@ -18,6 +18,8 @@ STOP = 8
 TOKEN_TEXTS = [*(t for _ in range(4) for t in ("w ", "w\n")), "", ""]
 # Draft length that a kept share is meant for.
 WINDOW = 256
+# How much more often drafts of a hard request are wrong.
+HARDER = 20
 
 
 @lru_cache
@@ -42,25 +44,37 @@ class Drafts:
 
     kept: share of a draft of 256 tokens that verdicts keep. agreement: chance that a
     valid token is the target's own. segments: shortest and longest, evenly spread.
+    own_words: chance that a segment which the draft model begins itself is in other
+    words than the target's; where the target wrote the beginning, it goes on like that.
+    hard: share of requests in which errors are `HARDER` times as frequent.
     """
 
     kept: float = 0.9
     agreement: float = 0.8
     segments: tuple[int, int] = (20, 60)
+    own_words: float = 0.0
+    hard: float = 0.0
 
-    @property
-    def error_rate(self) -> float:
-        return error_rate(self.kept)
+    def error_rate(self, *, is_hard: bool = False) -> float:
+        """Errors a token."""
+        rate = error_rate(self.kept)
+        return min(1.0, HARDER * rate) if is_hard else rate
 
     def segment_len(self, rng: random.Random) -> int:
         return rng.randint(*self.segments)
 
-    def kinds(self, rng: random.Random, num: int, rate: float) -> list[int]:
-        """Kinds of so many new draft tokens."""
-        kinds = []
-        for _ in range(num):
+    def kinds(
+        self, rng: random.Random, begins: Sequence[bool], rate: float
+    ) -> list[int]:
+        """Kinds of new draft tokens. begins: whether each is the first of a segment."""
+        kinds, in_own_words = [], False
+        for is_first in begins:
+            if is_first and self.own_words:
+                in_own_words = rng.random() < self.own_words
             if rng.random() < rate:
                 kinds.append(WRONG)
+            elif in_own_words:
+                kinds.append(DIFFERS)
             else:
                 kinds.append(AGREES if rng.random() < self.agreement else DIFFERS)
         return kinds

@@ -36,17 +36,23 @@ class Clock:
     """Milliseconds that have passed; calling it gives seconds.
 
     noise: spread of each time, as a share of it. first_use_ms: what the first use of
-    each kernel takes on top.
+    each kernel takes on top. busy: how many times slower a neighbour makes everything,
+    and for how many seconds at the beginning of every ten.
     """
 
     def __init__(
-        self, rng: random.Random, noise: float = 0.05, first_use_ms: float = 0.0
+        self,
+        rng: random.Random,
+        noise: float = 0.05,
+        first_use_ms: float = 0.0,
+        busy: tuple[float, float] = (1.0, 0.0),
     ) -> None:
         self.ms = 0.0
         self.spent: dict[str, float] = {}
         self._rng = rng
         self._noise = noise
         self._first_use_ms = first_use_ms
+        self._busy = busy
         self._used: set[Any] = set()
 
     def __call__(self) -> float:
@@ -55,6 +61,9 @@ class Clock:
     def spend(self, what: str, ms: float, kernel: Any = None) -> None:
         """Let this time pass; kernel: what it is the first use of, if it is."""
         ms *= max(0.5, 1 + self._noise * self._rng.gauss(0, 1))
+        slower, busy_s = self._busy
+        if self.ms % 10_000 < 1000 * busy_s:
+            ms *= slower
         if self._first_use_ms and kernel is not None and kernel not in self._used:
             self._used.add(kernel)
             ms += self._first_use_ms
@@ -66,7 +75,8 @@ class Clock:
 class Answer:
     """A simulated request; stands for SGLang's, of which rounds read a few fields.
 
-    segment_ends: output positions whose token ends a segment.
+    segment_ends: output positions whose token ends a segment. is_hard: whether drafts
+    are wrong more often here.
     """
 
     length: int
@@ -74,6 +84,7 @@ class Answer:
     segment_ends: frozenset[int]
     rng: random.Random
     arrived_ms: float = 0.0
+    is_hard: bool = False
     first_token_ms: float = 0.0
     num_passes: int = 0
     output_ids: list[int] = field(default_factory=list)
@@ -251,9 +262,10 @@ class FakeDrafter:
 
     def _write(self, r: RequestRound, num: int) -> None:
         quality, req = self.quality(), answer_of(r)
-        rate = 0.0 if self.token_level else quality.error_rate
+        rate = 0.0 if self.token_level else quality.error_rate(is_hard=req.is_hard)
         at = r.output_len + len(r.draft.tokens)
-        kinds = quality.kinds(req.rng, num, rate)
+        begins = [at + k - 1 in req.segment_ends for k in range(num)]
+        kinds = quality.kinds(req.rng, begins, rate)
         if self.token_level:
             kinds = [DIFFERS if kind == WRONG else kind for kind in kinds]
         tokens = [req.token(at + k, kind) for k, kind in enumerate(kinds)]

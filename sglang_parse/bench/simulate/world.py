@@ -40,6 +40,7 @@ class Scenario:
 
     concurrency: requests at most. arrivals_s: seconds between arrivals on average, 0
     where the next comes as one ends. head: steps of an EAGLE-3 head, 0 without one.
+    busy: by how much a neighbour slows the machine, and seconds of every ten.
     """
 
     costs: Costs
@@ -56,6 +57,7 @@ class Scenario:
     head_agreement: float = 0.7
     noise: float = 0.05
     first_use_ms: float = 0.0
+    busy: tuple[float, float] = (1.0, 0.0)
     config: ParseConfig = field(
         default_factory=lambda: ParseConfig(segmenter="line", mode="semantic")
     )
@@ -89,7 +91,10 @@ class World:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed)
         self.clock = Clock(
-            random.Random(scenario.seed + 1), scenario.noise, scenario.first_use_ms
+            random.Random(scenario.seed + 1),
+            scenario.noise,
+            scenario.first_use_ms,
+            scenario.busy,
         )
         self.active: list[tuple[Answer, RequestState]] = []
         self.waiting: list[Answer] = []
@@ -199,6 +204,7 @@ class World:
             segment_ends=frozenset(ends),
             rng=rng,
             arrived_ms=self.clock.ms if arrived_ms is None else arrived_ms,
+            is_hard=rng.random() < drafts.hard if drafts.hard else False,
         )
 
     def _state(self) -> RequestState:

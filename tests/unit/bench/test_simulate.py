@@ -45,7 +45,7 @@ def test_errors_keep_the_share_that_is_asked_for(kept):
     """Red if "kept 0.9" means another share of a draft."""
     rng, rate, total = random.Random(0), error_rate(kept), 0
     for _ in range(4000):
-        kinds = Drafts(kept).kinds(rng, 256, rate)
+        kinds = Drafts(kept).kinds(rng, [False] * 256, rate)
         total += kinds.index(WRONG) if WRONG in kinds else 256
     assert total / (4000 * 256) == pytest.approx(kept, abs=0.02)
 

@@ -25,6 +25,8 @@ BAD = {
     "compose": ["", "eagle", "EAGLE3", None, True, "eagle3"],
     "eagle_model_path": [7, None, "head", ["head"]],
     "eagle_steps": [0, 65, 2.0, "4", True, None],
+    "drafters": ["", "model,ngram", "ngram,ngram", "ngram, model", "other", None, 1],
+    "ngram_tokens": [0, 1025, 2.0, "4", True, None],
     "adaptive": ["false", 0, 1, None],
     "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
     "probe": [7, None, ["file"]],
@@ -207,3 +209,21 @@ def test_verdict_tokens_split_into_pairs():
 def test_flag_name_has_dashes():
     """Red if flags are spelt with underscores."""
     assert flag_name("max_segments") == "--speculative-parse-max-segments"
+
+
+def test_listed_drafters_are_those_that_other_flags_name():
+    """Red if a drafter is listed and not there, or there and not listed."""
+    head = {"compose": "eagle3", "eagle_model_path": "head"}
+    assert ParseConfig().drafter_names == ()
+    assert ParseConfig(drafters="ngram,eagle3", **head).drafter_names[1] == "eagle3"
+    for settings in ({"drafters": "eagle3"}, {"drafters": "ngram", **head}):
+        with pytest.raises(
+            ValueError, match="speculative-parse-drafters is .*'eagle3'"
+        ):
+            ParseConfig(**settings)
+    ParseConfig().check_draft_model("draft")
+    ParseConfig(drafters="ngram").check_draft_model(None)
+    ParseConfig(drafters="ngram,model").check_draft_model("draft")
+    for drafters, path in (("ngram", "draft"), ("ngram,model", None)):
+        with pytest.raises(ValueError, match="draft-model-path is .*'model' is listed"):
+            ParseConfig(drafters=drafters).check_draft_model(path)

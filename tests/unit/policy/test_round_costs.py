@@ -56,3 +56,34 @@ def test_a_slow_start_is_brought_down_by_later_rounds():
         curve.add(rows, ms)
     curve.add(100, 20.0)
     assert all(curve.ms(rows) <= 20.0 for rows in (4, 8, 28, 60, 100))
+
+
+def test_a_machine_that_was_busy_does_not_spoil_what_is_not_used_since():
+    """Red if long drafts, timed beside a neighbour, stay dear after it has left, as
+    only short ones are timed anew."""
+    costs = CostModel()
+
+    def spend(slower: float, steps: int, times: int) -> None:
+        for _ in range(times):
+            costs.at(1).draft.add(steps, slower * steps)
+            costs.at(1).verify.add(2 * steps, slower * (20 + 0.2 * steps))
+
+    for steps in (24, 96):
+        spend(3.0, steps, 4)
+    spend(1.0, 24, 12)
+    own = costs.at(1)
+    assert own.draft.ms(24) == pytest.approx(24, rel=0.1)
+    assert own.draft.ms(96) == pytest.approx(96, rel=0.2)
+    assert own.draft.ms(96) / own.draft.ms(24) == pytest.approx(4, rel=0.2)
+
+
+def test_a_draft_beside_a_prompt_tells_the_most_it_can_take():
+    """Red if long drafts are never timed where each answer takes one round, or a prompt
+    counts as slow drafting."""
+    curve = Curve()
+    for _ in range(4):
+        curve.add(16, 64.0)
+    curve.add_most(64, 90.0)
+    assert curve.ms(64) < 110.0
+    curve.add_most(64, 5000.0)
+    assert curve.ms(64) < 110.0
