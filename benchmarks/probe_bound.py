@@ -72,6 +72,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     tokenizer = load_tokenizer(str(TARGET_PATH))
     warm_up = encode_prompts(tokenizer, make_problems(16, WARM_UP_SEED))
     share = kept_share(folder, warm_up, args.problems)
+    print(f"The question keeps {share:.1%} of judged draft tokens.", flush=True)
     commands = {"target": TARGET, "parse": PARSE}
     arms = ARMS
     if args.probe:
@@ -105,6 +106,8 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     )
                     tokens = sum(r.num_tokens for r in found.results)
                     rates[c, arm].append(tokens / found.wall_s)
+                    told = f"repeat {repeat}, {c} at a time, {arm}"
+                    print(f"{told}: {rates[c, arm][-1]:.1f} tok/s", flush=True)
                     right[c, arm] += [r.correct for r in found.results]
                     after = counters(server).get("stage_seconds", {})
                     spent = seconds.setdefault(f"{arm} at {c}", defaultdict(float))

@@ -117,12 +117,12 @@ def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> 
     report: dict[str, Any] = {
         "held_out_requests": len(set(held_pairs.requests.tolist())),
         "learning_pairs": len(learning),
-        "by_kind": {
-            kind: report_of(scores[mask], valid[mask], point)
-            for kind, point in points.items()
-            if (mask := held_pairs.kinds == kind).any()
-        },
+        "by_kind": {},
     }
+    for kind, point in points.items():
+        mask = torch.eq(held_pairs.kinds, kind)
+        if bool(mask.any()):
+            report["by_kind"][kind] = report_of(scores[mask], valid[mask], point)
     return Fit(weight, bias, inner, points, report)
 
 
