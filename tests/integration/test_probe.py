@@ -26,6 +26,7 @@ KEY = "secret"
 
 @pytest.fixture(scope="module")
 def model():
+    torch.set_num_threads(1)  # beside a server more threads only wait
     return LlamaForCausalLM.from_pretrained(TARGET_PATH, dtype=torch.float32).eval()
 
 
