@@ -1,4 +1,5 @@
-"""Command line of the fuzzer and the soak. Exit code 1 where something was found."""
+"""Command line of the fuzzer, the soak and the heavy request. Exit code 1 where
+something was found."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.reliability.freeze import Waits, freeze
 from benchmarks.reliability.fuzz import Report, fuzz
 from benchmarks.reliability.resources import pid_listening_on
 from benchmarks.reliability.soak import soak
@@ -30,7 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if report.findings else 0
 
 
-def run(args: argparse.Namespace, url: str, target_url: str) -> Report:
+def run(args: argparse.Namespace, url: str, target_url: str) -> Report | Waits:
+    if args.command == "freeze":
+        return freeze(url)
     if args.command == "fuzz":
         return fuzz(
             url,
@@ -102,6 +106,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
             command.add_argument("--seconds", type=float, default=120.0)
         else:
             command.add_argument("--minutes", type=float, default=60.0)
+    heavy = commands.add_parser("freeze")
+    heavy.add_argument("--url", required=True, help="a PARSE server of a real model")
+    heavy.set_defaults(target_url="")
     return parser.parse_args(argv)
 
 

@@ -381,7 +381,10 @@ def server_info(url: str) -> dict[str, Any]:
 
 
 # Settings that belong to a server, whatever is asked of it.
-SERVERS_OWN = ("compose", "eagle_model_path", "eagle_steps")
+SERVERS_OWN = (
+    *("compose", "eagle_model_path", "eagle_steps", "drafters", "ngram_tokens"),
+    *("draft_url", "draft_url_model", "draft_url_streams"),
+)
 
 
 def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:

@@ -12,7 +12,12 @@ from sglang_parse.cli.bench import add_commands
 from sglang_parse.cli.common import check_writable, leave_by_exception
 from sglang_parse.cli.estimate import add_estimate
 from sglang_parse.cli.probe import add_probe
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_PATH,
+    HEAD_PATH,
+    OTHER_DRAFT_PATH,
+    TARGET_PATH,
+)
 from sglang_parse.options.table import COMPOSITIONS
 
 
@@ -69,6 +74,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="eagle3: EAGLE-3 alone and with PARSE as two more arms",
     )
     demo.add_argument(
+        "--draft",
+        choices=("same-tokenizer", "other-tokenizer"),
+        default="same-tokenizer",
+        help="other-tokenizer: the embedded draft that has a tokenizer of its own",
+    )
+    demo.add_argument(
         "--speculative-parse-eagle-model-path",
         default=str(HEAD_PATH),
         metavar="PATH",
@@ -109,6 +120,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check this installation and a pair")
     add_models(doctor)
+    doctor.add_argument(
+        "--speculative-parse-draft-url", default="", help="a draft server to ask too"
+    )
     doctor.set_defaults(command=doctor_command)
     add_estimate(commands)
     add_commands(commands)
@@ -141,6 +155,13 @@ def demo_command(args: argparse.Namespace) -> int:
 def embedded_demo(args: argparse.Namespace) -> int:
     from sglang_parse.cli.demo import DemoOptions, run_demo
 
+    if args.draft == "other-tokenizer":
+        if args.speculative_draft_model_path != str(DRAFT_PATH):
+            raise ValueError(
+                f"--draft {args.draft} is an embedded model and "
+                "--speculative-draft-model-path names another; leave one of them out."
+            )
+        args.speculative_draft_model_path = str(OTHER_DRAFT_PATH)
     for path, flag in (
         (args.model_path, "--model-path"),
         (args.speculative_draft_model_path, "--speculative-draft-model-path"),
@@ -179,6 +200,7 @@ def real_demo(args: argparse.Namespace) -> int:
             "--speculative-draft-model-path",
         ),
         (args.compose, "none", "--compose"),
+        (args.draft, "same-tokenizer", "--draft"),
     )
     for value, usual, flag in fixed:
         if value != usual:
@@ -248,7 +270,11 @@ def doctor_command(args: argparse.Namespace) -> int:
     from sglang_parse.cli.doctor import run_checks
 
     status = 0
-    for finding in run_checks(args.model_path, args.speculative_draft_model_path):
+    for finding in run_checks(
+        args.model_path,
+        args.speculative_draft_model_path,
+        args.speculative_parse_draft_url,
+    ):
         mark = "ok     " if finding.ok else "problem"
         print(f"{mark}  {finding.text}", flush=True)
         status |= not finding.ok

@@ -97,6 +97,9 @@ class ParseCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.page_size is None:
             server_args.page_size = 1
         server_args.sampling_backend = "pytorch"
+        if server_args.moe_runner_backend == "auto":
+            # Experts run in plain torch; SGLang would lay out gpt-oss's for a kernel.
+            server_args.moe_runner_backend = "triton"
         # The idle scheduler loop would take a core from the servers beside it.
         server_args.sleep_on_idle = True
         server_args.disable_overlap_schedule = True

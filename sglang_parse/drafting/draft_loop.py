@@ -21,11 +21,14 @@ from sglang_parse.judging.vocabularies import SAME, Agreement
 from sglang_parse.runtime.capacity import longest_prefill
 from sglang_parse.runtime.grammar import GrammarChain
 from sglang_parse.runtime.sampling import draft_rows
+from sglang_parse.runtime.upload import upload
 
 # Draft steps between two looks whether all drafts have ended; each look costs a device
 # synchronisation there and nothing on CPU.
 STOP_CHECK_INTERVAL = {"cpu": 1}
 DEFAULT_STOP_CHECK_INTERVAL = 8
+# Missing tokens up to which catching up is decode steps, where these are captured.
+CAPTURED_CATCH_UP = 2
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class DraftModel(DraftRunner):
         server_args: Any,
         gpu_id: int,
         nccl_port: int,
-        context_len: int,
+        context_len: int | None,
         *,
         vocab_size: int,
         agreement: Agreement = SAME,
@@ -117,11 +120,11 @@ class DraftModel(DraftRunner):
         self, requests: Sequence[DraftRequest], table: Tensor, sampling: Any
     ) -> DraftProposal:
         device = table.device
-        rows = torch.tensor([r.row for r in requests], device=device)
+        rows = upload([r.row for r in requests], device)
         # Positions are kept on the host too, so that no step asks the device for them.
         position_cpu = torch.tensor([len(r.tokens) - 1 for r in requests])
         end_cpu = torch.tensor([len(r.tokens) + r.num_new - 2 for r in requests])
-        position, end = position_cpu.to(device), end_cpu.to(device)
+        position, end = upload(position_cpu, device), upload(end_cpu, device)
         max_new = max(r.num_new for r in requests)
         chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
         limits = [r.num_new for r in requests]
@@ -131,7 +134,7 @@ class DraftModel(DraftRunner):
         columns: list[Tensor] = []
         pacer = StepPacer(device)
         last = [self._readable(r.tokens[-1]) for r in requests]
-        input_ids = torch.tensor(last, device=device)
+        input_ids = upload(last, device)
         while True:
             if logits.shape[-1] > self.vocab_size:
                 logits = logits[:, : self.vocab_size].contiguous()
@@ -176,6 +179,9 @@ class DraftModel(DraftRunner):
         be among them: no forward is longer than a prefill.
         """
         spans = [(r.num_cached, len(r.tokens)) for r in requests]
+        most = max(end - start for start, end in spans)
+        if most <= CAPTURED_CATCH_UP and self._captures_steps:
+            return self._step_to_the_end(requests, most, rows, table)
         batches = split_spans(spans, self.longest_extend)
         last = []
         for parts in batches:
@@ -196,6 +202,32 @@ class DraftModel(DraftRunner):
             ended = [k for k, (i, _, end) in enumerate(parts) if end == spans[i][1]]
             last.append(logits[ended])
         return torch.cat(last)
+
+    @property
+    def _captures_steps(self) -> bool:
+        """Whether decode steps replay a graph, which an extend never does."""
+        return self.runner.decode_cuda_graph_runner is not None
+
+    def _step_to_the_end(
+        self, requests: Sequence[DraftRequest], most: int, rows: Tensor, table: Tensor
+    ) -> Tensor:
+        """The last `most` tokens as decode steps, for all; logits [bs, vocab] at the
+        last. A token whose KV is there is computed once more, and gives the same."""
+        device = table.device
+        for back in range(most, 0, -1):
+            at = [max(0, len(r.tokens) - back) for r in requests]
+            ids = [
+                self._readable(r.tokens[n]) for r, n in zip(requests, at, strict=True)
+            ]
+            position_cpu = torch.tensor(at)
+            logits = self.decode(
+                upload(ids, device),
+                rows,
+                upload(position_cpu, device),
+                position_cpu,
+                table,
+            ).next_token_logits
+        return logits
 
     def _readable(self, token: int) -> int:
         """The token, or another where the draft has no row for it: the target's padding
@@ -264,8 +296,8 @@ class StopWatch:
     def __init__(self, requests: Sequence[DraftRequest], device: torch.device) -> None:
         width = max(len(r.stop_ids) for r in requests)
         stops = [[*r.stop_ids, *[-1] * (width - len(r.stop_ids))] for r in requests]
-        self._stops = torch.tensor(stops, dtype=torch.int64, device=device)
-        self._num_new = torch.tensor([r.num_new for r in requests], device=device)
+        self._stops = upload(stops, device, torch.int64)
+        self._num_new = upload([r.num_new for r in requests], device)
         self._seen = 0
 
     def end(self, index: int) -> None:

@@ -17,10 +17,9 @@ from sglang_parse.drafting.base import (
 from sglang_parse.drafting.draft_loop import DraftModel, DraftRequest
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
-from sglang_parse.judging.vocabularies import compare
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.tokenizers import load_tokenizer
+from sglang_parse.runtime.tokenizers import agreement_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +48,13 @@ class ModelDrafter:
 
     @classmethod
     def create(cls, context: DrafterContext) -> ModelDrafter | None:
-        """None where the server has no draft model."""
+        """None where the server has no draft model, or one that drafts in text."""
         server_args = context.server_args
         if not server_args.speculative_draft_model_path:
             return None
-        agreement = compare(
-            context.tokenizer, load_tokenizer(server_args, of_draft=True)
-        )
+        agreement = agreement_of(server_args)
+        if not agreement.shares_ids:
+            return None
         logger.info("PARSE: draft and target: %s", agreement)
         return cls(
             DraftModel(

@@ -27,6 +27,7 @@ from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.options.table import flag_name
 from sglang_parse.runtime.capacity import check_feature_room, longest_prefill
 from sglang_parse.runtime.compat import capture_features
+from sglang_parse.runtime.upload import upload
 
 
 class HeadInput(SpecInput):
@@ -167,7 +168,7 @@ class EagleHead(DraftRunner):
         with draft_tp_context(self.layout), draft_pp_context():
             output = self.extend(
                 [t for r in rows for t in r.tokens],
-                torch.tensor([r.row for r in rows], device=table.device),
+                upload([r.row for r in rows], table.device),
                 [r.start for r in rows],
                 [len(r.tokens) for r in rows],
                 table,
@@ -181,11 +182,11 @@ class EagleHead(DraftRunner):
     ) -> list[tuple[int, ...]]:
         """Draft `num_new` tokens for each request, the likeliest at every step."""
         device = table.device
-        rows = torch.tensor([r.row for r in requests], device=device)
+        rows = upload([r.row for r in requests], device)
         # The token chosen last stands one position further and is not forwarded.
         position_cpu = torch.tensor([r.position for r in requests])
         end_cpu = torch.tensor([r.position + max(0, r.num_new - 2) for r in requests])
-        position, end = position_cpu.to(device), end_cpu.to(device)
+        position, end = upload(position_cpu, device), upload(end_cpu, device)
         tokens = torch.stack([r.hint.token for r in requests])
         hidden = torch.stack([r.hint.hidden for r in requests])
         columns = [tokens]

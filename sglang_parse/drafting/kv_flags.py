@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_parse.runtime.upload import upload
+
 
 class KvFlags:
     """One flag per slot of the shared pool.
@@ -52,5 +54,5 @@ class KvFlags:
             return
         valid = column < valid_end.repeat_interleave(lens)
         place = torch.stack([row.repeat_interleave(lens), column, valid.long()])
-        place = place.to(table.device)
+        place = upload(place, table.device)
         self._valid[table[place[0], place[1]].long()] = place[2].bool()

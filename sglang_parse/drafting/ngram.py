@@ -7,6 +7,7 @@ copies would give is known before one is tried.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -23,6 +24,8 @@ from sglang_parse.drafting.ngram_index import NgramIndex
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -73,7 +76,13 @@ class NgramDrafter:
         """Tokens that agree before the place that it would copy from, 0 without one."""
         if self.name in r.state.failed_drafters or not r.state.options.compose:
             return 0
-        memory = self._followed(r)
+        try:
+            memory = self._followed(r)
+        except Exception:
+            # The planner asks, and nobody guards it; a copy is never worth a request.
+            logger.exception("PARSE: drafter %s failed for a request", self.name)
+            r.state.failed_drafters.add(self.name)
+            return 0
         return memory.length if memory.cursor >= 0 else 0
 
     def take_outcomes(self) -> list[Outcome]:

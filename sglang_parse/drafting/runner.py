@@ -37,14 +37,15 @@ class DraftRunner:
         server_args: Any,
         gpu_id: int,
         nccl_port: int,
-        context_len: int,
+        context_len: int | None,
         *,
         path: str,
         revision: str | None,
         flag: str,
     ) -> None:
         """path, revision: of the model, which `flag` names. context_len: the target's,
-        in tokens. Raises ValueError on a model that cannot draft."""
+        in tokens, None for the model's own. Raises ValueError on a model that cannot
+        draft."""
         self.layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=self.execution)
         )

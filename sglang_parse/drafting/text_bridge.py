@@ -189,7 +189,7 @@ def whole_characters(text: bytes) -> bytes:
     return text
 
 
-def unfinished(text: bytes) -> int:
+def unfinished(text: bytes | bytearray) -> int:
     """Bytes at the end that begin a character without ending it, 0 to 3."""
     for back in range(1, min(4, len(text) + 1)):
         byte = text[-back]

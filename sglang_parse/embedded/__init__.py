@@ -4,6 +4,8 @@ from pathlib import Path
 
 TARGET_PATH = Path(__file__).parent / "target"
 DRAFT_PATH = Path(__file__).parent / "draft"
+# As skilled as the draft, with words, merges and ids of its own.
+OTHER_DRAFT_PATH = Path(__file__).parent / "other_draft"
 HEAD_PATH = Path(__file__).parent / "head"
 # For --speculative-parse-probe: learnt from the target's own verdicts by
 # benchmarks/train_probe.py.

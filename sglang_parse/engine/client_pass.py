@@ -237,7 +237,7 @@ class ClientPass:
         rank's clock, as all ranks lay out the same pass."""
         known = self.row_seconds
         rows = round_down(STEP_SECONDS / known) if known else FIRST_ROWS
-        return max(0, self.engine.ranks.agree(rows) - num_kept)
+        return max(0, self.engine.ranks.agree_all([[rows]])[0][0] - num_kept)
 
     def _parts(
         self, waiting: Sequence[Text], room: int, timely: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_parse.drafting.text_bridge import TextError, TokenBytes
 from sglang_parse.integration.extensions import check_asked
 from sglang_parse.judging.vocabularies import Agreement, compare
 from sglang_parse.options.server import ParseConfig
@@ -68,15 +69,30 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
     target = load_tokenizer(server_args, of_draft=False)
     # Without a draft model, clients' texts are the only drafts.
     if server_args.speculative_draft_model_path:
-        draft = load_tokenizer(server_args, of_draft=True)
-        check_draft_tokenizer(compare(target, draft))
+        check_draft_tokenizer(target, load_tokenizer(server_args, of_draft=True))
+    if config.draft_url:
+        try:
+            TokenBytes(target)
+        except TextError as e:
+            raise ValueError(
+                f"{flag_name('draft_url')} needs a target whose tokens are known as "
+                f"text, but of its tokenizer {e}."
+            ) from e
     check_asked(config, target)
 
 
-def check_draft_tokenizer(agreement: Agreement) -> None:
-    """Raises ValueError where the draft's ids cannot be handed over."""
-    if not agreement.shares_ids:
-        raise ValueError(
-            "--speculative-draft-model-path needs the target's tokenizer, but "
-            f"{agreement.difference}."
-        )
+def check_draft_tokenizer(target: Any, draft: Any) -> Agreement:
+    """How a draft reaches the target. Raises ValueError where it cannot."""
+    agreement = compare(target, draft)
+    if agreement.shares_ids:
+        return agreement
+    for tokenizer, whose in ((target, "the target's"), (draft, "the draft's")):
+        try:
+            TokenBytes(tokenizer)
+        except TextError as e:
+            raise ValueError(
+                "--speculative-draft-model-path needs the target's tokenizer, or two "
+                f"whose tokens are known as text, but {agreement.difference}, and of "
+                f"{whose} {e}."
+            ) from e
+    return agreement

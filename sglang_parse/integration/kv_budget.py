@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,30 +10,32 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
 from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
+from sglang_parse.drafting.registry import models_of
+from sglang_parse.drafting.text_model import SLOTS_PER_TOKEN
 from sglang_parse.integration.algorithm import ParseAlgorithm
 from sglang_parse.integration.flags import config_from_server_args
+from sglang_parse.runtime.tokenizers import agreement_of
 
 
 def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
     """AFTER hook on DefaultPoolConfigurator._compute_cell_size: add what drafts.
 
     The pools of the draft model and the EAGLE-3 head have one slot per target slot
-    (shared allocator) and SGLang budgets them for built-in algorithms only
-    (pool_configurator.py). Returns bytes per token.
+    (shared allocator; a draft in its own tokens has more). SGLang budgets them for
+    built-in algorithms only (pool_configurator.py). Returns bytes per token.
     """
     server_args = kvc.server_args
     if kvc.is_draft_worker or not isinstance(kvc.spec_algorithm, ParseAlgorithm):
         return cell_size
     config = config_from_server_args(server_args)
-    for path, revision in (
-        (
-            server_args.speculative_draft_model_path,
-            server_args.speculative_draft_model_revision,
-        ),
-        (config.eagle_model_path, None),
-    ):
-        if path:
-            cell_size += draft_cell_size(server_args, path, revision)
+    for path, revision in models_of(server_args, config):
+        added = draft_cell_size(server_args, path, revision)
+        if (
+            path == server_args.speculative_draft_model_path
+            and not agreement_of(server_args).shares_ids
+        ):
+            added = math.ceil(SLOTS_PER_TOKEN * added)
+        cell_size += added
     return cell_size
 
 

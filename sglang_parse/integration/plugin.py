@@ -45,6 +45,7 @@ def _register_attention_backend(name: str) -> None:
 
     @register_attention_backend(name)
     def create(runner: Any) -> Any:
-        from sglang_parse.cpu.attention import ParseTorchAttnBackend
+        from sglang_parse.cpu.attention import ParseTorchAttnBackend, read_latent_kv
 
+        read_latent_kv()
         return ParseTorchAttnBackend(runner)

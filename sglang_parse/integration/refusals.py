@@ -11,6 +11,7 @@ from sglang.srt.environ import envs
 
 from sglang_parse.integration.checks import check_head, check_pair
 from sglang_parse.integration.flags import config_from_server_args
+from sglang_parse.runtime.model_folder import quantization_of
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 from sglang_parse.target.backends.registry import BACKENDS, choose_route
 
@@ -78,6 +79,12 @@ REFUSED = (
     # SGLang starts those HTTP workers without its plugins: no bad option would be
     # refused before it reaches the scheduler.
     Refused("tokenizer_worker_num", _above_one, "--tokenizer-worker-num", "1"),
+    # Their requests pass no TokenizerManager, which checks options, and their answers
+    # have no place for reports.
+    Refused("grpc_mode", bool, "--grpc-mode", "off (HTTP alone carries reports)"),
+    Refused(
+        "smg_grpc_mode", bool, "--smg-grpc-mode", "off (HTTP alone carries reports)"
+    ),
     # It takes the KV of an answer's last token for written (streaming_session.py).
     Refused("enable_streaming_session", bool, "--enable-streaming-session"),
     # Every request gets a grammar of its own, which nobody can judge around.
@@ -130,6 +137,7 @@ def validate_server_args(server_args: Any) -> None:
             f"decode, got {prefill} and {decode}; set --attention-backend alone."
         )
     choose_route(config.verify_route, prefill)
+    _check_quantization(server_args)
     _check_environment()
     check_pair(server_args, config)
     check_head(server_args, config)
@@ -152,7 +160,7 @@ def _check_arguments(server_args: Any) -> None:
 
 def _check_attention_backends(server_args: Any) -> None:
     """Each one that is named can serve a verify pass, on this device."""
-    on_cpu = server_args.device == "cpu" or not torch.cuda.is_available()
+    on_cpu = _on_cpu(server_args)
     for field in _BACKEND_FIELDS:
         backend, flag = getattr(server_args, field, None), field.replace("_", "-")
         if backend == CPU_ATTENTION_BACKEND and not on_cpu:
@@ -165,6 +173,40 @@ def _check_attention_backends(server_args: Any) -> None:
                 f"--speculative-algorithm PARSE does not support --{flag} {backend}; "
                 f"expected one of {', '.join(BACKENDS)}."
             )
+
+
+def _check_quantization(server_args: Any) -> None:
+    """SGLang's kernels for quantised weights are there, of target and draft."""
+    if not _on_cpu(server_args):
+        return
+    draft = "--speculative-draft-model-"
+    for method, flag, path, path_flag in (
+        (
+            server_args.quantization,
+            "--quantization",
+            server_args.model_path,
+            "--model-path",
+        ),
+        (
+            server_args.speculative_draft_model_quantization,
+            f"{draft}quantization",
+            server_args.speculative_draft_model_path,
+            f"{draft}path",
+        ),
+    ):
+        if method not in (None, "unquant"):
+            raise ValueError(
+                f"{flag} is {method}, whose kernels run on a GPU alone; expected unset."
+            )
+        if path and (method := quantization_of(path)):
+            raise ValueError(
+                f"{path_flag} {path!r} holds weights quantised by {method}, whose "
+                "kernels run on a GPU alone; expected weights that are not quantised."
+            )
+
+
+def _on_cpu(server_args: Any) -> bool:
+    return server_args.device == "cpu" or not torch.cuda.is_available()
 
 
 def _check_environment() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.runtime.sampling import ROW_LISTS
+from sglang_parse.runtime.upload import upload
 
 
 class ParseDraftInput(SpecInput):
@@ -74,7 +75,7 @@ def build_result(
     lens = [len(one.tokens) for one in emitted]
     stride = max(1, *lens)
     tokens = [[*one.tokens, *[0] * (stride - len(one.tokens))] for one in emitted]
-    accept_lens = torch.tensor(lens, dtype=torch.int32, device=device)
+    accept_lens = upload(lens, device, torch.int32)
     num_drafted = [one.num_drafted for one in emitted]
     output = LogitsProcessorOutput(next_token_logits=None)
     if round is not None and return_logprob:
@@ -83,9 +84,9 @@ def build_result(
         _fill_hidden_states(output, emitted, round, stride)
     return GenerationBatchResult(
         logits_output=output,
-        next_token_ids=torch.tensor(tokens, device=device).flatten(),
+        next_token_ids=upload(tokens, device).flatten(),
         accept_lens=accept_lens,
-        cap_lens=torch.tensor(num_drafted, dtype=torch.int32, device=device),
+        cap_lens=upload(num_drafted, device, torch.int32),
         speculative_output_stride=stride,
         new_seq_lens=seq_lens + accept_lens.to(seq_lens.dtype),
         next_draft_input=ParseDraftInput(),
@@ -109,7 +110,7 @@ def _fill_hidden_states(
     for one in emitted:
         root, most = one.r.root_row if one.r else 0, max(0, len(one.tokens) - 1)
         rows += [min(root + min(j, most), last) for j in range(stride)]
-    output.hidden_states = source[torch.tensor(rows, device=source.device)]
+    output.hidden_states = source[upload(rows, source.device)]
 
 
 def _fill_logprobs(
@@ -131,7 +132,7 @@ def _fill_logprobs(
         place += [rows[j if j < num_rows else 0] for j in range(stride)]
     values = source.next_token_logprobs
     if values is not None:
-        chosen = values[torch.tensor(place).to(values.device)]
+        chosen = values[upload(place, values.device)]
         output.next_token_logprobs = chosen.view(len(emitted), stride)
     for name in ROW_LISTS:
         rows_of: Any = getattr(source, name)

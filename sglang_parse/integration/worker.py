@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel
@@ -58,6 +59,7 @@ from sglang_parse.runtime.compat import (
     plan_plain_decode,
     release,
 )
+from sglang_parse.runtime.graphs import capture_hidden_states
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.ranks import Ranks
 from sglang_parse.runtime.slots import RoundSlots
@@ -80,14 +82,22 @@ class ParseWorker(BaseSpecWorker):
         self._target_worker = target_worker
         runner = target_worker.model_runner
         model_config = runner.model_config
-        check_architecture(runner, "--model-path")
+        check_architecture(
+            runner,
+            "--model-path",
+            verify_backend=attention_backends_of(server_args)[0],
+            has_head=self.config.composes,
+        )
         if told := penalty_sentence(model_config.get_default_sampling_params()):
             logger.warning(told)
         self.context_len: int = model_config.context_len
         self.ranks = Ranks(get_parallel().tp_group)
         is_first_rank = get_parallel().tp_rank == 0
         self.telemetry = telemetry.start(
-            self.config, server_args, is_first_rank=is_first_rank
+            self.config,
+            server_args,
+            is_first_rank=is_first_rank,
+            dp_rank=get_parallel().dp_rank,
         )
         self.errors = ExtensionErrors(self.telemetry.add_extension_error)
         warn_of_broken()
@@ -183,7 +193,7 @@ class ParseWorker(BaseSpecWorker):
         )
         resources = DrafterResources(
             slots=self.slots,
-            num_slots=self.slots.num_slots,
+            num_slots=self.slots.last_slot,
             features_of=self.verifier.features_of,
             full_pass_rows=rows,
         )
@@ -250,6 +260,7 @@ class ParseWorker(BaseSpecWorker):
 
     def init_attention_backends(self) -> None:
         plan_plain_decode(self.verifier.runner)
+        capture_hidden_states(self.verifier.runner)
         for runner in self._runners:
             runner.init_attention_backends()
 

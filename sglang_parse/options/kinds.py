@@ -80,6 +80,8 @@ DRAFTERS = Kind(
     "separated by commas",
     "NAMES",
 )
+URL = Kind(checks.check_url, "an address such as `http://localhost:30000/v1`", "URL")
+NAME = Kind(checks.check_name, "text, at most 200 characters", "NAME")
 PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
 PROBE_FILE = Kind(checks.check_file, "a file of `sglang-parse probe train`", "FILE")
 SEGMENT_COUNT = Kind(

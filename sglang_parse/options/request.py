@@ -158,6 +158,8 @@ def strongest_mode(req: Any) -> tuple[str, str]:
         ("presence_penalty", params.presence_penalty != 0),
         ("repetition_penalty", params.repetition_penalty != 1),
         ("min_new_tokens", params.min_new_tokens > 0),
+        # What drafts reads token ids, and images have none.
+        ("multimodal_input", getattr(req, "multimodal_inputs", None) is not None),
     )
     exact = (
         ("grammar", req.grammar is not None),

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import AUTO, parse_verdict_tokens, shown
+from sglang_parse.options.checks import AUTO, DRAFT_KEY_ENV, parse_verdict_tokens, shown
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.table import (
     COMPOSITIONS,
@@ -35,6 +35,7 @@ __all__ = [
     "CONFIG_ENV",
     "CONFIG_FLAG",
     "DEFAULT_JUDGE_SUFFIX",
+    "DRAFT_KEY_ENV",
     "KEEP_RULES",
     "MAX_THRESHOLD",
     "MODES",
@@ -77,6 +78,15 @@ class ParseConfig(ServerOptions):
                 f"{flag_name('drafters')} is {self.drafters!r} and "
                 f"{flag_name('compose')} is {self.compose!r}; expected both to name "
                 "'eagle3', or neither."
+            )
+        if self.drafters != AUTO and bool(self.draft_url) != (
+            "remote" in self.drafter_names
+        ):
+            given = "is set" if self.draft_url else "is not set"
+            raise ValueError(
+                f"{flag_name('drafters')} is {self.drafters!r} and "
+                f"{flag_name('draft_url')} {given}; expected an address where 'remote' "
+                "is listed, and none elsewhere."
             )
         self._check_question()
         self._check_probe()

@@ -89,7 +89,12 @@ def learn_costs(costs: CostModel, round_: Round) -> float:
     )
     steps = max(r.draft.num_segment_level for r in round_)
     token_steps = max(r.draft.num_token_level - r.draft.num_copied for r in round_)
-    if steps and not token_steps:
+    if steps and all(
+        r.draft.num_segment_level == r.draft.num_by("remote") for r in round_
+    ):
+        # Another machine has drafted; this one only read what had come.
+        own.draft.add(steps, 1000 * seconds["draft"], tells_speed=False)
+    elif steps and not token_steps:
         # The draft model may have read a prompt beside.
         learn = own.draft.add_most if has_prompts(round_) else own.draft.add
         learn(steps, 1000 * seconds["draft"])

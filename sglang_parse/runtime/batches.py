@@ -14,6 +14,8 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from torch import Tensor
 
+from sglang_parse.runtime.upload import upload
+
 
 def build_batch(
     runner: Any,
@@ -27,9 +29,11 @@ def build_batch(
     seq_lens_cpu: Tensor,
     capture: CaptureHiddenMode,
     spec_algorithm: Any,
+    mrope_shift: Tensor | None = None,
 ) -> ForwardBatch:
     """A batch for `runner`, a ModelRunner. rows: [bs] of req_to_token; seq_lens: [bs]
-    lengths behind the forward, on the device and on the host."""
+    lengths behind the forward, on the device and on the host. mrope_shift: [tokens] as
+    for `set_mrope_positions`."""
     batch = ForwardBatch(
         forward_mode=mode,
         batch_size=len(rows),
@@ -45,8 +49,30 @@ def build_batch(
         return_hidden_states_before_norm=False,
         global_num_token_non_padded_cpu=len(input_ids),
     )
+    set_mrope_positions(runner, batch, mrope_shift)
     runner.kv_index_translator.bind_own_plan(batch)
     return batch
+
+
+def mrope_shifts(reqs: Sequence[Any]) -> list[int]:
+    """How far images have moved each request's positions: text goes on at its number of
+    tokens plus this (forward_batch_info.py, `_compute_mrope_positions_decode`)."""
+    shifts = []
+    for req in reqs:
+        mm_inputs = getattr(req, "multimodal_inputs", None)
+        delta = getattr(mm_inputs, "mrope_position_delta", None)
+        shifts.append(0 if delta is None else int(delta))
+    return shifts
+
+
+def set_mrope_positions(runner: Any, batch: ForwardBatch, shift: Tensor | None) -> None:
+    """Give a model with positions in three parts those of text: all three the same.
+
+    shift: [tokens] int64 what images add to each row's position, None for nothing.
+    """
+    if runner.model_config.model_is_mrope:
+        positions = batch.positions if shift is None else batch.positions + shift
+        batch.mrope_positions = positions.to(torch.int64).expand(3, -1)
 
 
 def extend_fields(
@@ -61,15 +87,17 @@ def extend_fields(
     device = table.device
     spans = zip(starts, lens, strict=True)
     positions = [p for s, n in spans for p in range(s, s + n)]
-    owner = torch.repeat_interleave(rows, torch.tensor(lens, device=device))
-    position = torch.tensor(positions, dtype=torch.int64, device=device)
+    owner = torch.repeat_interleave(
+        rows, upload(lens, device), output_size=len(positions)
+    )
+    position = upload(positions, device, torch.int64)
     ends = torch.tensor([s + n for s, n in zip(starts, lens, strict=True)])
     return {
-        "input_ids": torch.tensor(ids, dtype=torch.int64, device=device),
+        "input_ids": upload(ids, device, torch.int64),
         "rows": rows,
         "positions": position,
         "out_cache_loc": table[owner, position].to(torch.int64),
-        "seq_lens": ends.to(device),
+        "seq_lens": upload(ends, device),
         "seq_lens_cpu": ends,
     }
 
@@ -77,10 +105,10 @@ def extend_fields(
 def mark_extend(batch: Any, starts: Sequence[int], lens: Sequence[int]) -> None:
     """What an EXTEND batch needs beside the fields of every batch."""
     device = batch.input_ids.device
-    lens_t = torch.tensor(lens, dtype=torch.int32, device=device)
+    lens_t = upload(lens, device, torch.int32)
     batch.extend_num_tokens = len(batch.input_ids)
     batch.extend_seq_lens = lens_t
-    batch.extend_prefix_lens = torch.tensor(starts, dtype=torch.int32, device=device)
+    batch.extend_prefix_lens = upload(starts, device, torch.int32)
     batch.extend_start_loc = torch.cumsum(lens_t, 0, dtype=torch.int32) - lens_t
     batch.extend_seq_lens_cpu = list(lens)
     batch.extend_prefix_lens_cpu = list(starts)

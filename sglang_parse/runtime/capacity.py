@@ -76,9 +76,11 @@ def check_feature_room(
 
 
 def bytes_per_token(pool: Any) -> int:
-    """Bytes of K and V that one token takes in a KV pool, as allocated."""
-    k_bytes, v_bytes = pool.get_kv_size_bytes()
-    return (k_bytes + v_bytes) // (pool.size + pool.page_size)
+    """Bytes of K and V that one token takes in a KV pool, as allocated; with a pool of
+    its own for sliding windows, on the average. Latent KV is one tensor."""
+    size = pool.get_kv_size_bytes()
+    total = sum(size) if isinstance(size, tuple) else size
+    return int(total // (pool.size + pool.page_size))
 
 
 def describe_pools(

@@ -69,21 +69,22 @@ def room_for(
     """Let the forwards inside the block hold `num_sequences` sequences.
 
     What: those of the attention backend's `buffers` that are too short are replaced
-    inside the block.
+    inside the block. One that is None belongs to another kind of model.
     Why: backends size their index buffers by requests, and a verify pass has several
     sequences a request. The old buffers come back because captured decode graphs go on
     reading them.
     Where: layers/attention/flashinfer_backend.py, `kv_last_page_len`;
-    layers/attention/triton_backend.py, `kv_indptr` and `qo_indptr`.
+    layers/attention/triton_backend.py, `kv_indptr`, `qo_indptr` and
+    `window_kv_indptr`.
     Ends with: buffers that grow with the batch.
     """
     replaced = []
     try:
         for one in buffers:
             owner = getattr(backend, one.owner) if one.owner else backend
-            buffer: Tensor = getattr(owner, one.name)
+            buffer: Tensor | None = getattr(owner, one.name)
             size = num_sequences + one.num_extra
-            if len(buffer) < size:
+            if buffer is not None and len(buffer) < size:
                 replaced.append((owner, one.name, buffer))
                 setattr(owner, one.name, buffer.new_full((size,), one.fill))
         yield

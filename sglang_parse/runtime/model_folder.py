@@ -41,6 +41,18 @@ def problem_of(
     return "is not a folder; expected a model folder or a Hugging Face name."
 
 
+def quantization_of(path: str) -> str:
+    """How the weights of a local model are quantised by its config.json, or ""."""
+    file = Path(path) / "config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["quantization_config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if not isinstance(found, dict):
+        return ""
+    return str(found.get("quant_method") or "an unnamed method")
+
+
 def _folder_problem(folder: Path, needs_weights: bool, needs_tokenizer: bool) -> str:
     missing = [
         what

@@ -71,6 +71,8 @@ class SchedulerRequest(Protocol):
     return_hidden_states: bool
     input_embeds: Any
     positional_embed_overrides: Any
+    #: Its images and the like, None where it is text alone.
+    multimodal_inputs: Any
     #: The session it goes on from, None without one.
     session: Any
     #: Its KV slots.
@@ -89,6 +91,9 @@ class SchedulerRequest(Protocol):
 
     def tail_str(self, new_accepted_len: int = 1) -> str:
         """The text in which SGLang looks for stops of the last tokens."""
+
+    def _stop_match_tail_len(self, new_accepted_len: int) -> int:
+        """Tokens of that text."""
 
     def _locate_str_stop_finished_len(
         self,

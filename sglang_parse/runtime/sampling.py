@@ -17,6 +17,7 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from sglang_parse.runtime.protocols import RoundBatch
+from sglang_parse.runtime.upload import upload
 
 
 class _NoPenalizer:
@@ -29,7 +30,7 @@ class _NoPenalizer:
 def expand_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
     """A copy of forward-only `sampling_info` with one row per entry of `index`."""
     info = dataclasses.replace(sampling_info, penalizer_orchestrator=_NoPenalizer())
-    rows = torch.tensor(index, dtype=torch.int64, device=device)
+    rows = upload(index, device, torch.int64)
     info.filter_batch(index, rows)
     for name in ("acc_additive_penalties", "acc_scaling_penalties"):
         value = getattr(info, name)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sglang_parse.runtime.compat import set_allocated_len
 from sglang_parse.runtime.protocols import RoundBatch
+from sglang_parse.runtime.upload import upload
 
 
 class RoundSlots:
@@ -43,12 +44,27 @@ class RoundSlots:
 
     @property
     def num_slots(self) -> int:
-        """Slots of the whole pool."""
+        """Slots that can be taken at once, which is all of the smaller pool where
+        sliding windows have one of their own."""
         return int(self.allocator.size)
+
+    @property
+    def last_slot(self) -> int:
+        """The highest number of a slot."""
+        return int(getattr(self.allocator, "size_full", self.allocator.size))
 
     def num_free(self, tree_cache: Any) -> int:
         """Slots obtainable now, evicting cached prefixes if need be."""
-        return self.allocator.available_size() + tree_cache.evictable_size()
+        allocator = self.allocator
+        if not hasattr(allocator, "swa_available_size"):
+            return int(allocator.available_size() + tree_cache.evictable_size())
+        # A token takes a slot in each of two pools (mem_cache/allocator/swa.py).
+        return int(
+            min(
+                allocator.full_available_size() + tree_cache.full_evictable_size(),
+                allocator.swa_available_size() + tree_cache.swa_evictable_size(),
+            )
+        )
 
     def extend_rows(self, batch: RoundBatch, lens: Sequence[int]) -> None:
         """Give each request slots for columns [0, lens[i]); never shrinks a row."""
@@ -62,8 +78,8 @@ class RoundSlots:
         assign_req_to_token_pool_func(
             batch.req_pool_indices,
             self.table,
-            torch.tensor(current, dtype=torch.int32).to(batch.device),
-            torch.tensor(wanted, dtype=torch.int32).to(batch.device),
+            upload(current, batch.device, torch.int32),
+            upload(wanted, batch.device, torch.int32),
             alloc_token_slots(batch.tree_cache, num_new),
             len(current),
         )

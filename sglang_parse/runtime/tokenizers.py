@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+from sglang_parse.judging.vocabularies import Agreement, compare
 
 
 def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
@@ -30,3 +33,41 @@ def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
     except Exception as e:  # of Hugging Face, which names neither
         told = str(e).strip().partition("\n")[0] or type(e).__name__
         raise ValueError(f"{flag} {path!r} has no usable tokenizer: {told}") from e
+
+
+def agreement_of(server_args: Any) -> Agreement:
+    """How far the tokenizers of target and draft model agree; found once a process.
+
+    Raises ValueError naming the flag of one that cannot be loaded.
+    """
+    return _agreement_of(_Models(server_args))
+
+
+class _Models:
+    """The models of a server, equal where their tokenizers are."""
+
+    def __init__(self, server_args: Any) -> None:
+        self.server_args = server_args
+        self.key = (
+            server_args.tokenizer_path or server_args.model_path,
+            server_args.revision,
+            server_args.tokenizer_mode,
+            server_args.trust_remote_code,
+            server_args.speculative_draft_model_path,
+            server_args.speculative_draft_model_revision,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Models) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@functools.lru_cache(1)
+def _agreement_of(models: _Models) -> Agreement:
+    target, draft = (
+        load_tokenizer(models.server_args, of_draft=of_draft)
+        for of_draft in (False, True)
+    )
+    return compare(target, draft)

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_parse.runtime.upload import upload
+
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -43,16 +45,28 @@ class RowVisibility:
 
     def to(self, device: Any) -> RowVisibility:
         return RowVisibility(
-            *torch.stack([self.limit, self.start, self.end]).to(device)
+            *upload(torch.stack([self.limit, self.start, self.end]), device)
         )
 
 
-def expand_mask(visibility: RowVisibility, kv_len: int) -> Tensor:
-    """Dense mask [..., kv_len] bool of rows [...]; True may attend."""
+def expand_mask(
+    visibility: RowVisibility, kv_len: int, window: int | None = None
+) -> Tensor:
+    """Dense mask [..., kv_len] bool of rows [...]; True may attend.
+
+    window: how many positions before its own a row sees, None for all. It counts
+    positions and not columns: the second span follows right behind `limit`.
+    """
     column = torch.arange(kv_len, device=visibility.limit.device)
-    return (column <= visibility.limit[..., None]) | (
-        (column >= visibility.start[..., None]) & (column <= visibility.end[..., None])
+    limit, start, end = (
+        t[..., None] for t in (visibility.limit, visibility.start, visibility.end)
     )
+    first, second = column <= limit, (column >= start) & (column <= end)
+    if window is not None:
+        # The row's own position is limit + 1 + end - start, in both kinds of rows.
+        first &= column >= limit + 1 + end - start - window
+        second &= column >= end - window
+    return first | second
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch import Tensor
 
 from sglang_parse.requests.round import Round
+from sglang_parse.runtime.batches import mrope_shifts
 from sglang_parse.runtime.grammar import mask_for_rows
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.sampling import (
@@ -19,6 +20,7 @@ from sglang_parse.runtime.sampling import (
     sample_rows,
 )
 from sglang_parse.runtime.slots import RoundSlots
+from sglang_parse.runtime.upload import upload
 from sglang_parse.target.layout import VerifyPlan
 from sglang_parse.target.passes import PassOutput, TargetVerifier
 
@@ -37,9 +39,11 @@ class TargetModel:
         try:
             return self.verifier.verify(
                 plan,
+                rows=[r.row for r in round],
                 req_pool_indices=round.batch.req_pool_indices,
                 scratch=scratch,
                 table=self.slots.table,
+                mrope_shifts=mrope_shifts(round.batch.reqs),
             )
         finally:
             self.slots.release_scratch(scratch)
@@ -50,12 +54,13 @@ class TargetModel:
         device = batch.seq_lens.device
         lens = torch.tensor([r.seq_len for r in round])
         return self.verifier.decode(
-            input_ids=torch.tensor([r.bonus_token for r in round], device=device),
+            input_ids=upload([r.bonus_token for r in round], device),
             req_pool_indices=batch.req_pool_indices,
-            seq_lens=lens.to(device),
+            seq_lens=upload(lens, device),
             seq_lens_cpu=lens,
             table=self.slots.table,
             return_hidden_states=batch.return_hidden_states,
+            mrope_shifts=mrope_shifts(batch.reqs),
         )
 
     def prefill(
@@ -76,7 +81,7 @@ class TargetModel:
             self.verifier.runner,
             self.verifier.logits_of(round.output, rows),
             sampling_info=expand_rows(batch.sampling_info, list(owner), device),
-            positions=torch.tensor(positions, device=device),
+            positions=upload(positions, device),
             grammar_mask=mask_for_rows([r.grammar for r in requests], owner, offset),
             needs=logprob_needs(batch, owner),
         )

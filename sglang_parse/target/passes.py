@@ -23,7 +23,12 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from torch import Tensor
 
-from sglang_parse.runtime.batches import build_batch, extend_fields, mark_extend
+from sglang_parse.runtime.batches import (
+    build_batch,
+    extend_fields,
+    mark_extend,
+    set_mrope_positions,
+)
 from sglang_parse.runtime.compat import (
     ShownLayers,
     pass_eager_inputs_through,
@@ -33,7 +38,9 @@ from sglang_parse.runtime.compat import (
     wait_in_gathers,
     without_graphs,
 )
+from sglang_parse.runtime.graphs import PassGraphs
 from sglang_parse.runtime.protocols import SchedulerBatch
+from sglang_parse.runtime.upload import upload
 from sglang_parse.target.backends.base import ParseVerifyInput, place_slots
 from sglang_parse.target.backends.registry import (
     backend_of,
@@ -49,6 +56,34 @@ def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMe
     if isinstance(spec_info, ParseVerifyInput):
         result.draft_extend_select_index = spec_info.logits_rows
     return result
+
+
+@dataclass(frozen=True)
+class LmHead:
+    """What turns a target's hidden states into logits."""
+
+    weights: Any
+    processor: Any
+
+
+def _ties(part: Any) -> bool:
+    return bool(getattr(getattr(part, "config", None), "tie_word_embeddings", False))
+
+
+def lm_head_of(model: Any) -> LmHead:
+    """The LM head of a model: its own, that of the language model inside a multimodal
+    one (sglang/srt/models/gemma3_mm.py), or the embedding where it has no other
+    (gemma2.py). Raises ValueError."""
+    for part in (model, getattr(model, "language_model", None)):
+        weights = getattr(part, "lm_head", None)
+        if weights is None and _ties(part):
+            weights = getattr(getattr(part, "model", None), "embed_tokens", None)
+        if weights is not None and hasattr(part, "logits_processor"):
+            return LmHead(weights, part.logits_processor)
+    raise ValueError(
+        f"--model-path: {type(model).__name__} has no lm_head and logits_processor of "
+        "its own, which PARSE needs to read verdicts; choose another target model."
+    )
 
 
 @dataclass(frozen=True)
@@ -90,20 +125,15 @@ class TargetVerifier:
         self.target_worker = target_worker
         self.runner = target_worker.model_runner
         self.spec_algorithm = spec_algorithm
+        self.pass_graphs = PassGraphs(self.runner)
         self.shows_features = False  # set where an EAGLE-3 head reads them
         #: What the target shows for a probe, None where nobody reads it.
         self.shown: ShownLayers | None = None
         self._of_head: Tensor | slice = slice(None)
         self._of_probe: Tensor | slice = slice(None)
-        model = self.runner.model
-        if not hasattr(model, "lm_head") or not hasattr(model, "logits_processor"):
-            raise ValueError(
-                f"--model-path: {type(model).__name__} has no lm_head and "
-                "logits_processor of its own, which PARSE needs to read verdicts; "
-                "choose another target model."
-            )
+        self.lm_head = lm_head_of(self.runner.model)
         pass_eager_inputs_through()
-        wait_in_gathers(model.logits_processor)
+        wait_in_gathers(self.lm_head.processor)
 
     def show_layers(self, layers: Sequence[int], flag: str) -> None:
         """Have passes keep the hidden states in front of these layers (`states_at`).
@@ -122,28 +152,32 @@ class TargetVerifier:
         self,
         plan: VerifyPlan,
         *,
+        rows: Sequence[int],
         req_pool_indices: Tensor,
         scratch: Tensor,
         table: Tensor,
+        mrope_shifts: Sequence[int] = (),
     ) -> PassOutput:
         """Run the pass. scratch: [plan.num_suffix_tokens] int64 slots.
 
-        req_pool_indices: [bs]. table: req_to_token. Writes target KV of the
-        bonus and draft tokens at columns seq_len.. of their rows.
+        rows: of req_to_token, which is `table`, and req_pool_indices: [bs] the same on
+        the device. mrope_shifts: per request, how far images have moved its positions.
+        Writes target KV of the bonus and draft tokens at columns seq_len.. of their
+        rows.
         """
         device = table.device
         slots, out_cache_loc = place_slots(
-            plan, rows=req_pool_indices.tolist(), scratch=scratch, table=table
+            plan, rows=rows, scratch=scratch, table=table
         )
         verdict_rows = [r for rows in plan.verdict_rows for r in rows]
-        logits_rows = torch.tensor(verdict_rows or [0], device=device)
+        logits_rows = upload(verdict_rows or [0], device)
         backend = self.runner.prefill_attention_backend_str
         route = choose_route(self.asked_route, backend)
         spec_info = build_verify_input(route, backend, plan, slots, logits_rows)
         forward_batch = ForwardBatch(
-            input_ids=plan.input_ids.to(device),
+            input_ids=upload(plan.input_ids, device),
             out_cache_loc=out_cache_loc,
-            positions=plan.positions.to(device),
+            positions=upload(plan.positions, device),
             spec_algorithm=self.spec_algorithm,
             spec_info=spec_info,
             capture_hidden_mode=CaptureHiddenMode.FULL,
@@ -151,9 +185,15 @@ class TargetVerifier:
             global_num_token_non_padded_cpu=plan.num_verify_tokens,
             **spec_info.batch_fields(req_pool_indices),
         )
+        shift = None
+        if any(mrope_shifts):
+            num_rows = torch.tensor(plan.qo_lens)
+            shifts = torch.tensor(mrope_shifts).repeat_interleave(num_rows)
+            shift = shifts.to(device)
+        set_mrope_positions(self.runner, forward_batch, shift)
         self.runner.kv_index_translator.bind_own_plan(forward_batch)
         with (
-            without_graphs(self.runner),
+            self.pass_graphs.serve(forward_batch),
             room_for(
                 self.runner.attn_backend,
                 backend_of(backend).buffers,
@@ -174,11 +214,13 @@ class TargetVerifier:
         seq_lens_cpu: Tensor,
         table: Tensor,
         return_hidden_states: bool,
+        mrope_shifts: Sequence[int] = (),
     ) -> PassOutput:
         """One ordinary decode step, a row per request.
 
-        input_ids: [bs], the bonus tokens; seq_lens: tokens before them. A round in
-        which nobody drafted is the target's own decode step, at its price.
+        input_ids: [bs], the bonus tokens; seq_lens: tokens before them. mrope_shifts:
+        as for `verify`. A round in which nobody drafted is the target's own decode
+        step, at its price.
         """
         wanted = CaptureHiddenMode.NULL
         if return_hidden_states:
@@ -200,6 +242,9 @@ class TargetVerifier:
             seq_lens_cpu=seq_lens_cpu + 1,
             capture=wanted,
             spec_algorithm=self.spec_algorithm,
+            mrope_shift=torch.tensor(mrope_shifts, device=input_ids.device)
+            if any(mrope_shifts)
+            else None,
         )
         with fits:
             result = self.target_worker.forward_batch_generation(
@@ -300,18 +345,17 @@ class TargetVerifier:
             return self.logits_at(output, rows)
         if list(rows) == list(range(len(output.logits))):
             return output.logits
-        return output.logits[torch.tensor(rows, device=output.logits.device)]
+        return output.logits[upload(rows, output.logits.device)]
 
     def logits_at(self, output: PassOutput, rows: Sequence[int]) -> Tensor:
         """Target logits [len(rows), vocab] at rows of the pass."""
         hidden_states = output.hidden_states
         assert hidden_states is not None
-        index = torch.tensor(rows, device=hidden_states.device)
-        model = self.runner.model
-        result = model.logits_processor(
+        index = upload(rows, hidden_states.device)
+        result = self.lm_head.processor(
             None,
             hidden_states[index],
-            model.lm_head,
+            self.lm_head.weights,
             LogitsMetadata(forward_mode=ForwardMode.DECODE),
         )
         return result.next_token_logits

@@ -28,6 +28,13 @@ def test_worker_implements_what_its_base_leaves_abstract():
     assert not ParseWorker.__abstractmethods__
 
 
+def test_a_group_of_ranks_tells_which_is_first():
+    """Red if a rank of tensor parallelism cannot tell whether it is the first."""
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
+
+    assert {"world_size", "rank_in_group"} <= GroupCoordinator.__annotations__.keys()
+
+
 def test_worker_base_methods_we_override_exist():
     """Red if an override is called no longer."""
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker

@@ -12,9 +12,15 @@ import pytest
 from transformers import AutoTokenizer
 
 from sglang_parse.bench.servers import ServerError, ServerProcess
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_PATH,
+    HEAD_PATH,
+    OTHER_DRAFT_PATH,
+    TARGET_PATH,
+)
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import CHUNK, Server, chat_ids
+from tests.support.other_drafts import write_permuted_draft
 
 MAX_ALIVE = 2
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
@@ -27,6 +33,7 @@ PARSE = (
     *("--speculative-algorithm", "PARSE"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),
 )
+OTHER = (*PARSE[:2], "--speculative-draft-model-path", str(OTHER_DRAFT_PATH))
 EAGLE = (
     *("--speculative-parse-compose", "eagle3"),
     *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
@@ -43,6 +50,9 @@ FLAGS = {
     # runs; `default` and the small pool serve with them.
     "parse": (*COMMON, *PARSE, *MORE, "--no-speculative-parse-adaptive"),
     "default": (*COMMON, *PARSE),
+    "other": (*COMMON, *OTHER, *EAGLE),
+    # Its draft is written where the server's log is.
+    "permuted": (*COMMON, *PARSE[:2], "--no-speculative-parse-adaptive"),
     "small": (*COMMON, *PARSE, *EAGLE, *SMALL_POOL),
     "eagle": (*COMMON, *PARSE, *EAGLE, *MORE, "--no-speculative-parse-adaptive"),
     "head-only": (*COMMON, *PARSE[:2], *EAGLE),
@@ -101,7 +111,11 @@ class ServerPool:
         with pytest.MonkeyPatch.context() as environment:
             for key, value in SMALL_ENV.items() if name == "small" else ():
                 environment.setenv(key, value)
-            process = ServerProcess(FLAGS[name], name, self.log_dir / f"{name}.log")
+            flags = FLAGS[name]
+            if name == "permuted":
+                draft = write_permuted_draft(self.log_dir / "permuted")
+                flags = (*flags, "--speculative-draft-model-path", str(draft))
+            process = ServerProcess(flags, name, self.log_dir / f"{name}.log")
         self.alive[name] = process
         process.start()
 

@@ -26,6 +26,7 @@ class CountingDraft(DraftModel):
         self.num_embeddings = VOCAB
         self.unshared: frozenset[int] = frozenset()
         self.longest_extend = longest_extend
+        self.runner = SimpleNamespace(decode_cuda_graph_runner=None)
         self.batches: list[SimpleNamespace] = []
 
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:

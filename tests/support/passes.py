@@ -9,7 +9,12 @@ import torch
 
 from sglang_parse.target.backends.base import place_slots
 from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
-from tests.support.reference import attention, verify_mask
+from tests.support.reference import (
+    attention,
+    verify_mask,
+    verify_positions,
+    window_mask,
+)
 
 Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len
 
@@ -66,7 +71,9 @@ class Pass:
         slots = [s.to(device) for s in self.slots]
         return replace(self, slots=slots, **moved)
 
-    def oracle(self) -> torch.Tensor:
+    def oracle(
+        self, window: int | None = None, sinks: list[float] | None = None
+    ) -> torch.Tensor:
         """[tokens, heads, dim], by nested loops over each request's own mask."""
         out = []
         row = 0
@@ -77,11 +84,21 @@ class Pass:
                 self.q[row : row + qo_len].tolist(),
                 self.k[index].tolist(),
                 self.v[index].tolist(),
-                verify_mask(*request),
+                mask_of(request, window),
                 SCALING,
+                sinks,
             )
             row += qo_len
         return torch.tensor(out)
+
+
+def mask_of(request: Request, window: int | None) -> list[list[bool]]:
+    """Who sees what in a pass, by the definitions."""
+    mask = verify_mask(*request)
+    if window is None:
+        return mask
+    rows = verify_positions(*request)
+    return window_mask(mask, rows, [*range(request[0]), *rows], window)
 
 
 def make_pass(seed: int, num_requests: int = 3, dim: int = DIM) -> Pass:

@@ -49,6 +49,22 @@ def verify_mask(
     return mask
 
 
+def window_mask(
+    mask: Sequence[Sequence[bool]],
+    rows: Sequence[int],
+    columns: Sequence[int],
+    window: int,
+) -> list[list[bool]]:
+    """`mask` less the columns whose position lies more than `window` before the row's.
+
+    rows, columns: positions of both.
+    """
+    return [
+        [sees and columns[c] >= rows[r] - window for c, sees in enumerate(line)]
+        for r, line in enumerate(mask)
+    ]
+
+
 def verify_positions(
     seq_len: int, num_draft: int, boundaries: Sequence[int], suffix_len: int
 ) -> list[int]:
@@ -149,11 +165,13 @@ def attention(
     v: Sequence[Sequence[Sequence[float]]],
     mask: Sequence[Sequence[bool]],
     scaling: float,
+    sinks: Sequence[float] | None = None,
+    logit_cap: float = 0.0,
 ) -> list[list[list[float]]]:
     """Softmax attention of one request, one row, head and column at a time.
 
     q: [rows][heads][dim]; k, v: [columns][kv_heads][dim]. Query heads share KV heads in
-    consecutive groups.
+    consecutive groups. sinks: [heads] scores that take weight and give no value.
     """
     heads, kv_heads = len(q[0]), len(k[0])
     out = []
@@ -162,12 +180,15 @@ def attention(
         heads_out = []
         for h in range(heads):
             g = h // (heads // kv_heads)
-            weights = softmax(
-                [
-                    scaling * sum(a * b for a, b in zip(row[h], k[c][g], strict=True))
-                    for c in columns
-                ]
-            )
+            scores = [
+                scaling * sum(a * b for a, b in zip(row[h], k[c][g], strict=True))
+                for c in columns
+            ]
+            if logit_cap:
+                scores = [logit_cap * math.tanh(s / logit_cap) for s in scores]
+            if sinks is not None:
+                scores.append(sinks[h])
+            weights = softmax(scores)[: len(columns)]
             heads_out.append(
                 [
                     sum(w * v[c][g][d] for w, c in zip(weights, columns, strict=True))

@@ -2,7 +2,8 @@
 
 Run by test_backends.py in a process of its own with TRITON_INTERPRET=1, which Triton
 reads when it is imported. Prints one line of JSON: the largest deviation from the
-oracle of each seed. On a machine with a card tests/gpu runs the same compiled.
+oracle of each seed, first without and then with a sliding window and sinks. On a
+machine with a card tests/gpu runs the same compiled.
 """
 
 import json
@@ -39,7 +40,7 @@ class Pool:
         return self.v
 
 
-def make_backend(case: Pass) -> TritonAttnBackend:
+def make_backend(case: Pass, window: int | None) -> TritonAttnBackend:
     """A Triton backend with what an ordinary dense model leaves set."""
     backend = TritonAttnBackend.__new__(TritonAttnBackend)
     device = backend.device = case.q.device
@@ -57,8 +58,10 @@ def make_backend(case: Pass) -> TritonAttnBackend:
     backend.qo_indptr = torch.zeros(size, dtype=torch.int64, device=device)
     backend.extend_attention_fwd = extend_attention_fwd
     backend.dcp_size = backend.page_size = 1
-    for name in ("window_kv_indptr", "sliding_window_size", "dllm_attention"):
-        setattr(backend, name, None)
+    backend.dllm_attention = None
+    backend.sliding_window_size, backend.window_kv_indptr = window, None
+    if window is not None:
+        backend.window_kv_indptr = torch.zeros(size, dtype=torch.int32, device=device)
     for name in (
         "use_sliding_window_kv_pool",
         "enable_deterministic",
@@ -71,9 +74,11 @@ def make_backend(case: Pass) -> TritonAttnBackend:
     return backend
 
 
-def run(case: Pass) -> torch.Tensor:
-    """[tokens, heads, dim] of one attention layer."""
-    backend = make_backend(case)
+def run(
+    case: Pass, window: int | None = None, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[tokens, heads, dim] of one attention layer. sinks: [heads]."""
+    backend = make_backend(case, window)
     spec_info = build_verify_input(
         "virtual", "triton", case.plan, case.slots, torch.tensor([0])
     )
@@ -97,7 +102,7 @@ def run(case: Pass) -> torch.Tensor:
         logit_capping_method="tanh",
         is_cross_attention=False,
         attn_type=AttentionType.DECODER,
-        sliding_window_size=-1,
+        sliding_window_size=-1 if window is None else window,
         k_scale=None,
         v_scale=None,
         xai_temperature_len=-1,
@@ -112,6 +117,7 @@ def run(case: Pass) -> torch.Tensor:
             case.v[case.written],
             layer,
             batch,
+            sinks=sinks,
         )
     assert backend.kv_indptr is kept
     return out.view(-1, HEADS, dim)
@@ -122,4 +128,7 @@ if __name__ == "__main__":
     for seed in map(int, sys.argv[1:]):
         case = make_pass(seed)
         deviations.append(float((run(case) - case.oracle()).abs().max()))
+        sinks = torch.linspace(-1.0, 2.0, HEADS)
+        seen = run(case, window=5, sinks=sinks) - case.oracle(5, sinks.tolist())
+        deviations.append(float(seen.abs().max()))
     sys.stdout.write(json.dumps(deviations) + "\n")

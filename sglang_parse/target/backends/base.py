@@ -13,6 +13,7 @@ from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from torch import Tensor
 
 from sglang_parse.runtime.compat import IndexBuffer
+from sglang_parse.runtime.upload import upload
 from sglang_parse.target.layout import RowVisibility, VerifyPlan
 
 #: FlashInfer's arguments: kv_indices, kv_indptr, qo_indptr int32 and custom_mask.
@@ -76,9 +77,27 @@ def length_fields(seq_lens: Sequence[int], device: Any) -> dict[str, Any]:
     """The three forms in which a ForwardBatch holds its sequences' lengths."""
     on_host = torch.tensor(seq_lens)
     return {
-        "seq_lens": on_host.to(device),
+        "seq_lens": upload(on_host, device),
         "seq_lens_cpu": on_host,
         "seq_lens_sum": sum(seq_lens),
+    }
+
+
+def extend_fields(
+    qo_lens: Sequence[int], prefix_lens: Sequence[int], device: Any
+) -> dict[str, Any]:
+    """What a batch of extends says of its sequences, and a captured prefill graph
+    asks of any batch."""
+    starts = torch.tensor([0, *qo_lens]).cumsum(0)
+    table = torch.stack([torch.tensor(qo_lens), torch.tensor(prefix_lens), starts[:-1]])
+    lens, prefixes, first = upload(table.int(), device)
+    return {
+        "extend_num_tokens": int(starts[-1]),
+        "extend_seq_lens": lens,
+        "extend_prefix_lens": prefixes,
+        "extend_start_loc": first,
+        "extend_seq_lens_cpu": list(qo_lens),
+        "extend_prefix_lens_cpu": list(prefix_lens),
     }
 
 
@@ -86,7 +105,7 @@ def running_offsets(lens: Sequence[int], device: Any) -> Tensor:
     """[len(lens) + 1] int32 offsets, first entry 0."""
     offsets = torch.zeros(len(lens) + 1, dtype=torch.int32)
     offsets[1:] = torch.tensor(lens).cumsum(0)
-    return offsets.to(device)
+    return upload(offsets, device)
 
 
 def place_slots(

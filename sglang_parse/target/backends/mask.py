@@ -12,6 +12,7 @@ from torch import Tensor
 from sglang_parse.target.backends.base import (
     ParseVerifyInput,
     PrefillArguments,
+    extend_fields,
     length_fields,
     running_offsets,
 )
@@ -28,11 +29,13 @@ class MaskedVerifyInput(ParseVerifyInput):
         return self.plan.visibility, list(self.plan.qo_lens), self.slots
 
     def batch_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
+        device = req_pool_indices.device
         return {
             "forward_mode": ForwardMode.TARGET_VERIFY,
             "batch_size": len(self.plan.seq_lens),
             "req_pool_indices": req_pool_indices,
-            **length_fields(self.plan.seq_lens, req_pool_indices.device),
+            **extend_fields(self.plan.qo_lens, self.plan.seq_lens, device),
+            **length_fields(self.plan.seq_lens, device),
         }
 
     def generate_attn_arg_prefill(

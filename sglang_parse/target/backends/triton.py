@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from sglang_parse.runtime.compat import IndexBuffer
 from sglang_parse.target.backends.base import (
     VerifyBackend,
     length_fields,
-    running_offsets,
 )
 from sglang_parse.target.backends.virtual import VirtualVerifyInput
 
@@ -28,19 +26,10 @@ class ExtendVerifyInput(VirtualVerifyInput):
 
     def batch_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
         sequences, device = self.sequences, req_pool_indices.device
-        starts = running_offsets(sequences.qo_lens, device)
         return {
             "forward_mode": ForwardMode.DRAFT_EXTEND_V2,
             **self.sequence_fields(req_pool_indices),
             **length_fields(sequences.kv_lens, device),
-            "extend_num_tokens": sum(sequences.qo_lens),
-            "extend_seq_lens": starts[1:] - starts[:-1],
-            "extend_prefix_lens": torch.tensor(
-                sequences.prefix_lens, dtype=torch.int32, device=device
-            ),
-            "extend_start_loc": starts[:-1],
-            "extend_seq_lens_cpu": list(sequences.qo_lens),
-            "extend_prefix_lens_cpu": list(sequences.prefix_lens),
         }
 
 
@@ -50,5 +39,7 @@ TRITON = VerifyBackend(
     (
         IndexBuffer("", "kv_indptr", num_extra=1),
         IndexBuffer("", "qo_indptr", num_extra=1),
+        # None where the target has no sliding windows.
+        IndexBuffer("", "window_kv_indptr", num_extra=1),
     ),
 )

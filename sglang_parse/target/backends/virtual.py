@@ -11,10 +11,12 @@ from torch import Tensor
 
 from sglang_parse.runtime.compat import IndexBuffer
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
+from sglang_parse.runtime.upload import upload
 from sglang_parse.target.backends.base import (
     ParseVerifyInput,
     PrefillArguments,
     VerifyBackend,
+    extend_fields,
     length_fields,
     running_offsets,
 )
@@ -55,12 +57,13 @@ class VirtualVerifyInput(ParseVerifyInput):
         }
 
     def sequence_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
-        """How many sequences there are and whose rows they read."""
-        request = self.sequences.request
-        index = torch.tensor(request, device=req_pool_indices.device)
+        """How many sequences there are, whose rows they read, and how long they are."""
+        sequences, device = self.sequences, req_pool_indices.device
+        index = upload(sequences.request, device)
         return {
-            "batch_size": len(request),
+            "batch_size": len(sequences.request),
             "req_pool_indices": req_pool_indices[index],
+            **extend_fields(sequences.qo_lens, sequences.prefix_lens, device),
         }
 
     def generate_attn_arg_prefill(
@@ -100,17 +103,19 @@ def virtual_slots(
     first_column = running_offsets(plan.kv_lens, "cpu")
     request = torch.tensor(sequences.request)
     # Per sequence: where its request's columns start, its own first column among
-    # them, its prefix, and where it starts in the result.
-    table = torch.stack(
+    # them, its prefix, where it starts in the result, and its length.
+    numbers = torch.stack(
         [
             first_column[request].long(),
             torch.tensor(sequences.own_columns),
             torch.tensor(sequences.prefix_lens),
             running_offsets(sequences.kv_lens, "cpu")[:-1].long(),
+            kv_lens,
         ]
-    ).to(device)
-    of = torch.repeat_interleave(kv_lens.to(device), output_size=total)
-    base, own, prefix, start = table[:, of]
+    )
+    table = upload(numbers, device)
+    of = torch.repeat_interleave(table[4], output_size=total)
+    base, own, prefix, start = table[:4, of]
     column = torch.arange(total, device=device) - start
     column = torch.where(column < prefix, column, own + column - prefix)
     return torch.cat(slots)[base + column]

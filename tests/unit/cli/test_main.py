@@ -11,7 +11,12 @@ from rich.console import Console
 from sglang_parse.bench.figures import RequestResult, summarise
 from sglang_parse.cli import demo, demo_real, doctor
 from sglang_parse.cli import main as cli
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_PATH,
+    HEAD_PATH,
+    OTHER_DRAFT_PATH,
+    TARGET_PATH,
+)
 from sglang_parse.models import real, wheel
 from sglang_parse.options.server import ParseConfig
 
@@ -59,6 +64,19 @@ def test_demo_real_takes_no_other_models(capsys, monkeypatch):
     monkeypatch.setattr(demo_real, "run_real_demo", lambda _: pytest.fail("started"))
     assert cli.main(["demo", "--real", "--compose", "eagle3"]) == 1
     assert "--compose 'eagle3' does not go with --real" in capsys.readouterr().err
+
+
+def test_demo_takes_the_embedded_draft_with_another_tokenizer(monkeypatch, capsys):
+    """Red if the flag is dropped, or wins silently over a draft that was named."""
+    seen = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(demo, "run_demo", seen.append)
+    flags = ["demo", "--draft", "other-tokenizer"]
+    assert cli.main(flags) == 0
+    assert seen == [demo.DemoOptions(draft=str(OTHER_DRAFT_PATH))]
+    path = ["--speculative-draft-model-path", str(TARGET_PATH)]
+    assert cli.main([*flags, *path]) == 1
+    assert "--draft other-tokenizer is an embedded model" in capsys.readouterr().err
 
 
 def test_demo_real_passes_its_options_on(monkeypatch):

@@ -65,6 +65,32 @@ def test_whole_prompts_are_read_in_parts(monkeypatch):
         ]
 
 
+def test_catching_up_with_a_token_or_two_is_captured_steps():
+    """Red if a round begins with an eager extend where graphs are there, if a step
+    takes a token at another's place, or if a longer gap is stepped through."""
+    requests = [
+        request(0, [1, 2, 3], 2, num_cached=2),
+        request(1, [9, 10], 2, num_cached=0),
+        request(2, [30, 31, 32, 33], 2, num_cached=2),
+    ]
+    expected, table = propose(CountingDraft(1), requests)
+    model = CountingDraft(1)
+    model.runner.decode_cuda_graph_runner = object()
+    proposal, _ = propose(model, requests)
+    assert proposal == expected
+    assert not any(b.mode.is_extend() for b in model.batches)
+    first, second, *_ = model.batches
+    assert first.input_ids.tolist() == [2, 9, 32]
+    assert second.input_ids.tolist() == [3, 10, 33]
+    assert second.positions.tolist() == [2, 1, 3]
+    assert second.out_cache_loc.tolist() == [
+        int(table[row, n]) for row, n in ((0, 2), (1, 1), (2, 3))
+    ]
+    longer = [request(0, [1, 2, 3], 2, num_cached=0)]
+    propose(model, longer)
+    assert any(b.mode.is_extend() for b in model.batches)
+
+
 def test_draft_with_more_padded_rows_keeps_to_the_target():
     """Red if a token that the target's embedding lacks is drafted."""
     proposal, _ = propose(CountingDraft(1, vocab_size=32), [request(0, [30], 3)])

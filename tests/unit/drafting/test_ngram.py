@@ -39,6 +39,23 @@ def alone(own, prompt, num):
     return tokens[len(prompt) :]
 
 
+def costs(server, *, row_s):
+    """A virtual clock: a plain round takes 10 ms, each further row of a pass row_s."""
+    target, clock = server.target, SimpleNamespace(now=0.0)
+
+    def verify(round, plan):
+        clock.now += 0.01 + row_s * (plan.num_verify_tokens - len(round))
+        return FakeTarget.verify(target, round, plan)
+
+    def decode(round):
+        clock.now += 0.01
+        return FakeTarget.decode(target, round)
+
+    target.verify, target.decode = verify, decode
+    server.engine.clock = lambda: clock.now
+    return clock
+
+
 def run(own, *, mode="exact", prompt=(*PASSAGE, 5), num=60, drafters=(), **settings):
     """Rounds until `num` tokens are out: the output, and the rounds."""
     settings = {"segmenter": "line", "adaptive": False} | settings
@@ -46,6 +63,7 @@ def run(own, *, mode="exact", prompt=(*PASSAGE, 5), num=60, drafters=(), **setti
     target = FakeTarget(own, lambda before: 0.9)
     ngram = NgramDrafter(config.ngram_tokens, VOCAB)
     server = FakeServer(target, [ngram, *drafters], config=config)
+    costs(server, row_s=0.0005)
     req = make_request(mode, prompt=prompt, output=(own(prompt),), config=config)
     rounds = []
     while len(req.output_ids) < num:
@@ -78,21 +96,6 @@ def test_text_that_never_repeats_is_decoded_plainly():
     assert len(rounds) == len(req.output_ids) - 1
 
 
-def dear_rows(target, clock):
-    """Each row of a pass takes half of what a plain round does."""
-    real = target.verify
-
-    def verify(round, plan):
-        clock.now += 0.005 * plan.num_verify_tokens
-        return real(round, plan)
-
-    def decode(round):
-        clock.now += 0.01
-        return FakeTarget.decode(target, round)
-
-    target.verify, target.decode = verify, decode
-
-
 def test_copies_that_never_come_true_are_given_up():
     """Red if a match that never goes on is drafted again and again: each of its tokens
     is a row of the pass."""
@@ -106,9 +109,7 @@ def test_copies_that_never_come_true_are_given_up():
     config = ParseConfig(drafters="ngram", segmenter="line")
     target = FakeTarget(own, lambda before: 0.9)
     server = FakeServer(target, [NgramDrafter(64, VOCAB)], config=config)
-    clock = SimpleNamespace(now=0.0)
-    server.engine.clock = lambda: clock.now
-    dear_rows(target, clock)
+    clock = costs(server, row_s=0.005)
     req = make_request("exact", prompt=prompt, output=(own(prompt),), config=config)
     while len(req.output_ids) < 2000:
         server.round(req)
@@ -176,6 +177,14 @@ def test_outcomes_are_told_though_nobody_drafts():
     assert drafter.take_outcomes() == [Outcome(5, 6, True)]
     r.state.ready = (4, 5, 6)
     assert drafter.evidence(r) == 3
+
+
+def test_a_prompt_that_cannot_be_read_costs_the_copies_alone():
+    """Red if an id of a prompt that no index can hold ends the round of everybody."""
+    drafter = NgramDrafter(64, VOCAB)
+    r = one([4, 5, 6, 1 << 80, 4, 5, 6], 5)
+    assert drafter.evidence(r) == drafter.evidence(r) == 0
+    assert r.state.failed_drafters == {"ngram"}
 
 
 def test_it_is_made_where_it_is_listed():

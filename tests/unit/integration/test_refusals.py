@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_parse.bench.servers import free_port, server_command
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH, TARGET_PATH
 from sglang_parse.integration import refusals
 from sglang_parse.options.server import CONFIG_ENV
 from tests.support.resolution import DRAFT, TARGET, resolve
@@ -221,11 +221,14 @@ def test_wrong_type_of_own_flag_is_a_usage_error(capsys, flag, value):
     assert f"--speculative-parse-{flag}" in capsys.readouterr().err
 
 
-def exchange_tokens(path):
-    """The draft model with two tokens of its tokenizer exchanged."""
+def exchange_tokens(path, **changes):
+    """The draft model with two tokens of its tokenizer exchanged.
+
+    changes: other entries of its tokenizer.json.
+    """
     shutil.copytree(DRAFT_PATH, path)
     file = path / "tokenizer.json"
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text()) | changes
     vocab = content["model"]["vocab"]
     a, b = list(vocab)[100:102]
     vocab[a], vocab[b] = vocab[b], vocab[a]
@@ -233,11 +236,69 @@ def exchange_tokens(path):
     return str(path)
 
 
-def test_draft_with_another_tokenizer_is_refused(tmp_path):
-    """Red if a pair that speaks different ids is served: every draft is nonsense."""
-    other = exchange_tokens(tmp_path / "draft")
-    with pytest.raises(ValueError, match="--speculative-draft-model-path needs"):
+def test_draft_with_another_tokenizer_drafts_in_text(tmp_path):
+    """Red if a pair that speaks different ids is refused though its text is known."""
+    for path in (exchange_tokens(tmp_path / "draft"), str(OTHER_DRAFT_PATH)):
+        resolve(*TARGET, "--speculative-draft-model-path", path)
+
+
+def test_draft_whose_tokens_are_not_known_as_text_is_refused(tmp_path):
+    """Red if such a pair is served, or the sentence does not name the first token."""
+    other = exchange_tokens(tmp_path / "draft", decoder=None)
+    with pytest.raises(ValueError) as error:
         resolve(*TARGET, "--speculative-draft-model-path", other)
+    told = str(error.value)
+    assert told.startswith(
+        "--speculative-draft-model-path needs the target's tokenizer"
+    )
+    assert " is id " in told and "of the draft's its decoder is none" in told
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--quantization", "fp8"),
+        ("--speculative-draft-model-quantization", "fp8"),
+    ],
+)
+def test_quantised_weights_are_refused_on_a_cpu(flag, value):
+    """Red if a start on the CPU fails in a kernel that is for GPUs alone."""
+    with pytest.raises(ValueError, match=f"{flag} is {value}, whose kernels run on a"):
+        resolve(*TARGET, *DRAFT, flag, value)
+
+
+def test_a_quantised_draft_is_served_on_a_gpu(monkeypatch):
+    """Red if SGLang's flag is refused where its kernels are."""
+    args = SimpleNamespace(
+        device="cuda",
+        quantization="fp8",
+        model_path=str(TARGET_PATH),
+        speculative_draft_model_quantization="fp8",
+        speculative_draft_model_path=str(DRAFT_PATH),
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    refusals._check_quantization(args)
+    args.device = "cpu"
+    with pytest.raises(ValueError, match="--quantization is fp8"):
+        refusals._check_quantization(args)
+
+
+def test_a_folder_of_quantised_weights_is_refused_on_a_cpu(tmp_path):
+    """Red if the quantised checkpoint is noticed only by a missing kernel."""
+    folder = tmp_path / "draft"
+    shutil.copytree(DRAFT_PATH, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    args = SimpleNamespace(
+        device="cpu",
+        quantization=None,
+        model_path=str(TARGET_PATH),
+        speculative_draft_model_quantization=None,
+        speculative_draft_model_path=str(folder),
+    )
+    with pytest.raises(ValueError, match="-draft-model-path .* quantised by awq"):
+        refusals._check_quantization(args)
 
 
 def test_draft_that_is_not_there_is_refused():

@@ -85,6 +85,7 @@ def request(custom_params=None, **overrides):
         "return_logprob": False,
         "return_hidden_states": False,
         "custom_logit_processor": None,
+        "multimodal_inputs": None,
     }
     for key, value in overrides.items():
         (params if key in params else fields)[key] = value
@@ -274,6 +275,7 @@ PLAIN = {
     "presence_penalty": {"presence_penalty": -0.1},
     "repetition_penalty": {"repetition_penalty": 1.1},
     "min_new_tokens": {"min_new_tokens": 1},
+    "multimodal_input": {"multimodal_inputs": object()},
 }
 EXACT = {
     "grammar": {"grammar": object()},

@@ -1,9 +1,15 @@
 """Server-wide counters."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sglang_parse.reporting.report import RequestReport, RoundRecord
-from sglang_parse.reporting.telemetry import SCORE_BUCKETS, Telemetry, score_bucket
+from sglang_parse.reporting.telemetry import (
+    SCORE_BUCKETS,
+    Prometheus,
+    Telemetry,
+    score_bucket,
+)
 
 
 def finished(mode: str = "semantic", fallback: str = "") -> RequestReport:
@@ -38,9 +44,34 @@ def test_finished_requests_add_up():
     assert result["stage_seconds"]["verify"] == 2.0
 
 
+def test_streams_of_a_draft_server_are_counted():
+    """Red if nobody can see that a draft server fails."""
+    total = Telemetry()
+    for event in ("begun", "begun", "failed"):
+        total.add_draft_stream(event)
+    assert total.as_dict()["draft_streams"] == {"begun": 2, "failed": 1}
+
+
 @pytest.mark.parametrize("score", [0.0, 0.01, 0.011, 0.5, 0.999, 1.0])
 def test_score_buckets_are_upper_bounds(score):
     """Red if a score counts under a bound that it exceeds."""
     k = score_bucket(score)
     assert score <= SCORE_BUCKETS[k]
     assert k == 0 or score > SCORE_BUCKETS[k - 1]
+
+
+def test_metrics_of_a_replica_have_its_rank():
+    """Red if replicas of one server cannot be told apart on /metrics, or a request that
+    fell back is not counted there."""
+    registry = CollectorRegistry()
+    made = Prometheus("m", 1, registry)
+    made.add_request(finished())
+    made.add_request(finished("exact", "logprobs"))
+    labels = {"model_name": "m", "dp_rank": "1"}
+    one = {**labels, "mode": "exact"}
+    assert registry.get_sample_value("sglang:parse_requests_total", one) == 1
+    assert registry.get_sample_value("sglang:parse_fallbacks_total", labels) == 1
+    registry = CollectorRegistry()
+    Prometheus("m", None, registry).add_request(finished())
+    alone = {"model_name": "m"}
+    assert registry.get_sample_value("sglang:parse_fallbacks_total", alone) == 0

@@ -214,6 +214,34 @@ def test_torch_backend_gives_the_oracles_attention_by_both_routes(seed, kind):
     assert (result - case.oracle()).abs().max() < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", [MaskedVerifyInput, VirtualVerifyInput])
+@pytest.mark.parametrize("window", [0, 1, 4, 15])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_torch_backend_counts_a_window_in_positions(seed, window, kind):
+    """Red if a suffix's window is counted in columns, or its sinks are left out."""
+    case = make_pass(seed)
+    sinks = torch.linspace(-1.0, 2.0, HEADS)
+    info = kind(case.plan, case.slots, torch.tensor([0]))
+    visibility, qo_lens, kv_index = info.attention_rows()
+    tiles = plan_tiles(
+        visibility=visibility,
+        qo_lens=qo_lens,
+        kv_index=kv_index,
+        dtype=torch.float32,
+        window=window,
+    )
+    result = attend(
+        q=case.q,
+        k_cache=case.k,
+        v_cache=case.v,
+        tiles=tiles,
+        scaling=SCALING,
+        sinks=sinks,
+    )
+    expected = case.oracle(window, sinks.tolist())
+    assert (result - expected).abs().max() < TOLERANCE
+
+
 def test_triton_backend_gives_the_oracles_attention():
     """Red if a suffix reads KV that is not in its request's row, or rows run over
     buffers sized by requests. SGLang's own backend code and kernels, interpreted."""
@@ -229,7 +257,7 @@ def test_triton_backend_gives_the_oracles_attention():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     deviations = json.loads(done.stdout.splitlines()[-1])
-    assert len(deviations) == len(seeds)
+    assert len(deviations) == 2 * len(seeds)
     assert max(deviations) < TOLERANCE
 
 

@@ -1,0 +1,119 @@
+"""Which families of models are served: `families.toml`, which refusals and docs read.
+
+    python -m sglang_parse.runtime.families --write docs
+
+writes the tables of docs/models.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_name("families.toml")
+PAGE = "models.md"
+BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
+SEE = "docs/models.md lists the families that PARSE knows"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models."""
+
+    name: str
+    #: SGLang's names of its models, as in `architectures` of config.json.
+    architectures: tuple[str, ...]
+    is_served: bool
+    #: Where it is not: why, as the end of a sentence that begins with its name.
+    why: str = ""
+    #: What a served one is served with, where that is not everything.
+    limits: str = ""
+    #: What has run; "" where no model of the family has.
+    tested: str = ""
+    #: Models with its tokenizer that are small enough to draft.
+    drafts: str = ""
+
+
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """All of them, in the order of the file. Raises ValueError on a broken row."""
+    found = []
+    seen: set[str] = set()
+    for row in tomllib.loads(FILE.read_text(encoding="utf-8"))["family"]:
+        served = row.pop("served")
+        names = tuple(row.pop("architectures"))
+        if served not in ("yes", "no") or (served == "no") != ("why" in row):
+            raise ValueError(f"{FILE.name}: {row['name']} needs yes, or no and why.")
+        if twice := seen & set(names):
+            raise ValueError(f"{FILE.name}: {sorted(twice)[0]} stands there twice.")
+        seen.update(names)
+        found.append(Family(architectures=names, is_served=served == "yes", **row))
+    return tuple(found)
+
+
+def refusal_of(architecture: str) -> str:
+    """Why a model is refused by its family, as the end of "NAME ...", or ""."""
+    for family in families():
+        if architecture in family.architectures:
+            return family.why
+    return "belongs to no family that PARSE knows"
+
+
+def served_table() -> str:
+    """The families that are served, as a Markdown table."""
+    rows = ["| Family | Architectures | Limits | What has run | Drafts |"]
+    rows.append("|---|---|---|---|---|")
+    for family in families():
+        if family.is_served:
+            tested = family.tested or "nothing yet; its attention is that of Llama"
+            cells = (
+                family.name,
+                _names(family),
+                family.limits or "none",
+                tested,
+                family.drafts or "none known",
+            )
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def refused_table() -> str:
+    """The families that are refused, as a Markdown table."""
+    rows = ["| Family | Architectures | Why |", "|---|---|---|"]
+    for family in families():
+        if not family.is_served:
+            rows.append(f"| {family.name} | {_names(family)} | It {family.why}. |")
+    return "\n".join(rows)
+
+
+def _names(family: Family) -> str:
+    return ", ".join(f"`{name}`" for name in family.architectures)
+
+
+def page_with_tables(page: str) -> str:
+    """`page` with both tables between its marks. Raises ValueError without marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE} lacks {BEGIN} or {END}.")
+    tables = (
+        f"## Families that are served\n\n{served_table()}\n\n"
+        f"## Families that are refused\n\n{refused_table()}"
+    )
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the tables of families.")
+    parser.add_argument("--write", type=Path, required=True, help="the folder docs")
+    page = parser.parse_args().write / PAGE
+    page.write_text(
+        page_with_tables(page.read_text(encoding="utf-8")), encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    main()

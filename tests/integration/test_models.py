@@ -1,0 +1,170 @@
+"""The families of models that are served, by tiny ones of the real architectures.
+
+Each engine is a real scheduler of SGLang (tests/support/tiny_engine.py). Two witnesses
+speak for every answer: the same engine in mode `off`, which decodes as the target
+alone, and Hugging Face's own code, which reads prompt and answer in one forward.
+"""
+
+import pytest
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.judging.prompt import build_judge_prompt
+from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
+from tests.integration.test_scores import judged_prefixes
+from tests.support.tiny_engine import TinyEngine
+from tests.support.tiny_models import DRAFT_NOISE, FAMILIES, WINDOW
+
+# More than three windows each.
+PROMPT_TOKENS = 3 * WINDOW + 4
+ANSWER_TOKENS = 3 * WINDOW + 4
+NUM_PROMPTS = 40
+# Of logits: two that are nearer may be told apart either way by another code.
+SAME_LOGIT = 1e-3
+SAME_SCORE = 1e-4
+FLAGS = (
+    *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+    *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "48"),
+    *("--max-total-tokens", "2048", "--max-running-requests", "8"),
+)
+# Families whose models can draft for themselves. SGLang takes those of the others for
+# the heads that they ship.
+DRAFTS = {"gemma3", "gpt_oss", "deepseek_v2", "qwen3"}
+CASES = sorted(FAMILIES)
+
+
+class Served:
+    """A family's engine, and Hugging Face's model of the same weights."""
+
+    def __init__(self, name: str, folder):
+        self.name = name
+        family = FAMILIES[name]
+        target, draft = folder / "target", folder / "draft"
+        family.build(target)
+        drafter = family if name in DRAFTS else FAMILIES["llama"]
+        drafter.build(draft, noise=DRAFT_NOISE)
+        kind = family.model or "AutoModelForCausalLM"
+        self.witness = getattr(transformers, kind).from_pretrained(
+            target, dtype=torch.float32, attn_implementation="eager"
+        )
+        self.witness.eval()
+        self.engine = TinyEngine(
+            [
+                *("--model-path", str(target), *FLAGS),
+                *("--speculative-draft-model-path", str(draft)),
+            ],
+            log=str(folder / "engine.log"),
+        )
+
+    def logits(self, prompt, ids):
+        """[len(ids) + 1, vocab] of the witness, from behind the prompt on."""
+        with torch.no_grad():
+            logits = self.witness(torch.tensor([[*prompt, *ids]])).logits[0]
+        return logits[len(prompt) - 1 :]
+
+    def check_greedy(self, prompt, ids) -> None:
+        """The witness would have written the same."""
+        logits = self.logits(prompt, ids)[: len(ids)]
+        chosen = logits[torch.arange(len(ids)), torch.tensor(ids)]
+        assert float((logits.max(-1).values - chosen).max()) < SAME_LOGIT
+
+
+@pytest.fixture(scope="module", params=CASES)
+def served(request, tmp_path_factory):
+    one = Served(request.param, tmp_path_factory.mktemp(request.param))
+    yield one
+    one.engine.close()
+
+
+def prompts_of(num: int, seed: int = 3):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(3, 580, (PROMPT_TOKENS + i % 7,), generator=generator).tolist()
+        for i in range(num)
+    ]
+
+
+def ids_of(answers):
+    return [a.ids for a in answers]
+
+
+def test_exact_mode_writes_what_the_target_alone_writes(served):
+    """Red if any row of a pass sees another column, position or slot: answers of 40
+    prompts, one and eight at a time. Some families' drafts agree often, others' hardly
+    ever."""
+    engine, prompts = served.engine, prompts_of(NUM_PROMPTS)
+    length = {"max_new_tokens": ANSWER_TOKENS}
+    alone = engine.run(prompts, 8, custom={"parse_mode": "off"}, **length)
+    assert all(len(a.ids) == ANSWER_TOKENS for a in alone)
+    assert all(a.report["mode"] == "off" for a in alone)
+    exact = engine.run(prompts, 8, custom={"parse_mode": "exact"}, **length)
+    assert ids_of(exact) == ids_of(alone)
+    assert all(a.report["mode"] == "exact" for a in exact)
+    for prompt, answer in list(zip(prompts, alone, strict=True))[::5]:
+        served.check_greedy(prompt, answer.ids)
+
+    one = engine.run(prompts[:8], 1, custom={"parse_mode": "exact"}, **length)
+    assert ids_of(one) == ids_of(alone[:8])
+    kept = sum(a.report["kept_tokens"] for a in exact) / len(exact)
+    if served.name in DRAFTS:
+        assert kept > ANSWER_TOKENS / 4  # or whole windows are never kept
+
+
+def test_scores_equal_one_prefill_a_prefix(served):
+    """Red if a suffix sees more or less than its prefix and itself."""
+    prompts = prompts_of(6, seed=5)
+    custom = {"parse_mode": "semantic", "parse_threshold": 0.0, "parse_window": 24}
+    custom |= {"parse_report": True}
+    answers = served.engine.run(prompts, 6, custom=custom, max_new_tokens=ANSWER_TOKENS)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET_PATH)
+    judge = build_judge_prompt(tokenizer, DEFAULT_JUDGE_SUFFIX, (("Yes", "No"),))
+    ((yes, no),) = judge.verdict_ids
+    num = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        result = {"output_ids": answer.ids, "meta_info": {"parse": [answer.report]}}
+        prefixes = judged_prefixes(result)
+        assert len(prefixes) >= 4
+        for prefix, score in prefixes[::3]:
+            ids = [*prefix, *judge.suffix]
+            last = served.logits(prompt, ids)[len(ids)]
+            alone = float(torch.sigmoid(last[yes] - last[no]))
+            assert score == pytest.approx(alone, abs=SAME_SCORE)
+            num += 1
+    assert num >= 12
+
+
+def test_cached_prefixes_are_read_right(served):
+    """Red if radix reuse gives a row a slot that a window has lost."""
+    engine = served.engine
+    (prompt,) = prompts_of(1, seed=11)
+    exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
+    engine.flush()
+    first = engine.run([prompt], **exact)[0]
+    again = engine.run([prompt], **exact)[0]
+    longer = [*prompt, *first.ids, 7, 8, 9]
+    behind = engine.run([longer], **exact)[0]
+    assert first.cached == 0
+    assert again.cached >= PROMPT_TOKENS - WINDOW - 2 or again.cached == 0
+    assert again.ids == first.ids
+    served.check_greedy(longer, behind.ids)
+
+
+def test_aborted_requests_leave_the_others_alone(served):
+    """Red if slots of an aborted request are used on, or are lost."""
+    engine = served.engine
+    prompts = prompts_of(6, seed=17)
+    exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
+    kept = engine.run(prompts[:3], 3, **exact)
+    aborted = engine.run(
+        prompts[3:],
+        3,
+        abort_after=10,
+        stream=True,
+        custom={"parse_mode": "exact"},
+        max_new_tokens=400,
+    )
+    assert all(a.reason["type"] == "abort" for a in aborted)
+    assert ids_of(engine.run(prompts[:3], 3, **exact)) == ids_of(kept)
+    engine.flush()  # fails while slots are held

@@ -1,0 +1,31 @@
+"""Drafts for the embedded target that do not have its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from sglang_parse.embedded import DRAFT_PATH
+from tests.support.tokenizers import permuted
+
+
+def write_permuted_draft(path: Path) -> Path:
+    """The embedded draft's weights behind its own tokens under other ids."""
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer, old = permuted(AutoTokenizer.from_pretrained(DRAFT_PATH))
+    tokenizer.save_pretrained(path)
+    weights = load_file(DRAFT_PATH / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = weights[name].clone()
+        rows[: len(old)] = weights[name][old]
+        weights[name] = rows
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((DRAFT_PATH / name).read_text())
+        for key in ("eos_token_id", "pad_token_id"):
+            config[key] = old.index(config[key])
+        (path / name).write_text(json.dumps(config))
+    return path
