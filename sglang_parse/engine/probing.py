@@ -192,6 +192,7 @@ class Probing:
             [_asking(r, one) for _, r, _, one in chosen],
         )
         plan: VerifyPlan = build_verify_plan([one for *_, one in chosen])
+        round.output = round.output.kept()
         output = self.target.verify(part, plan)
         round.num_rows += plan.num_verify_tokens
         score(part, output.logits, self.judge, self.on_error)

@@ -106,6 +106,16 @@ class PassOutput:
         """[num_rows, width] features from `row` on."""
         return None if self.features is None else self.features[row : row + num_rows]
 
+    def kept(self) -> PassOutput:
+        """The same with states of its own, as a captured graph's next pass writes into
+        the old ones."""
+        states, features = self.hidden_states, self.features
+        return replace(
+            self,
+            hidden_states=None if states is None else states.clone(),
+            features=None if features is None else features.clone(),
+        )
+
     def states_at(self, rows: Sequence[int]) -> Tensor:
         """[len(rows), width] what a probe reads at rows of the pass: hidden states of
         its layers, and the one in front of the LM head."""

@@ -92,6 +92,7 @@ class FakeTarget:
         logits = torch.stack(rows) if rows else torch.zeros(0, VOCAB)
         return SimpleNamespace(
             logits=logits,
+            kept=lambda: SimpleNamespace(logits=logits),
             states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
         )
 
