@@ -16,7 +16,7 @@ import math
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,34 @@ class Setting:
     keep_rule: str | None = None
     judge_suffix: str | None = None
     mode: str = "semantic"
+    #: `suffix`, `probe` or `auto`, on a server with a probe.
+    judge: str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """What is set, as keys of the file for --speculative-parse-config."""
-        return {k: v for k, v in vars(self).items() if v is not None}
+        """What is set, as keys of the file for --speculative-parse-config.
+
+        The probe itself is a setting of the server (`with_judge`).
+        """
+        found = {k: v for k, v in vars(self).items() if k != "judge"}
+        return {k: v for k, v in found.items() if v is not None}
+
+    def with_judge(self, served: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's settings with the probe that this one uses, or without one."""
+        found = dict(served)
+        if self.judge == "suffix":
+            found = {k: v for k, v in found.items() if not k.startswith("probe")}
+        elif self.judge is not None:
+            found["probe_doubt"] = self.judge == "auto"
+        return found
 
     def options(self) -> dict[str, Any]:
         """The same as custom_params of a request."""
-        return {f"parse_{k}": v for k, v in self.fields().items()}
+        found = {f"parse_{k}": v for k, v in self.fields().items()}
+        return found | ({"parse_judge": self.judge} if self.judge else {})
 
     @property
     def label(self) -> str:
-        found = self.fields()
+        found = self.fields() | ({"judge": self.judge} if self.judge else {})
         if self.mode == "semantic" and len(found) > 1:
             del found["mode"]
         return ", ".join(f"{k}={v}" for k, v in found.items())
@@ -211,6 +227,8 @@ class CalibrateOptions:
     keep_rules: tuple[str | None, ...] = (None,)
     judge_suffixes: tuple[str | None, ...] = (None,)
     chat_template: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether the server has a probe: then judges are swept too.
+    has_probe: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.budget < 100 or not 0.5 <= self.confidence < 1:
@@ -237,7 +255,11 @@ class CalibrateOptions:
         found = [Setting(*values) for values in itertools.product(*axes)]
         for setting in found:
             ParseConfig(**setting.fields())
-        return found
+        if not self.has_probe:
+            return found
+        # A probe is bound to the threshold, segmenter and question of its server.
+        by_suffix = [replace(setting, judge="suffix") for setting in found]
+        return [*by_suffix, Setting(judge="auto"), Setting(judge="probe")]
 
 
 @dataclass(frozen=True)
@@ -312,7 +334,7 @@ def run_calibration(options: CalibrateOptions) -> str:
 
     Raises ValueError before anything is asked, LoadError when the server fails.
     """
-    settings = options.settings()
+    options.settings()  # fail before a server is asked
     items = load_items(
         options.dataset,
         problems=options.problems + options.screen,
@@ -327,6 +349,8 @@ def run_calibration(options: CalibrateOptions) -> str:
     info = server_info(options.url)
     served = served_settings(info, options.url)
     check_questions(options, served)
+    options = replace(options, has_probe=bool(served.get("probe")))
+    settings = options.settings()
     chat = Chat(load_tokenizer(info["tokenizer_path"]), options.chat_template)
     total = 2 * len(items) + 2 * (len(settings) + 1) * options.screen
     with tqdm(total=total, unit="req") as bar:
@@ -460,7 +484,8 @@ def write_files(
 
     served: what the server's own settings add to those that were swept.
     """
-    config = {**served, **found.chosen.setting.fields()}
+    chosen = found.chosen.setting
+    config = {**chosen.with_judge(served), **chosen.fields()}
     options.out.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     report = {
         "chosen": _trial_row(found.chosen),
@@ -482,7 +507,10 @@ def write_files(
 
 
 def _trial_row(trial: Trial) -> Mapping[str, Any]:
-    return {**vars(trial), "setting": trial.setting.fields()}
+    setting = trial.setting.fields()
+    if trial.setting.judge:
+        setting["judge_kind"] = trial.setting.judge
+    return {**vars(trial), "setting": setting}
 
 
 def report_text(options: CalibrateOptions, found: Calibration) -> str:

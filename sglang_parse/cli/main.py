@@ -11,6 +11,7 @@ from sglang_parse import __version__
 from sglang_parse.cli.bench import add_commands
 from sglang_parse.cli.common import check_writable, leave_by_exception
 from sglang_parse.cli.estimate import add_estimate
+from sglang_parse.cli.probe import add_probe
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
@@ -125,6 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=doctor_command)
     add_estimate(commands)
     add_commands(commands)
+    add_probe(commands)
     return parser
 
 

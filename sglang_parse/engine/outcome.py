@@ -45,7 +45,8 @@ def score(
 ) -> None:
     """Fill `scores` of each request from the verdict rows of the pass.
 
-    logits: [number of boundaries, vocab] at least, request by request. They are read
+    logits: [number of asked boundaries, vocab] at least, request by request; a probe's
+    scores come between these later (`engine/verdicts.py`). They are read
     back once for the whole batch. Where the judge fails, each score is NaN (see
     `drop_failed_verdicts`), and on_error is told.
     """
@@ -53,7 +54,7 @@ def score(
         for r in round:
             r.scores = pinned.scores(r.boundaries, len(r.shown))
         return
-    asked = [r.state.judge for r in round for _ in r.boundaries]
+    asked = [r.state.judge for r in round for _ in r.asked]
     values: Iterator[float]
     try:
         values = iter(judge(logits[: len(asked)], asked) if asked else ())
@@ -61,7 +62,7 @@ def score(
         on_error(error)
         values = iter([math.nan] * len(asked))
     for r in round:
-        r.scores = tuple(islice(values, len(r.boundaries)))
+        r.scores = tuple(islice(values, len(r.asked)))
 
 
 def drop_failed_verdicts(r: RequestRound) -> None:
@@ -77,7 +78,7 @@ def drop_failed_verdicts(r: RequestRound) -> None:
             ended=r.draft.ended and len(tokens) == len(r.draft.tokens),
             num_client=min(r.draft.num_client, len(tokens)),
         )
-        r.boundaries = r.scores = ()
+        r.boundaries = r.scores = r.probe_scores = r.thresholds = ()
         r.num_segments = r.num_segment_tokens = 0
         r.exact_end = len(tokens)
 
@@ -97,7 +98,7 @@ def cut_of(r: RequestRound) -> Cut:
         r.scores,
         r.boundaries,
         num_draft_tokens=num_draft,
-        threshold=options.threshold,
+        threshold=r.thresholds or options.threshold,
         keep_rule=options.keep_rule,
         exact_tail=options.exact_tail,
         exact_end=r.exact_end,
@@ -175,4 +176,6 @@ def record_of(r: RequestRound) -> RoundRecord:
         exact_end=r.exact_end,
         num_judged=r.decision.num_judged,
         num_matched=r.decision.num_matched,
+        judged_by=r.judged_by,
+        num_passes=1 + bool(r.doubted),
     )

@@ -22,6 +22,7 @@ from sglang_parse.engine.outcome import (
     score,
 )
 from sglang_parse.engine.ports import Ranks, Slots, Target
+from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.judging.decide import Cut
@@ -49,9 +50,11 @@ class RoundEngine:
         on_error: Callable[[ExtensionError], None] = lambda error: None,
         pinned_verdicts: PinnedVerdicts | None = None,
         pinned_agreement: PinnedAgreement | None = None,
+        probing: Probing | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """judge: scores verdict rows. on_error: told what it raises. clock: seconds."""
+        """judge: scores verdict rows. on_error: told what it raises. probing: None
+        where every verdict has rows of its own. clock: seconds."""
         self.target = target
         self.slots = slots
         self.drafters = drafters
@@ -62,6 +65,7 @@ class RoundEngine:
         self.on_error = on_error
         self.pinned_verdicts = pinned_verdicts
         self.pinned_agreement = pinned_agreement
+        self.probing = probing
         self.clock = clock
 
     def run(self, round: Round) -> None:
@@ -71,6 +75,11 @@ class RoundEngine:
         set afterwards.
         """
         started = self.clock()
+        if self.probing is not None:
+            self.probing.open(round)
+        if self._is_free:
+            for r in round:
+                r.judge_kind, r.rows_per_verdict = "probe", 0.0
         self.planner.plan(round)
         self.draft(round)
         drafted = self.clock()
@@ -110,6 +119,11 @@ class RoundEngine:
         round.seconds = {"draft": drafted - started, "plain": self.clock() - drafted}
         self._finish(round)
 
+    @property
+    def _is_free(self) -> bool:
+        """Whether verdicts are made up that take no rows."""
+        return self.pinned_verdicts is not None and self.pinned_verdicts.free
+
     # -- Stages ----------------------------------------------------------------
 
     def draft(self, round: Round) -> None:
@@ -131,6 +145,11 @@ class RoundEngine:
         rows_left = max(0, self.slots.max_rows - num_rows)
         room = min(self.slots.num_free(round.batch.tree_cache), rows_left)
         self.segmenting.segment(round, room=room)
+        if self.probing is not None:
+            self.probing.choose(round, room=room)
+        if self._is_free:
+            for r in round:
+                r.unasked = frozenset(r.boundaries)
 
     def verify(self, round: Round, plan: VerifyPlan) -> None:
         """One pass of the target, and the scores of its verdicts."""
@@ -138,10 +157,15 @@ class RoundEngine:
         round.num_rows = plan.num_verify_tokens
         logits = round.output.logits
         score(round, logits, self.judge, self.on_error, self.pinned_verdicts)
-        agreed = self.ranks.agree_all([r.scores for r in round])
+        if self.probing is not None:
+            self.probing.read(round)
+        agreed = self.ranks.agree_all([(*r.scores, *r.probe_scores) for r in round])
         for r, scores in zip(round, agreed, strict=True):
-            r.scores = scores
+            num = len(r.scores)
+            r.scores, r.probe_scores = scores[:num], scores[num:]
             drop_failed_verdicts(r)
+        if self.probing is not None:
+            self.probing.settle(round)
 
     def commit(self, round: Round) -> None:
         """Remember what is pending and what the target has to rewrite; free slots."""
@@ -189,7 +213,7 @@ def lay_out(round: Round) -> VerifyPlan:
                 seq_len=r.seq_len,
                 bonus_token=r.bonus_token,
                 draft_tokens=r.shown,
-                boundaries=r.boundaries,
+                boundaries=r.asked,
                 suffix=r.state.suffix,
             )
             for r in round

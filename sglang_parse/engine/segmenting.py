@@ -67,8 +67,11 @@ class Segmenting:
                 r.exact_end = len(r.draft.tokens)
             return
         for num_left, r in zip(range(len(semantic), 0, -1), semantic, strict=True):
-            suffix_len = len(r.state.suffix)
-            most = min(self.max_segments, room // num_left // suffix_len)
+            # A probe takes no rows.
+            suffix_len = len(r.state.suffix) if r.judge_kind == "suffix" else 0
+            most = self.max_segments
+            if suffix_len:
+                most = min(most, room // num_left // suffix_len)
             guard(r, partial(self._try, most=most, judge_every=round.judge_every))
             room -= len(r.boundaries) * suffix_len
 

@@ -2,9 +2,10 @@
 
 There is nothing to judge then and nothing to agree on, yet the cost of a round does not
 depend on what comes out. SGLANG_PARSE_TEST_KEEP=0.9 makes verdicts keep 90% of what is
-drafted. SGLANG_PARSE_TEST_ACCEPT=3.5 makes the target, where a draft is followed token
-by token, agree so that a pass gives 3.5 tokens on average, as SGLang's own
-SGLANG_SIMULATE_ACC_LEN does. Never set either where anybody reads the answers.
+drafted; with SGLANG_PARSE_TEST_FREE=1 they take no rows of a pass, which bounds what
+any probe can save. SGLANG_PARSE_TEST_ACCEPT=3.5 makes the target, where a draft is
+followed token by token, agree so that a pass gives 3.5 tokens on average, as SGLang's
+own SGLANG_SIMULATE_ACC_LEN does. Never set any where anybody reads the answers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ logger = logging.getLogger(__name__)
 
 KEEP_ENV = "SGLANG_PARSE_TEST_KEEP"
 ACCEPT_ENV = "SGLANG_PARSE_TEST_ACCEPT"
+FREE_ENV = "SGLANG_PARSE_TEST_FREE"
 
 
 class PinnedVerdicts:
-    """Scores that keep `fraction` of all draft tokens, whole segments at a time."""
+    """Scores that keep `fraction` of all draft tokens, whole segments at a time.
 
-    def __init__(self, fraction: float) -> None:
+    free: verdicts take no rows of the pass, as a probe's.
+    """
+
+    def __init__(self, fraction: float, *, free: bool = False) -> None:
         self.fraction = fraction
+        self.free = free
         self._owed = 0.0
 
     def scores(
@@ -78,7 +84,7 @@ def pinned_verdicts() -> PinnedVerdicts | None:
         KEEP_ENV,
         fraction,
     )
-    return PinnedVerdicts(fraction)
+    return PinnedVerdicts(fraction, free=os.environ.get(FREE_ENV) == "1")
 
 
 def pinned_agreement() -> PinnedAgreement | None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_parse.integration.active import serves_parse
+from sglang_parse.integration.probe_pairs import PAIRS_KEY, asked_pairs
 from sglang_parse.reporting.telemetry import TELEMETRY
 
 
-def add_internal_state(result: Any, *_: Any, **__: Any) -> Any:
-    """AFTER hook on Scheduler.get_internal_state: /server_info shows our part."""
+def add_internal_state(
+    result: Any, scheduler: Any = None, recv_req: Any = None, *_: Any, **__: Any
+) -> Any:
+    """AFTER hook on Scheduler.get_internal_state: /server_info shows our part, and the
+    endpoint of pairs gets those that it asks for."""
     if serves_parse():
         result.internal_state["parse"] = TELEMETRY.as_dict()
+        pairs = asked_pairs(getattr(recv_req, "rid", None))
+        if pairs is not None:
+            result.internal_state[PAIRS_KEY] = pairs
     return result
 
 

@@ -18,6 +18,7 @@ from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.engine.client_pass import ClientPass, Text
 from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
 from sglang_parse.engine.prefill import PrefillEngine
+from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting, padded_texts
 from sglang_parse.engine.simulated import pinned_agreement, pinned_verdicts
@@ -27,6 +28,8 @@ from sglang_parse.integration.extensions import warn_of_broken
 from sglang_parse.integration.flags import config_from_server_args
 from sglang_parse.integration.hooks import check_hooks
 from sglang_parse.integration.last_words import last_words
+from sglang_parse.integration.probe_pairs import open_collector
+from sglang_parse.integration.probes import layers_to_show, read_probe
 from sglang_parse.integration.result import (
     Emitted,
     ParseDraftInput,
@@ -35,8 +38,9 @@ from sglang_parse.integration.result import (
 )
 from sglang_parse.integration.rounds import open_prefill, open_round
 from sglang_parse.judging.judges import open_judge
+from sglang_parse.judging.probe_guard import ProbeGuard
 from sglang_parse.judging.segmenter import build_token_texts
-from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.server import ParseConfig, flag_name
 from sglang_parse.policy.learn import round_timing
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting import telemetry
@@ -122,6 +126,14 @@ class ParseWorker(BaseSpecWorker):
         texts = padded_texts(build_token_texts(tokenizer), model_config.vocab_size)
         self.segmenting = Segmenting(self.config, texts, self.errors.note)
         self.judge = open_judge(self.config.judge, tokenizer, self.config.verdict_pairs)
+        self.probe = read_probe(server_args, self.config)
+        if self.probe is not None or self.config.probe_collect:
+            layers = layers_to_show(self.probe, model_config.num_hidden_layers)
+            flag = "probe" if self.probe is not None else "probe_collect"
+            self.verifier.show_layers(layers, flag_name(flag))
+        self.collector = open_collector(
+            server_args, self.config, self.probe, self.judge, model_config
+        )
         self.requests = RequestStates(
             self.config,
             tokenizer,
@@ -130,6 +142,7 @@ class ParseWorker(BaseSpecWorker):
             has_draft_model=any(not d.token_level for d in self.drafters),
             has_head=any(d.token_level for d in self.drafters),
             refuse=refuse,
+            probe=self.probe,
         )
         asked = self.judge.ask(self.config.judge_suffix)
         logger.info("PARSE: %s; the judge asks %s", self.config, asked)
@@ -210,6 +223,7 @@ class ParseWorker(BaseSpecWorker):
             on_error=self.errors.note,
             pinned_verdicts=pinned_verdicts(),
             pinned_agreement=pinned_agreement(),
+            probing=self._probing(target),
         )
         self.client_pass = ClientPass(
             self.engine,
@@ -221,6 +235,27 @@ class ParseWorker(BaseSpecWorker):
         )
         self.prefills = PrefillEngine(
             target=target, drafters=guarded, client_pass=self.client_pass
+        )
+
+    def _probing(self, target: TargetModel) -> Probing | None:
+        """Verdicts from hidden states, None where nobody reads these."""
+        if self.probe is None and self.collector is None:
+            return None
+        config, guard = self.config, None
+        if self.probe is not None and config.probe_check:
+            guard = ProbeGuard(share=config.probe_check, least=config.probe_agreement)
+            self.telemetry.guard = guard
+        return Probing(
+            self.probe,
+            target=target,
+            slots=self.slots,
+            ranks=self.ranks,
+            view=batch_view,
+            judge=self.judge.scores,
+            guard=guard,
+            collector=self.collector,
+            question=config.judge_suffix,
+            on_error=self.errors.note,
         )
 
     def init_attention_backends(self) -> None:

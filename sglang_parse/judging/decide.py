@@ -57,14 +57,16 @@ def _on_device(values: Tensor, like: Tensor) -> Tensor:
 
 
 def count_valid_segments(
-    scores: Sequence[float], *, threshold: float, keep_rule: str
+    scores: Sequence[float], *, threshold: float | Sequence[float], keep_rule: str
 ) -> int:
-    """Segments in the maximal valid prefix.
+    """Segments in the maximal valid prefix. threshold: of all scores, or of each.
 
     `first-failure`: up to the first score below the threshold. `longest`: up to the
     last score that reaches it, whatever failed before.
     """
-    passes = [s >= threshold for s in scores]
+    if isinstance(threshold, (int, float)):
+        threshold = [threshold] * len(scores)
+    passes = [s >= t for s, t in zip(scores, threshold, strict=True)]
     if keep_rule == "longest":
         return max((k + 1 for k, ok in enumerate(passes) if ok), default=0)
     return passes.index(False) if False in passes else len(passes)
@@ -103,7 +105,7 @@ def choose_cut(
     boundaries: Sequence[int],
     *,
     num_draft_tokens: int,
-    threshold: float,
+    threshold: float | Sequence[float],
     keep_rule: str,
     exact_tail: bool,
     exact_end: int = 0,

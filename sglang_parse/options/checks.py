@@ -107,6 +107,13 @@ def check_path(value: Any, field: str) -> str:
     return value
 
 
+def check_file(value: Any, field: str) -> str:
+    """Return `value` if it is text, "" for none; ValueError names `field` otherwise."""
+    if not isinstance(value, str):
+        raise ValueError(f"{field} is {shown(value)}; expected the path of a file.")
+    return value
+
+
 def check_question(value: Any, field: str) -> str:
     """Return `value` if it can be asked behind a draft; ValueError names `field`."""
     question = check_text(value, field)

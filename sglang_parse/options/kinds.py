@@ -83,6 +83,7 @@ DRAFTERS = Kind(
 URL = Kind(checks.check_url, "an address such as `http://localhost:30000/v1`", "URL")
 NAME = Kind(checks.check_name, "text, at most 200 characters", "NAME")
 PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
+PROBE_FILE = Kind(checks.check_file, "a file of `sglang-parse probe train`", "FILE")
 SEGMENT_COUNT = Kind(
     checks.check_recover,
     f"0 to {checks.MAX_RECOVER:,}, or `{checks.RECOVER_ALL}`",

@@ -89,6 +89,18 @@ class ParseConfig(ServerOptions):
                 "is listed, and none elsewhere."
             )
         self._check_question()
+        self._check_probe()
+
+    def _check_probe(self) -> None:
+        """A probe has learnt the built-in judge's verdicts."""
+        for name in ("probe", "probe_collect"):
+            value = getattr(self, name)
+            if value and self.judge != QUESTION_JUDGE:
+                raise ValueError(
+                    f"{flag_name(name)} is {shown(value)} and {flag_name('judge')} is "
+                    f"{self.judge!r}; expected {QUESTION_JUDGE!r}, whose verdicts "
+                    "probes are learnt from."
+                )
 
     def check_draft_model(self, path: str | None) -> None:
         """Raises ValueError where the draft model, of SGLang's flag, is named by one

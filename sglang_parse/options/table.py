@@ -21,6 +21,7 @@ from sglang_parse.options.kinds import (
     JUDGE,
     NAME,
     PATH,
+    PROBE_FILE,
     QUESTION,
     SEGMENT_COUNT,
     SEGMENTER,
@@ -41,6 +42,7 @@ MODES = ("semantic", "exact", "off")
 KEEP_RULES = ("first-failure", "longest")
 COMPOSITIONS = ("none", "eagle3")
 VERIFY_ROUTES = ("auto", "mask", "virtual")
+JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
 MAX_THRESHOLD = 2.0
 
@@ -200,6 +202,37 @@ class ServerOptions(SharedOptions):
         "Milliseconds that a round may take while a request waits for its prefill. "
         "0 sets no bound. The bound needs adaptive windows.",
     )
+    probe: str = option(
+        "",
+        PROBE_FILE,
+        "A probe of this target: it reads verdicts from hidden states, without rows of "
+        "its own. It is learnt from the question's verdicts, and may be wrong where "
+        "the question is right. `sglang-parse probe train` writes it.",
+    )
+    probe_doubt: bool = option(
+        True,
+        SWITCH,
+        "Where the probe is in doubt, requests with `parse_judge` `auto` ask the "
+        "question. Off, the probe decides there too.",
+    )
+    probe_check: float = option(
+        0.02,
+        number(0.0, 1.0),
+        "Share of the probe's boundaries at which the question is asked as well. 0 "
+        "leaves the probe without a guard.",
+    )
+    probe_agreement: float = option(
+        0.95,
+        number(0.0, 1.0),
+        "Agreement with the question below which the probe is not used.",
+    )
+    probe_collect: int = option(
+        0,
+        whole(0, 1 << 20),
+        "Pairs of hidden states and verdicts that are kept in memory for "
+        "`sglang-parse probe train`, the last ones. 0 keeps none, and closes the "
+        "endpoint that hands them out.",
+    )
     verify_route: str = option(
         "auto",
         choice(VERIFY_ROUTES, metavar="ROUTE"),
@@ -262,6 +295,13 @@ class RequestOnlyOptions:
         SWITCH,
         "`false` keeps the EAGLE-3 head and the n-gram drafter out of this request. On "
         "a server without them the field has no effect.",
+    )
+    judge: str = option(
+        "auto",
+        choice(JUDGE_KINDS, metavar="KIND"),
+        "What gives verdicts. `suffix` asks the target behind each prefix, `probe` "
+        "reads its hidden states. `auto` asks only where the probe is in doubt, and "
+        "everywhere on a server without a probe for this request.",
     )
     report: bool = option(False, SWITCH, "`true` lists the segments in the report.")
     draft: str = option(

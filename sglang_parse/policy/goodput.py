@@ -78,13 +78,13 @@ class Choice:
 class Goodput:
     """Rates of `bs` requests.
 
-    suffix_len: tokens of a judge suffix. plain_ms: of a plain round.
+    suffix_len: rows of the pass that a verdict takes. plain_ms: of a plain round.
     """
 
     bs: int
     costs: RoundCosts
     drafts: Drafts
-    suffix_len: int
+    suffix_len: float
     plain_ms: float
 
     def followed(self, most: int) -> Choice:

@@ -181,12 +181,14 @@ class RoundPlanner:
         Only where every semantic request may be followed token by token instead is
         that tried: not without the exact tail, nor for a client's text.
         """
-        semantic = [r.state for r in round if r.state.options.mode == "semantic"]
-        can_follow = all(s.options.exact_tail and s.client is None for s in semantic)
+        semantic = [r for r in round if r.state.options.mode == "semantic"]
+        can_follow = all(
+            r.state.options.exact_tail and r.state.client is None for r in semantic
+        )
         asked = Asked(
             bs=len(round),
             most=max(r.window - len(r.state.pending) for r in writing),
-            suffix_len=max((len(s.suffix) for s in semantic), default=0),
+            suffix_len=max((r.suffix_rows for r in semantic), default=0),
             can_judge=bool(semantic),
             can_follow=can_follow,
             most_ms=self.max_round_ms if round.num_waiting else 0.0,

@@ -37,7 +37,9 @@ class RequestCounters:
     client_tokens: int = 0
     #: Segments that got a verdict; several under one verdict count as one.
     judged_segments: int = 0
-    #: Of those, the segments that passed, even where a stop cut them off.
+    #: Of those, the segments whose verdict a probe gave.
+    probe_segments: int = 0
+    #: Of the judged, the segments that passed, even where a stop cut them off.
     kept_segments: int = 0
     #: Draft tokens under some verdict.
     judged_tokens: int = 0
@@ -87,6 +89,8 @@ class RoundRecord:
     boundaries: Sequence[int] = ()
     #: The verdict at each boundary, 0 to 1.
     scores: Sequence[float] = ()
+    #: Who gave it: `suffix` or `probe`; empty for `suffix` everywhere.
+    judged_by: Sequence[str] = ()
     #: Draft tokens kept by verdict.
     num_judged: int = 0
     #: Draft tokens behind them that agreed with the target's own.
@@ -161,6 +165,7 @@ class RequestReport:
         c.client_tokens += one.num_client
         self.drafters.add_drafted(one.drafted_by)
         c.judged_segments += len(one.boundaries)
+        c.probe_segments += sum(name == "probe" for name in one.judged_by)
         self.scores += one.scores
         c.kept_segments += sum(1 for b in one.boundaries if b <= one.num_judged)
         if one.boundaries:

@@ -30,6 +30,8 @@ class SegmentReport:
     score: float | None = None
     #: Name of the drafter that wrote it, "" where no drafter did.
     drafter: str = ""
+    #: Who gave the verdict, `suffix` or `probe`; "" without one.
+    judge: str = ""
 
 
 @dataclass
@@ -52,9 +54,11 @@ class SegmentTrail:
         if start and (one.num_judged or one.boundaries):
             outcome = "kept" if one.num_judged else "rejected"
             self.spans += _split(one, outcome, 0, start, None)
-        for boundary, score in zip(one.boundaries, one.scores, strict=True):
+        judges = one.judged_by or ["suffix"] * len(one.boundaries)
+        verdicts = zip(one.boundaries, one.scores, judges, strict=True)
+        for boundary, score, judge in verdicts:
             outcome = "kept" if boundary <= one.num_judged else "rejected"
-            self.spans += _split(one, outcome, start, boundary, score)
+            self.spans += _split(one, outcome, start, boundary, score, judge)
             start = boundary
         if not one.accept_tokens:
             return
@@ -76,7 +80,12 @@ class SegmentTrail:
 
 
 def _split(
-    one: RoundRecord, outcome: str, start: int, end: int, score: float | None
+    one: RoundRecord,
+    outcome: str,
+    start: int,
+    end: int,
+    score: float | None,
+    judge: str = "",
 ) -> Iterator[SegmentReport]:
     """Draft tokens [start, end), split where the client's text ends, and where another
     drafter's begins. The verdict of their segment is on all parts."""
@@ -85,7 +94,7 @@ def _split(
     for origin, drafter, a, b in _parts(one, start, end):
         offset = where + (a - start if in_place else 0)
         tokens = tuple(one.draft_tokens[a:b])
-        yield SegmentReport(origin, outcome, offset, tokens, score, drafter)
+        yield SegmentReport(origin, outcome, offset, tokens, score, drafter, judge)
 
 
 def _parts(

@@ -11,12 +11,18 @@ import dataclasses
 import functools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sglang_parse.reporting.drafters import DrafterCounters
 from sglang_parse.reporting.report import RequestCounters, RequestReport
 
 SCORE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+
+
+class GuardState(Protocol):
+    """What a probe's guard tells of itself."""
+
+    def as_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -41,6 +47,8 @@ class Telemetry:
     extension_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: Streams of the draft server by event: begun, failed, left_alone.
     draft_streams: Counter[str] = field(default_factory=Counter)
+    #: The guard of a probe (`judging.probe_guard.ProbeGuard`), None without one.
+    guard: GuardState | None = None
     #: The same on /metrics, None without --enable-metrics and on other ranks.
     prometheus: Prometheus | None = None
 
@@ -55,6 +63,8 @@ class Telemetry:
             self.score_counts[score_bucket(score)] += 1
         if self.prometheus:
             self.prometheus.add_request(report)
+            if self.guard:
+                self.prometheus.add_guard(self.guard.as_dict())
 
     def add_extension_error(self, kind: str, name: str) -> None:
         """Count an error that a drafter, a segmenter or a judge raised."""
@@ -86,6 +96,7 @@ class Telemetry:
             ),
             "extension_errors": self._errors_by_kind(),
             "draft_streams": dict(self.draft_streams),
+            "probe": self.guard.as_dict() if self.guard else None,
             "stage_seconds": {k: round(v, 3) for k, v in self.stage_seconds.items()},
         }
 
@@ -115,7 +126,7 @@ class Prometheus:
         replica, as in SGLang's own metrics. registry: of prometheus_client, its own
         for None."""
         # After SGLang has set PROMETHEUS_MULTIPROC_DIR.
-        from prometheus_client import REGISTRY, Histogram
+        from prometheus_client import REGISTRY, Gauge, Histogram
         from prometheus_client import Counter as PromCounter
 
         registry = registry or REGISTRY
@@ -160,12 +171,28 @@ class Prometheus:
             "eagle_draft_tokens": "Tokens drafted by the EAGLE-3 head.",
             "eagle_kept_tokens": "Tokens of the EAGLE-3 head in outputs.",
             "client_tokens": "Tokens of clients' texts tried as drafts.",
+            "probe_segments": "Judged segments whose verdict a probe gave.",
             "judged_tokens": "Draft tokens under some verdict.",
             "kept_tokens": "Draft and client tokens in outputs.",
             "matched_tokens": "Kept tokens that agreed token by token.",
             "written_tokens": "Output tokens written by the target itself.",
         }
         self.tokens = {name: counter(name, text) for name, text in texts.items()}
+        self.guard = {
+            name: Gauge(
+                f"sglang:parse_probe_{name}",
+                text,
+                list(labels),
+                multiprocess_mode="mostrecent",
+                registry=registry,
+            ).labels(**labels)
+            for name, text in {
+                "in_use": "1 while the probe gives verdicts, 0 while it is held back.",
+                "agreement": "Share of compared verdicts on which both agree.",
+                "agreement_low": "Lower end of its 95% interval.",
+                "agreement_high": "Upper end of its 95% interval.",
+            }.items()
+        }
         self.scores = Histogram(
             "sglang:parse_verdict_score",
             "P(yes) / (P(yes) + P(no)) of judged prefixes.",
@@ -191,6 +218,12 @@ class Prometheus:
                 one.labels(**self.labels, drafter=name).inc(num)
         for score in report.scores:
             self.scores.observe(score)
+
+    def add_guard(self, state: dict[str, Any]) -> None:
+        """Show how a probe agrees with the question."""
+        for name, one in self.guard.items():
+            if (value := state[name]) is not None:
+                one.set(float(value))
 
     def add_extension_error(self, kind: str, name: str) -> None:
         self.extension_errors.labels(**self.labels, kind=kind, name=name).inc()

@@ -97,6 +97,12 @@ class RequestRound:
     output_len: int
     grammar: GrammarChain | None = None
 
+    # open
+    #: What gives its verdicts in this round: `suffix`, `probe` or `auto`.
+    judge_kind: str = "suffix"
+    #: Rows of the pass that a verdict takes on average, None for a whole suffix.
+    rows_per_verdict: float | None = None
+
     # plan
     #: Draft tokens it may hold by its options, its response and the context.
     limit: int = 0
@@ -109,8 +115,10 @@ class RequestRound:
     draft: Draft = Draft()
 
     # segment
-    #: Offsets into the draft behind which the judge is asked, rising.
+    #: Offsets into the draft behind which there is a verdict, rising.
     boundaries: tuple[int, ...] = ()
+    #: Those of them at which the target is not asked: a probe reads its hidden states.
+    unasked: frozenset[int] = frozenset()
     #: Leading draft tokens that only the target's own choice can confirm.
     exact_end: int = 0
     #: Segments found behind exact_end, judged each or not, and their tokens.
@@ -120,8 +128,16 @@ class RequestRound:
     # verify
     #: Row of the pass that holds the bonus token.
     root_row: int = 0
-    #: P(yes) / (P(yes) + P(no)) at each boundary.
+    #: P(yes) / (P(yes) + P(no)) at each boundary, or the probe's score.
     scores: tuple[float, ...] = ()
+    #: The probe's score at each boundary; empty where no probe was read.
+    probe_scores: tuple[float, ...] = ()
+    #: Boundaries at which the target was asked in a pass of its own, as the probe was
+    #: in doubt.
+    doubted: frozenset[int] = frozenset()
+    #: The score from which on the prefix is valid, at each boundary; empty for the
+    #: request's own threshold at all.
+    thresholds: tuple[float, ...] = ()
 
     # decide
     cut: Cut = Cut(0, 0, reuse_tail=False)
@@ -143,6 +159,25 @@ class RequestRound:
         """
         end = self.boundaries[-1] if self.boundaries else len(self.draft.tokens)
         return self.draft.tokens[:end]
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Boundaries that get a judge suffix in the pass."""
+        if not self.unasked:
+            return self.boundaries
+        return tuple(b for b in self.boundaries if b not in self.unasked)
+
+    @property
+    def judged_by(self) -> tuple[str, ...]:
+        """Who gave each verdict: `suffix` or `probe`."""
+        asked = {*self.asked, *self.doubted}
+        return tuple("suffix" if b in asked else "probe" for b in self.boundaries)
+
+    @property
+    def suffix_rows(self) -> float:
+        """Rows of the pass that a verdict takes on average."""
+        own = self.rows_per_verdict
+        return len(self.state.suffix) if own is None else own
 
     @property
     def tokens(self) -> list[int]:

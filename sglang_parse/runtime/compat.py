@@ -170,6 +170,53 @@ def capture_features(target: Any, head_config: Any, flag: str) -> None:
     model.logits_processor.keep_last_hidden_states = True
 
 
+@dataclass(frozen=True)
+class ShownLayers:
+    """Hidden states that the target shows: in front of each of these layers, rising."""
+
+    layers: tuple[int, ...]
+    #: Those that an EAGLE-3 head reads; empty without a head.
+    head: tuple[int, ...]
+    hidden_size: int
+
+    def columns(self, layers: Sequence[int]) -> list[int]:
+        """Columns of what is shown that hold these layers."""
+        size = self.hidden_size
+        starts = [self.layers.index(one) * size for one in layers]
+        return [start + k for start in starts for k in range(size)]
+
+
+def show_layers(target: Any, layers: Sequence[int], flag: str) -> ShownLayers:
+    """Make the target return the hidden states in front of more layers.
+
+    target: its ModelRunner, behind `capture_features` if there is a head. layers: from
+    1 to one below their number. Call it before graphs are captured. Raises ValueError
+    naming `flag`.
+
+    What: the layers in `model.layers_to_capture` become those of the head and these;
+    they are shown by rising number.
+    Why: a probe reads other layers than a head, and SGLang marks a head's only.
+    Where: models/llama.py, `set_eagle3_layers_to_capture`, which adds one to each
+    number; layers/logits_processor.py, `keep_last_hidden_states`.
+    Ends with: a method of CustomSpecAlgo that asks for hidden states.
+    """
+    model = target.model
+    size: int = target.model_config.hidden_size
+    head = tuple(sorted(getattr(model.model, "layers_to_capture", None) or ()))
+    wanted = tuple(sorted({*head, *layers}))
+    if hasattr(model, "set_eagle3_layers_to_capture"):
+        model.set_eagle3_layers_to_capture([layer - 1 for layer in wanted])
+    shown = getattr(model.model, "layers_to_capture", None)
+    if tuple(shown or ()) != wanted:
+        raise ValueError(
+            f"{flag}: {type(model).__name__} cannot show the hidden states of layers "
+            f"{', '.join(map(str, layers))}; choose a target that SGLang serves with "
+            "EAGLE3."
+        )
+    model.logits_processor.keep_last_hidden_states = True
+    return ShownLayers(wanted, head, size)
+
+
 def take_features(output: LogitsProcessorOutput, rows: Tensor | None) -> Tensor:
     """The hidden states that an EAGLE-3 head reads, [tokens, width], taken out of the
     output of a prefill whose target shows them (`capture_features`).

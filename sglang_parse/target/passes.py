@@ -30,8 +30,10 @@ from sglang_parse.runtime.batches import (
     set_mrope_positions,
 )
 from sglang_parse.runtime.compat import (
+    ShownLayers,
     pass_eager_inputs_through,
     room_for,
+    show_layers,
     take_features,
     wait_in_gathers,
     without_graphs,
@@ -96,12 +98,31 @@ class PassOutput:
     logits: Tensor
     #: [rows, width] what an EAGLE-3 head reads, None without one.
     features: Tensor | None = None
+    #: [rows, width] what a probe reads of the layers, None without one.
+    layers: Tensor | None = None
     #: Whether `logits` has every row of the pass.
     has_all_logits: bool = False
 
     def features_at(self, row: int, num_rows: int) -> Tensor | None:
         """[num_rows, width] features from `row` on."""
         return None if self.features is None else self.features[row : row + num_rows]
+
+    def kept(self) -> PassOutput:
+        """The same with states of its own, as a captured graph's next pass writes into
+        the old ones."""
+        states, features = self.hidden_states, self.features
+        return replace(
+            self,
+            hidden_states=None if states is None else states.clone(),
+            features=None if features is None else features.clone(),
+        )
+
+    def states_at(self, rows: Sequence[int]) -> Tensor:
+        """[len(rows), width] what a probe reads at rows of the pass: hidden states of
+        its layers, and the one in front of the LM head."""
+        assert self.hidden_states is not None and self.layers is not None
+        index = torch.tensor(rows, device=self.hidden_states.device)
+        return torch.cat([self.layers[index], self.hidden_states[index]], dim=1)
 
 
 class TargetVerifier:
@@ -117,9 +138,26 @@ class TargetVerifier:
         self.spec_algorithm = spec_algorithm
         self.pass_graphs = PassGraphs(self.runner)
         self.shows_features = False  # set where an EAGLE-3 head reads them
+        #: What the target shows for a probe, None where nobody reads it.
+        self.shown: ShownLayers | None = None
+        self._of_head: Tensor | slice = slice(None)
+        self._of_probe: Tensor | slice = slice(None)
         self.lm_head = lm_head_of(self.runner.model)
         pass_eager_inputs_through()
         wait_in_gathers(self.lm_head.processor)
+
+    def show_layers(self, layers: Sequence[int], flag: str) -> None:
+        """Have passes keep the hidden states in front of these layers (`states_at`).
+
+        Call it once drafters are made, before graphs are captured. Raises ValueError
+        naming `flag` where the target cannot.
+        """
+        shown = self.shown = show_layers(self.runner, layers, flag)
+        device = self.runner.device
+        if shown.layers != shown.head:
+            self._of_head = torch.tensor(shown.columns(shown.head), device=device)
+        if shown.layers != tuple(layers):
+            self._of_probe = torch.tensor(shown.columns(layers), device=device)
 
     def verify(
         self,
@@ -198,7 +236,8 @@ class TargetVerifier:
         wanted = CaptureHiddenMode.NULL
         if return_hidden_states:
             wanted = CaptureHiddenMode.LAST  # the only one of each request
-        if self.shows_features:
+        # With layers shown, only FULL keeps the final hidden states apart from them.
+        if self.shows_features or (return_hidden_states and self.shown is not None):
             wanted = CaptureHiddenMode.FULL
         graphs = self.runner.decode_cuda_graph_runner
         captured = getattr(graphs, "capture_hidden_mode", CaptureHiddenMode.FULL)
@@ -241,25 +280,32 @@ class TargetVerifier:
                 ),
                 can_run_cuda_graph=False,
             ), None
-        wanted = CaptureHiddenMode.FULL if self.shows_features else None
+        takes = self.shows_features
+        if self.shown is not None:
+            takes = takes or self._hidden_mode(batch).need_capture()
+        wanted = CaptureHiddenMode.FULL if takes else None
         result = self.target_worker.forward_batch_generation(
             batch, capture_hidden_mode=wanted
         )
-        if not self.shows_features:
+        if not takes:
             return result, None
         last_rows = None
         if self._shows_last(batch):
             ends = torch.tensor(batch.extend_lens, device=batch.device).cumsum(0)
             last_rows = ends - 1
-        return result, take_features(result.logits_output, last_rows)
+        features = take_features(result.logits_output, last_rows)
+        return result, features[:, self._of_head] if self.shows_features else None
+
+    def _hidden_mode(self, batch: SchedulerBatch) -> CaptureHiddenMode:
+        """What SGLang itself expects of a prefill's hidden states."""
+        return max(
+            batch.return_hidden_states_mode, get_server_return_hidden_states_mode()
+        )
 
     def _shows_last(self, batch: SchedulerBatch) -> bool:
         """Whether SGLang expects one hidden state of each request of a prefill
         (batch_result_processor.py, `_append_prefill_hidden_states`)."""
-        mode = max(
-            batch.return_hidden_states_mode, get_server_return_hidden_states_mode()
-        )
-        return mode.is_last()
+        return self._hidden_mode(batch).is_last()
 
     def features_of(
         self,
@@ -289,14 +335,20 @@ class TargetVerifier:
         result = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=batch, is_verify=True
         )
-        return result.logits_output.hidden_states
+        return result.logits_output.hidden_states[:, self._of_head]
 
     def _output(self, output: LogitsProcessorOutput, num_logits: int) -> PassOutput:
         """With features shown, SGLang puts the final hidden states elsewhere."""
         logits = output.next_token_logits[:num_logits]
-        if self.shows_features:
-            return PassOutput(output.last_hidden_states, logits, output.hidden_states)
-        return PassOutput(output.hidden_states, logits)
+        found = output.hidden_states
+        if found is None or not (self.shows_features or self.shown is not None):
+            return PassOutput(found, logits)
+        return PassOutput(
+            output.last_hidden_states,
+            logits,
+            features=found[:, self._of_head] if self.shows_features else None,
+            layers=found[:, self._of_probe] if self.shown is not None else None,
+        )
 
     def logits_of(self, output: PassOutput, rows: Sequence[int]) -> Tensor:
         """Target logits [len(rows), vocab] at rows of a pass or of a decode step."""

@@ -4,6 +4,7 @@ is read where its docstrings say."""
 import dataclasses
 import inspect
 import re
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,3 +279,39 @@ def test_a_step_without_a_token_leaves_the_counts_as_they_were(before):
     req.update_spec_correct_drafts_histogram(-1)
     assert req.spec_num_correct_drafts == 7
     assert req.spec_correct_drafts_histogram == (before or [0])
+
+
+def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():
+    """Red if models mark layers elsewhere, or if columns are taken for others."""
+    from sglang.srt.models.llama import LlamaForCausalLM
+
+    inner = SimpleNamespace(layers_to_capture=[2, 12, 21])
+    model = SimpleNamespace(
+        model=inner,
+        pp_group=SimpleNamespace(is_last_rank=True),
+        logits_processor=SimpleNamespace(keep_last_hidden_states=False),
+    )
+    model.set_eagle3_layers_to_capture = partial(
+        LlamaForCausalLM.set_eagle3_layers_to_capture, model
+    )
+    target = SimpleNamespace(model=model, model_config=SimpleNamespace(hidden_size=2))
+    shown = compat.show_layers(target, (6, 12, 18), "--flag")
+    assert shown.layers == (2, 6, 12, 18, 21) and shown.head == (2, 12, 21)
+    assert shown.columns(shown.head) == [0, 1, 4, 5, 8, 9]
+    assert shown.columns((6, 12, 18)) == [2, 3, 4, 5, 6, 7]
+    assert inner.layers_to_capture == [2, 6, 12, 18, 21]
+    assert model.logits_processor.keep_last_hidden_states is True
+    model.set_eagle3_layers_to_capture = lambda layers: None
+    with pytest.raises(ValueError, match="--flag: SimpleNamespace cannot show"):
+        compat.show_layers(target, (7,), "--flag")
+
+
+def test_a_request_id_reaches_the_hook_of_the_internal_state():
+    """Red if SGLang's call carries an id of its own, or no longer any."""
+    from sglang.srt.managers.io_struct import GetInternalStateReq
+    from sglang.srt.managers.scheduler import Scheduler
+
+    assert GetInternalStateReq().rid is None
+    assert GetInternalStateReq(rid="parse-pairs:0:0").rid == "parse-pairs:0:0"
+    parameters = list(inspect.signature(Scheduler.get_internal_state).parameters)
+    assert parameters == ["self", "recv_req"]

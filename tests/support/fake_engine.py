@@ -15,8 +15,10 @@ from types import SimpleNamespace
 import torch
 
 from sglang_parse.engine.failures import GuardedDrafters
+from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting
+from sglang_parse.judging.judges import question_scores
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
@@ -54,11 +56,18 @@ class FakeSlots:
 
 
 class FakeTarget:
-    """own: the tokens before -> its next token. judge: the same -> P(yes)."""
+    """own: the tokens before -> its next token. judge: the same -> P(yes). state: the
+    same -> what a probe reads."""
 
     def __init__(
-        self, own: Callable[[Tokens], int], judge: Callable[[Tokens], float]
+        self,
+        own: Callable[[Tokens], int],
+        judge: Callable[[Tokens], float],
+        state: Callable[[Tokens], list[float]] = lambda tokens: [0.0],
     ) -> None:
+        self.state = state
+        #: By request's row, the draft of its last pass.
+        self._shown: dict[int, Tokens] = {}
         self.own = own
         self.judge = judge
         self.num_passes = self.num_decodes = 0
@@ -68,14 +77,24 @@ class FakeTarget:
         self.num_passes += 1
         self.plans.append(plan)
         rows = []
-        for r in round:
-            for boundary in r.boundaries:
-                p = self.judge(written(r) + r.draft.tokens[:boundary])
+        prefixes: list[Tokens] = []  # by row of the pass, suffixes left out
+        for r, root in zip(round, plan.root_rows, strict=True):
+            before = (written(r) + self._shown.get(r.row, ()))[: r.seq_len + 1]
+            prefixes += [()] * (root - len(prefixes))
+            chain = range(1 + len(r.shown))
+            prefixes += [before + r.draft.tokens[:k] for k in chain]
+            self._shown[r.row] = r.shown
+            for boundary in r.asked:
+                p = self.judge(before + r.draft.tokens[:boundary])
                 row = torch.full((VOCAB,), -50.0)
                 row[YES], row[NO] = math.log(p), math.log(1 - p)
                 rows.append(row)
         logits = torch.stack(rows) if rows else torch.zeros(0, VOCAB)
-        return SimpleNamespace(logits=logits)
+        return SimpleNamespace(
+            logits=logits,
+            kept=lambda: SimpleNamespace(logits=logits),
+            states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
+        )
 
     def decode(self, round: Round) -> SimpleNamespace:
         self.num_decodes += 1
@@ -149,6 +168,8 @@ def make_request(
     max_new_tokens: int = 1000,
     config: ParseConfig | None = None,
     client=None,
+    judge_kind: str = "suffix",
+    probe_fits: bool = False,
     **options,
 ) -> SimpleNamespace:
     """A running request with its state, as SGLang's Req is read."""
@@ -174,6 +195,8 @@ def make_request(
         stop_ids=frozenset({STOP}),
         judge=JudgePrompt(SUFFIX, ((YES, NO),), False) if mode == "semantic" else None,
         report=RequestReport(mode, "", want_segments=True),
+        judge_kind=judge_kind if mode == "semantic" else "suffix",
+        probe_fits=probe_fits and mode == "semantic",
         client=client,
     )
     return req
@@ -206,6 +229,9 @@ class FakeServer:
         slots: FakeSlots | None = None,
         config: ParseConfig | None = None,
         on_error: Callable[[str], None] = lambda name: None,
+        probe=None,
+        guard=None,
+        collector=None,
     ) -> None:
         self.config = config or ParseConfig(segmenter="line", adaptive=False)
         self.target = target
@@ -217,7 +243,23 @@ class FakeServer:
         planner = RoundPlanner(
             self.config, self.ranks, self.slots, drafters, context_len=100_000
         )
+        self.probing = None
+        if probe is not None or collector is not None:
+            self.probing = Probing(
+                probe,
+                target=target,
+                slots=self.slots,
+                ranks=self.ranks,
+                view=lambda batch, index: SimpleNamespace(
+                    reqs=[batch.reqs[i] for i in index], tree_cache=None
+                ),
+                judge=question_scores,
+                guard=guard,
+                collector=collector,
+                question=self.config.judge_suffix,
+            )
         self.engine = RoundEngine(
+            probing=self.probing,
             target=target,
             slots=self.slots,
             drafters=GuardedDrafters(drafters, on_error),

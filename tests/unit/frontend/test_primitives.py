@@ -175,6 +175,7 @@ def test_gen_sends_every_option_under_its_wire_name():
         "exact_tail": False,
         "recover_segments": "all",
         "compose": False,
+        "judge": "suffix",
     }
     backend = FakeBackend()
     state = run(answer, backend, question="Q", report=False, **options)

@@ -97,6 +97,10 @@ def test_flags_round_trip():
         *("--speculative-parse-draft-url-streams", "3"),
         *("--speculative-parse-ngram-tokens", "9"),
         "--no-speculative-parse-request-checks",
+        "--no-speculative-parse-probe-doubt",
+        *("--speculative-parse-probe-check", "0.1"),
+        *("--speculative-parse-probe-agreement", "0.9"),
+        *("--speculative-parse-probe-collect", "100"),
     )
     assert config_from_server_args(args) == ParseConfig(
         window=0,
@@ -122,11 +126,16 @@ def test_flags_round_trip():
         draft_url_streams=3,
         ngram_tokens=9,
         request_checks=False,
+        probe_doubt=False,
+        probe_check=0.1,
+        probe_agreement=0.9,
+        probe_collect=100,
     )
     found = dataclasses.asdict(config_from_server_args(args))
     default = dataclasses.asdict(ParseConfig())
-    # Another judge takes an installed package, and no question.
-    assert {name for name in found if found[name] == default[name]} == {"judge"}
+    # Another judge takes an installed package, and no question; a probe is read.
+    same = {name for name in found if found[name] == default[name]}
+    assert same == {"judge", "probe"}
 
 
 def test_flags_survive_pickling_to_child_processes():

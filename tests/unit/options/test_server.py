@@ -32,6 +32,11 @@ BAD = {
     "ngram_tokens": [0, 1025, 2.0, "4", True, None],
     "adaptive": ["false", 0, 1, None],
     "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
+    "probe": [7, None, ["file"]],
+    "probe_doubt": ["true", 1, 0, None],
+    "probe_check": [-0.1, 1.1, "0.1", None, True],
+    "probe_agreement": [-0.1, 1.1, "0.9", None],
+    "probe_collect": [-1, 0.5, "9", True, None, 10**7],
     "verify_route": ["", "masks", "AUTO", None, 1],
     "request_checks": ["true", 1, 0, None],
 }

@@ -52,6 +52,7 @@ def test_round_is_counted():
         "eagle_kept_tokens": 0,
         "client_tokens": 1,
         "judged_segments": 2,
+        "probe_segments": 0,
         "kept_segments": 1,
         "judged_tokens": 5,
         "kept_tokens": 3,

@@ -1,0 +1,106 @@
+"""The subcommand `probe`: learn a probe, or show what one is bound to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sglang_parse.cli.common import check_writable, leave_by_exception
+
+
+def add_probe(commands: Any) -> None:
+    """Define it on the parser's subcommands."""
+    probe = commands.add_parser(
+        "probe", help="learn verdicts from hidden states; see docs/probes.md"
+    )
+    actions = probe.add_subparsers(required=True, metavar="ACTION")
+    train = actions.add_parser(
+        "train", help="learn a probe from the verdicts of a running server"
+    )
+    train.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
+    train.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the probe to write"
+    )
+    source = train.add_mutually_exclusive_group()
+    source.add_argument("--dataset", help="default: embedded")
+    source.add_argument("--prompts", metavar="FILE", help="lines of JSON with `prompt`")
+    source.add_argument(
+        "--from-traffic",
+        type=int,
+        metavar="N",
+        help="ask nothing; wait until the server's traffic has brought N pairs",
+    )
+    train.add_argument("--path", help="local file of the data set")
+    train.add_argument("--problems", type=int, help="default: 1000")
+    train.add_argument(
+        "--temperatures", type=float, nargs="+", metavar="T", help="default: 0 1"
+    )
+    train.add_argument(
+        "--segmenters", nargs="+", metavar="NAME", help="default: the server's own"
+    )
+    train.add_argument("--concurrency", type=int, help="default: 8")
+    train.add_argument("--max-new-tokens", type=int)
+    train.add_argument(
+        "--hidden", type=int, metavar="N", help="units of a hidden layer; default: none"
+    )
+    train.add_argument(
+        "--least-agreement",
+        type=float,
+        metavar="X",
+        help="with the question, else nothing is written; default: 0.95",
+    )
+    train.add_argument(
+        "--most-false-accepts",
+        type=float,
+        metavar="X",
+        help="of what the question rejects, else nothing is written; default: 0.1",
+    )
+    train.add_argument("--seed", type=int)
+    train.add_argument(
+        "--wait",
+        dest="wait_s",
+        type=float,
+        metavar="S",
+        help="for traffic; default: 3600",
+    )
+    train.add_argument("--api-key", help="the server's admin key, or its API key")
+    train.set_defaults(command=train_command)
+    show = actions.add_parser("show", help="print what a probe is bound to")
+    show.add_argument("file", type=Path)
+    show.set_defaults(command=show_command)
+
+
+def train_command(args: argparse.Namespace) -> int:
+    from sglang_parse.bench.probe_training import TrainOptions, run_training
+
+    leave_by_exception()
+    values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
+    if prompts := values.pop("prompts", None):
+        values |= {"dataset": "prompts", "path": prompts}
+    for name in ("temperatures", "segmenters"):
+        if name in values:
+            values[name] = tuple(values[name])
+    options = TrainOptions(**values | {"url": args.url.rstrip("/")})
+    check_writable(args.out, "--out")
+    print(run_training(options))
+    return 0
+
+
+def show_command(args: argparse.Namespace) -> int:
+    from sglang_parse.judging.probe import ProbeError, load_probe
+
+    try:
+        probe = load_probe(args.file)
+    except ProbeError as e:
+        raise ValueError(f"{args.file} {e}.") from e
+    found = {
+        **asdict(probe.learnt),
+        "layers": probe.layers,
+        "points": {name: asdict(point) for name, point in probe.points.items()},
+        "figures": dict(probe.figures),
+    }
+    print(json.dumps(found, indent=2))
+    return 0

@@ -1,0 +1,124 @@
+"""Pairs to learn a probe from: kept in the scheduler, handed out by one endpoint.
+
+The HTTP server asks the scheduler for its internal state under a request id of its own,
+and the hook of /server_info adds the pairs. SGLang's own calls carry no such id.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sglang_parse.judging.judges import ServerJudge
+from sglang_parse.judging.probe import Learnt, Probe, usual_layers
+from sglang_parse.judging.probe_pairs import PairCollector
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.runtime.fingerprint import fingerprint
+
+PATH = "/parse/probe/pairs"
+PAIRS_KEY = "parse_pairs"
+# Pairs of one answer.
+MOST_AT_ONCE = 1024
+ASKED = re.compile(r"parse-pairs:(\d{1,9}):([01])")
+
+
+@dataclass
+class Collected:
+    """The collector of this process, and what its pairs are bound to."""
+
+    collector: PairCollector
+    about: dict[str, Any]
+
+
+# One a scheduler process, which serves one model.
+_collected: list[Collected] = []
+
+
+def open_collector(
+    server_args: Any,
+    config: ParseConfig,
+    probe: Probe | None,
+    judge: ServerJudge,
+    model_config: Any,
+) -> PairCollector | None:
+    """None where the server keeps no pairs. Raises ValueError where the target has no
+    fingerprint."""
+    _collected.clear()
+    if not config.probe_collect:
+        return None
+    target = fingerprint(server_args.model_path, getattr(server_args, "revision", None))
+    suffix = judge.ask(config.judge_suffix).suffix
+    learnt = Learnt(target, config.judge_suffix, tuple(suffix), config.threshold)
+    layers = (
+        probe.layers
+        if probe is not None
+        else usual_layers(model_config.num_hidden_layers)
+    )
+    size: int = model_config.hidden_size
+    collector = PairCollector(config.probe_collect, (len(layers) + 1) * size)
+    about = {"learnt": asdict(learnt), "layers": list(layers), "hidden_size": size}
+    _collected.append(Collected(collector, about))
+    return collector
+
+
+def asked_pairs(rid: str | None) -> dict[str, Any] | None:
+    """What a call with this request id gets; None where it asks for no pairs."""
+    found = ASKED.fullmatch(rid or "")
+    if not found:
+        return None
+    if not _collected:
+        return {}
+    one = _collected[0]
+    if found[2] == "1":
+        one.collector.clear()
+    start = int(found[1])
+    states, scores, requests, segmenters = one.collector.part(start, MOST_AT_ONCE)
+    return {
+        **one.about,
+        "total": len(one.collector),
+        "seen": one.collector.num_seen,
+        "states": base64.b64encode(states.numpy().tobytes()).decode(),
+        "scores": list(scores),
+        "requests": list(requests),
+        "segmenters": list(segmenters),
+    }
+
+
+def add_pairs_route(app: Any, server_args: Any) -> None:
+    """The endpoint, where the server keeps pairs; behind the admin key if there is one,
+    and behind the API key else."""
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    from sglang_parse.integration.flags import config_from_server_args
+
+    if not config_from_server_args(server_args).probe_collect:
+        return
+    endpoint = auth_level(AuthLevel.ADMIN_OPTIONAL)(_hand_out)
+    app.add_route(PATH, endpoint, methods=["GET", "DELETE"])
+
+
+async def _hand_out(request: Any) -> Any:
+    """GET ?start=N: pairs from the N-th on, of each data-parallel rank. DELETE forgets
+    them all."""
+    from fastapi.responses import ORJSONResponse
+    from sglang.srt.entrypoints.http_server import get_global_state
+    from sglang.srt.managers.io_struct import GetInternalStateReq
+
+    start = request.query_params.get("start", "0")
+    clears = request.method == "DELETE"
+    if not re.fullmatch(r"\d{1,9}", start):
+        return ORJSONResponse(
+            {
+                "error": {
+                    "message": "start is no number; expected a whole number from 0."
+                }
+            },
+            status_code=400,
+        )
+    manager = get_global_state().tokenizer_manager
+    manager.auto_create_handle_loop()
+    asked = GetInternalStateReq(rid=f"parse-pairs:{start}:{int(clears)}")
+    answers = await manager.get_internal_state_communicator(asked)
+    return ORJSONResponse([one.internal_state[PAIRS_KEY] for one in answers])

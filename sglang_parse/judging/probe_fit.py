@@ -1,0 +1,264 @@
+"""Learning a probe: pairs of (hidden states, the question's score) -> weights; pure.
+
+Requests, not pairs, are split: what a report says holds for requests never seen.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_parse.judging.probe import Point
+
+#: Share of requests that are kept for the report, and of the others for the points.
+HELD_OUT, POINTS = 0.25, 0.25
+#: Penalties on the weights that are tried.
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
+#: Share of wrong verdicts that is allowed on either side of the band of doubt.
+SURE_ERROR = 0.001
+MOST_ITERATIONS = 200
+NUM_BINS = 10
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """states: [n, width]. scores: [n] of the question. requests: [n] whose they are.
+    kinds: [n] numbers of segmenters."""
+
+    states: Tensor
+    scores: Tensor
+    requests: Tensor
+    kinds: Tensor
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def at(self, chosen: Tensor) -> Pairs:
+        """The pairs of a mask [n]."""
+        return Pairs(
+            self.states[chosen],
+            self.scores[chosen],
+            self.requests[chosen],
+            self.kinds[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A classifier of `judging.probe.Probe` without what it is bound to."""
+
+    weight: Tensor
+    bias: Tensor
+    inner: tuple[Tensor, Tensor] | None
+    #: By the number of the segmenter.
+    points: dict[int, Point]
+    report: dict[str, Any]
+
+
+def split_requests(requests: Tensor, share: float, seed: int) -> Tensor:
+    """Mask [n] of the pairs of a share of the requests."""
+    names = sorted(set(requests.tolist()))
+    random.Random(seed).shuffle(names)
+    chosen = set(names[: round(share * len(names))])
+    return torch.tensor([one in chosen for one in requests.tolist()], dtype=torch.bool)
+
+
+def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> Fit:
+    """Fit a linear probe, or one with a hidden layer of `hidden` units.
+
+    threshold: of the question's score. Raises ValueError where there are too few pairs,
+    or none of one verdict, to learn or to report from.
+    """
+    held = split_requests(pairs.requests, HELD_OUT, seed)
+    rest = pairs.at(~held)
+    chooses = split_requests(rest.requests, POINTS, seed + 1)
+    parts = {
+        "learning": rest.at(~chooses),
+        "choosing": rest.at(chooses),
+        "reporting": pairs.at(held),
+    }
+    for name, part in parts.items():
+        valid = int((part.scores >= threshold).sum())
+        if not 0 < valid < len(part):
+            raise ValueError(
+                f"{len(part)} pairs for {name} hold {valid} valid prefixes; expected "
+                "some that are valid and some that are not: collect more."
+            )
+    learning, choosing = parts["learning"], parts["choosing"]
+    mean = learning.states.float().mean(0)
+    spread = learning.states.float().std(0).clamp(min=1e-4)
+    labels = (learning.scores >= threshold).float()
+    wanted = choosing.scores >= threshold
+    tried: list[tuple[float, tuple[Tensor, ...], Tensor]] = []
+    for penalty in PENALTIES:
+        x = (learning.states.float() - mean) / spread
+        weights = _fit(x, labels, penalty, hidden, seed)
+        logits = _logits(weights, (choosing.states.float() - mean) / spread)
+        loss = float(
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted.float())
+        )
+        tried.append((loss, weights, logits))
+    _, weights, logits = min(tried, key=lambda one: one[0])
+    weight, bias, inner = _folded(weights, mean, spread)
+    points = {
+        kind: choose_point(
+            torch.sigmoid(logits[choosing.kinds == kind]),
+            wanted[choosing.kinds == kind],
+        )
+        for kind in sorted(set(choosing.kinds.tolist()))
+    }
+    held_pairs = parts["reporting"]
+    held_logits = _logits(weights, (held_pairs.states.float() - mean) / spread)
+    scores, valid = torch.sigmoid(held_logits), held_pairs.scores >= threshold
+    report: dict[str, Any] = {
+        "held_out_requests": len(set(held_pairs.requests.tolist())),
+        "learning_pairs": len(learning),
+        "by_kind": {},
+    }
+    for kind, point in points.items():
+        mask = torch.eq(held_pairs.kinds, kind)
+        if bool(mask.any()):
+            report["by_kind"][kind] = report_of(scores[mask], valid[mask], point)
+    return Fit(weight, bias, inner, points, report)
+
+
+def _fit(
+    x: Tensor, labels: Tensor, penalty: float, hidden: int, seed: int
+) -> tuple[Tensor, ...]:
+    """Logistic regression on standardised states by L-BFGS: (weight, bias), and in
+    front of these the hidden layer's (weight, bias) where there is one."""
+    made = torch.Generator().manual_seed(seed)
+    shapes = [(hidden, x.shape[1]), (hidden,), (hidden,), ()]
+    if not hidden:
+        shapes = [(x.shape[1],), ()]
+    weights = [torch.zeros(shape) for shape in shapes]
+    if hidden:
+        for k in (0, 2):
+            size = weights[k].shape[-1]
+            weights[k] = torch.randn(shapes[k], generator=made) / size**0.5
+    for one in weights:
+        one.requires_grad_()
+    steps = torch.optim.LBFGS(
+        weights, max_iter=MOST_ITERATIONS, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        steps.zero_grad()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            _logits(tuple(weights), x), labels
+        )
+        loss = loss + penalty * sum((w * w).sum() for w in weights if w.ndim)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    steps.step(closure)  # type: ignore[no-untyped-call]
+    return tuple(w.detach() for w in weights)
+
+
+def _logits(weights: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    if len(weights) == 4:
+        x = torch.relu(x @ weights[0].T + weights[1])
+    return x @ weights[-2] + weights[-1]
+
+
+def _folded(
+    weights: tuple[Tensor, ...], mean: Tensor, spread: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """The same classifier of states that are not standardised."""
+    first = weights[0] / spread
+    shift = weights[1] - first @ mean
+    if len(weights) == 2:
+        return first, shift, None
+    return weights[2], weights[3], (first, shift)
+
+
+def choose_point(scores: Tensor, valid: Tensor) -> Point:
+    """Cutoff of most agreement, and the narrowest band outside of which few are wrong.
+
+    scores: [n] of the probe. valid: [n] bool, the question's verdicts.
+    """
+    order = scores.argsort()
+    s, v = scores[order], valid[order].long()
+    # k: the first k are called invalid.
+    none = torch.zeros(1, dtype=torch.long)
+    valid_below = torch.cat([none, v.cumsum(0)])
+    invalid_above = (1 - v).sum() - torch.cat([none, (1 - v).cumsum(0)])
+    at = int((valid_below + invalid_above).argmin())
+    cutoff = _between(s, at)
+    total = len(s)
+    num = torch.arange(total + 1)
+    below = valid_below <= SURE_ERROR * num
+    above = invalid_above <= SURE_ERROR * (total - num)
+    low = _between(s, min(at, int(num[below].max())))
+    high = _between(s, max(at, int(num[above].min())))
+    return Point(cutoff, min(low, cutoff), max(high, cutoff))
+
+
+def _between(rising: Tensor, k: int) -> float:
+    """A value that the first k of the scores lie below."""
+    if k == 0:
+        return float(rising[0]) / 2
+    if k == len(rising):
+        return (float(rising[-1]) + 1) / 2
+    return float(rising[k - 1] + rising[k]) / 2
+
+
+def report_of(scores: Tensor, valid: Tensor, point: Point) -> dict[str, Any]:
+    """How a probe's scores compare with the question's verdicts.
+
+    scores: [n]. valid: [n] bool. Shares are of the pairs of one verdict.
+    """
+    sure = (scores <= point.low) | (scores >= point.high)
+    called = scores >= point.cutoff
+    decided = torch.where(sure, called, valid)
+    return {
+        "pairs": len(scores),
+        "invalid_pairs": int((~valid).sum()),
+        "auc": auc(scores, valid),
+        "calibration_error": calibration_error(scores, valid),
+        "agreement": _share(called == valid),
+        "true_accepts": _share(called[valid]),
+        "false_accepts": _share(called[~valid]),
+        "agreement_with_doubt": _share(decided == valid),
+        "false_accepts_with_doubt": _share(decided[~valid]),
+        "in_doubt": _share(~sure),
+        "roc": roc(scores, valid),
+    }
+
+
+def roc(scores: Tensor, valid: Tensor) -> list[tuple[float, float, float]]:
+    """(cutoff, true accepts, false accepts) at some cutoffs."""
+    cutoffs = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+    return [
+        (c, _share(scores[valid] >= c), _share(scores[~valid] >= c)) for c in cutoffs
+    ]
+
+
+def auc(scores: Tensor, valid: Tensor) -> float:
+    """Chance that a valid prefix scores above an invalid one; half for ties."""
+    good, bad = scores[valid], scores[~valid].sort().values
+    if not len(good) or not len(bad):
+        return float("nan")
+    below = torch.searchsorted(bad, good, right=False)
+    upto = torch.searchsorted(bad, good, right=True)
+    return float((below + upto).double().mean() / (2 * len(bad)))
+
+
+def calibration_error(scores: Tensor, valid: Tensor) -> float:
+    """Mean distance of score and share of valid prefixes, over NUM_BINS bins."""
+    bins = (scores * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    error = 0.0
+    for k in range(NUM_BINS):
+        inside = bins == k
+        if inside.any():
+            gap = scores[inside].mean() - valid[inside].float().mean()
+            error += float(gap.abs()) * int(inside.sum()) / len(scores)
+    return error
+
+
+def _share(mask: Tensor) -> float:
+    return float(mask.float().mean()) if len(mask) else float("nan")

@@ -1,0 +1,76 @@
+"""What identifies a target: hashes of its configuration and of its weights.
+
+Weights are not read whole: of each tensor its name, type, shape, and some bytes of its
+middle are. That takes milliseconds, and another training changes every tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+from sglang_parse.judging.probe import Target
+
+#: Keys of a config.json that say nothing about the model.
+IGNORED = ("_name_or_path", "transformers_version")
+SAMPLE_BYTES = 256
+#: Places of a weights file of another format that are read.
+NUM_PLACES = 64
+
+
+def fingerprint(path: str, revision: str | None = None) -> Target:
+    """Of a model folder, or a Hugging Face name whose files are on this machine.
+
+    Raises ValueError, as the end of "PATH ...", where there are no files to read.
+    """
+    folder = _folder(path, revision)
+    config = folder / "config.json"
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+        kept = {k: v for k, v in values.items() if k not in IGNORED}
+        weights = hashlib.sha256()
+        files = sorted(folder.glob("*.safetensors")) or sorted(
+            f for pattern in ("*.bin", "*.pt", "*.gguf") for f in folder.glob(pattern)
+        )
+        for file in files:
+            weights.update(_file_digest(file))
+    except (OSError, ValueError, KeyError, struct.error) as e:
+        raise ValueError(f"has files that cannot be read ({e})") from e
+    if not files:
+        raise ValueError("has no weights to take a fingerprint of")
+    canonical = json.dumps(kept, sort_keys=True).encode()
+    return Target(hashlib.sha256(canonical).hexdigest()[:32], weights.hexdigest()[:32])
+
+
+def _folder(path: str, revision: str | None) -> Path:
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, revision=revision, local_files_only=True))
+    except Exception as e:  # whatever the hub's client raises offline
+        raise ValueError("is not on this machine as a folder") from e
+
+
+def _file_digest(file: Path) -> bytes:
+    found = hashlib.sha256()
+    with open(file, "rb") as f:
+        if file.suffix != ".safetensors":
+            size = file.stat().st_size
+            found.update(str(size).encode())
+            for k in range(NUM_PLACES):
+                f.seek(size * k // NUM_PLACES)
+                found.update(f.read(SAMPLE_BYTES))
+            return found.digest()
+        (length,) = struct.unpack("<Q", f.read(8))
+        header = json.loads(f.read(length))
+        for name in sorted(k for k in header if k != "__metadata__"):
+            row = header[name]
+            start, end = row["data_offsets"]
+            found.update(json.dumps([name, row["dtype"], row["shape"]]).encode())
+            f.seek(8 + length + max(start, (start + end - SAMPLE_BYTES) // 2))
+            found.update(f.read(min(SAMPLE_BYTES, end - start)))
+    return found.digest()

@@ -1,0 +1,222 @@
+"""Verdicts without rows: who judges each boundary, and what is kept because of it."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from sglang_parse.judging.probe import Learnt, Point, Probe, Target
+from sglang_parse.judging.probe_guard import ProbeGuard
+from sglang_parse.judging.probe_pairs import PairCollector
+from tests.support.fake_engine import (
+    LINE,
+    STOP,
+    SUFFIX,
+    FakeDrafter,
+    FakeServer,
+    FakeSlots,
+    FakeTarget,
+    make_request,
+)
+
+POINT = Point(cutoff=0.5, low=0.3, high=0.8)
+BAD = 20  # a token that makes all prefixes behind it invalid
+UNCLEAR = 21  # one that leaves the probe in doubt
+
+
+def make_probe(point=POINT):
+    return Probe(
+        Learnt(Target("c", "w"), "q", SUFFIX, 0.5), (), 1, {"line": point},
+        weight=torch.ones(1), bias=torch.tensor(0.0),
+    )  # fmt: skip
+
+
+def judge(tokens):
+    return 0.05 if BAD in tokens else 0.95
+
+
+def state(tokens):
+    """In doubt from an unclear token on, else of the judge's opinion."""
+    if UNCLEAR in tokens:
+        return [0.0]
+    return [-4.0 if BAD in tokens else 4.0]
+
+
+def own(tokens):
+    return 30
+
+
+def drafts(*lines):
+    """A drafter that writes these lines in turn, and then ends."""
+    parts = [(*line, LINE) for line in lines]
+
+    def write(tokens):
+        return (*itertools.chain(*parts), STOP)
+
+    return FakeDrafter(write)
+
+
+def serve(lines, *, kind, point=POINT, guard=None, state=state, slots=None, **options):
+    target = FakeTarget(own, judge, state)
+    server = FakeServer(
+        target, [drafts(*lines)], probe=make_probe(point), guard=guard, slots=slots
+    )
+    req = make_request(judge_kind=kind, probe_fits=True, **options)
+    return server, target, req
+
+
+def rows(target):
+    return [plan.num_verify_tokens for plan in target.plans]
+
+
+LINES = [(10, 11), (12,), (BAD, 13), (14,)]
+
+
+def test_a_probe_keeps_what_the_suffix_keeps_and_takes_no_rows():
+    """Red if verdicts are read at other rows than the boundaries', or rows remain."""
+    kept = {}
+    for kind in ("suffix", "probe", "auto"):
+        server, target, req = serve(LINES, kind=kind)
+        (r,) = server.round(req).requests
+        kept[kind] = (r.decision, r.cut, target.num_passes)
+        suffixes = len(r.boundaries) * len(SUFFIX) if kind == "suffix" else 0
+        assert rows(target) == [1 + len(r.shown) + suffixes]
+        assert set(r.judged_by) == {"suffix" if kind == "suffix" else "probe"}
+    assert kept["probe"] == kept["suffix"] == kept["auto"]
+
+
+@pytest.mark.parametrize("unclear_at", [0, 1, 2])
+def test_doubt_is_settled_by_the_suffix_in_one_more_pass(unclear_at):
+    """Red if the pass behind the draft asks of another prefix, or of more of them."""
+    lines = [list(line) for line in [(10, 11), (12,), (13, 13)]]
+    lines[unclear_at][0] = UNCLEAR
+    server, target, req = serve(lines, kind="auto")
+    (r,) = server.round(req).requests
+    assert target.num_passes == 2
+    assert r.doubted == frozenset(r.boundaries[unclear_at:])
+    by = ["suffix" if k >= unclear_at else "probe" for k in range(3)]
+    assert list(r.judged_by) == by
+    assert r.decision.num_judged == r.boundaries[-1]
+    assert r.scores[unclear_at:] == pytest.approx([0.95] * (3 - unclear_at))
+    # The second pass begins a token before the first boundary in doubt.
+    span = r.boundaries[-1] - r.boundaries[unclear_at] + 2
+    assert rows(target)[1] == span + (3 - unclear_at) * len(SUFFIX)
+    assert req.state.report.counters.target_passes == 2
+    assert req.state.report.counters.probe_segments == unclear_at
+
+
+def test_nothing_is_asked_behind_a_prefix_that_surely_fails():
+    """Red if doubt that changes nothing costs a pass."""
+    server, target, req = serve([(10,), (BAD,), (UNCLEAR,)], kind="auto")
+    (r,) = server.round(req).requests
+    # The unclear line is behind the bad one, and so is the doubt.
+    assert target.num_passes == 1
+    assert r.decision.num_judged == r.boundaries[0]
+
+
+def test_without_room_the_cutoff_decides():
+    """Red if a full pool stops rounds in doubt."""
+    slots = FakeSlots()
+    server, target, req = serve([(10,), (UNCLEAR,)], kind="auto", slots=slots)
+    server.engine.probing.slots = FakeSlots(num_free=3)
+    (r,) = server.round(req).requests
+    assert target.num_passes == 1
+    assert r.scores[-1] == pytest.approx(0.5)
+    assert r.decision.num_judged == r.boundaries[-1]  # 0.5 reaches the cutoff
+
+
+def test_the_guards_share_is_asked_in_the_same_pass():
+    """Red if the guard sees other boundaries than it drew, or the probe's verdict
+    stands where the suffix was asked."""
+    guard = ProbeGuard(share=1.0, least=0.5)
+    server, target, req = serve(LINES, kind="probe", guard=guard)
+    (r,) = server.round(req).requests
+    assert target.num_passes == 1
+    assert set(r.judged_by) == {"suffix"}
+    assert guard.num_compared == len(r.boundaries) and guard.agreement == 1.0
+    assert r.scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
+
+
+def test_a_probe_that_is_wrong_is_found_out_and_the_suffix_judges():
+    """Red if a probe of another task goes on to judge: it accepts everything here."""
+    guard = ProbeGuard(share=0.02, least=0.95)
+    target = FakeTarget(own, judge, lambda tokens: [4.0])
+    server = FakeServer(
+        target, [drafts((10,), (BAD,), (11,))], probe=make_probe(), guard=guard
+    )
+    judged = 0
+    while guard.holds:
+        req = make_request(judge_kind="probe", probe_fits=True)
+        judged += len(server.round(req).requests[0].boundaries)
+        assert judged <= 500
+    (r,) = server.round(make_request(judge_kind="probe", probe_fits=True)).requests
+    assert r.judge_kind == "suffix" and set(r.judged_by) == {"suffix"}
+    assert r.decision.num_judged == r.boundaries[0]
+    assert guard.num_compared > 0  # and the probe is compared on
+
+
+def test_kinds_of_judges_stand_side_by_side_in_a_batch():
+    """Red if scores of one request land on another's boundaries."""
+    rng = random.Random(3)
+    for _ in range(50):
+        num, by_prompt = rng.randint(1, 5), {}
+        target = FakeTarget(own, judge, state)
+        drafter = FakeDrafter(lambda tokens, of=by_prompt: of[tokens[0]])
+        server = FakeServer(target, [drafter], probe=make_probe())
+        reqs = []
+        for k in range(num):
+            tokens = [rng.choice([10, 11, LINE, LINE, BAD, UNCLEAR]) for _ in range(12)]
+            by_prompt[100 + k] = (*tokens, STOP)
+            kind = rng.choice(["suffix", "probe", "auto"])
+            reqs.append(
+                make_request(
+                    prompt=(100 + k,), judge_kind=kind, probe_fits=kind != "suffix"
+                )
+            )
+        before = [(*r.origin_input_ids, *r.output_ids) for r in reqs]
+        found = server.round(*reqs)
+        for prompt, r in zip(before, found, strict=True):
+            for b, value, by in zip(r.boundaries, r.scores, r.judged_by, strict=True):
+                prefix = prompt + r.draft.tokens[:b]
+                (logit,) = state(prefix)
+                expected = judge(prefix)
+                if by == "probe":
+                    expected = float(torch.sigmoid(torch.tensor(logit)))
+                assert value == pytest.approx(expected)
+            assert r.judge_kind != "suffix" or "probe" not in r.judged_by
+
+
+def test_pairs_are_the_states_and_scores_of_the_boundaries():
+    """Red if a pair joins the state of one prefix with the verdict of another."""
+    target = FakeTarget(own, judge, lambda tokens: [float(len(tokens))])
+    pairs = PairCollector(100, 1)
+    server = FakeServer(target, [drafts(*LINES)], collector=pairs)
+    server.probing.question = server.config.judge_suffix
+    req = make_request(prompt=(10, 11), output=(12,))
+    (r,) = server.round(req).requests
+    states, scores, owners, segmenters = pairs.part(0, 100)
+    assert states[:, 0].tolist() == [3 + b for b in r.boundaries]
+    assert scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
+    assert owners == [0] * 4 and segmenters == ["line"] * 4
+
+
+def test_the_planner_knows_that_a_probes_boundary_costs_no_rows():
+    """Red if windows of probe-judged requests are planned as if suffixes were asked."""
+    seen = {}
+    for kind in ("suffix", "probe", "auto"):
+        server, _, req = serve(LINES, kind=kind)
+        server.engine.planner.adaptive = True
+        server.engine.planner.controller.choose = _noting(
+            server.engine.planner.controller.choose, seen, kind
+        )
+        server.round(req)
+    assert seen == {"suffix": len(SUFFIX), "probe": 0, "auto": 0}
+
+
+def _noting(choose, seen, kind):
+    def noted(asked):
+        seen[kind] = asked.suffix_len
+        return choose(asked)
+
+    return noted

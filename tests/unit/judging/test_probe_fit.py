@@ -1,0 +1,112 @@
+"""Learning a probe, held to slow definitions."""
+
+import random
+
+import pytest
+import torch
+
+from sglang_parse.judging.probe import Learnt, Probe, Target
+from sglang_parse.judging.probe_fit import (
+    SURE_ERROR,
+    Pairs,
+    auc,
+    calibration_error,
+    choose_point,
+    learn,
+    split_requests,
+)
+
+
+def made_pairs(num=1200, width=12, noise=0.5, seed=0, rule=lambda x: x[:, 0] + x[:, 1]):
+    made = torch.Generator().manual_seed(seed)
+    states = 3 * torch.randn(num, width, generator=made) + 1
+    signal = rule(states - 1) / 3 + noise * torch.randn(num, generator=made)
+    return Pairs(
+        states,
+        torch.sigmoid(2 * signal),
+        torch.arange(num) // 4,
+        torch.zeros(num, dtype=torch.long),
+    )
+
+
+def test_a_linear_probe_finds_a_linear_rule():
+    """Red if the fit, the folding of means and spreads, or the report is wrong."""
+    fit = learn(made_pairs(), threshold=0.5)
+    row = fit.report["by_kind"][0]
+    assert row["auc"] > 0.93 and row["agreement"] > 0.85
+    probe = Probe(
+        Learnt(Target("c", "w"), "q", (1,), 0.5), (1, 2), 4,
+        {"step": fit.points[0]}, fit.weight, fit.bias,
+    )  # fmt: skip
+    fresh = made_pairs(seed=5)
+    found = probe.scores(fresh.states) >= fit.points[0].cutoff
+    assert float((found == (fresh.scores >= 0.5)).float().mean()) > 0.85
+
+
+def test_a_hidden_layer_finds_a_rule_that_is_not_linear():
+    """Red if the hidden layer is left out, or folded wrongly."""
+    pairs = made_pairs(num=3000, noise=0.1, rule=lambda x: x[:, 0].abs() - 2)
+    linear = learn(pairs, threshold=0.5).report["by_kind"][0]["agreement"]
+    fit = learn(pairs, threshold=0.5, hidden=8)
+    assert fit.inner is not None
+    assert fit.report["by_kind"][0]["agreement"] > max(0.8, linear + 0.1)
+
+
+def test_requests_are_split_and_not_pairs():
+    """Red if pairs of one request are both learnt from and reported on."""
+    requests = torch.tensor([k % 17 for k in range(200)])
+    held = split_requests(requests, 0.25, 3)
+    inside = set(requests[held].tolist())
+    assert inside.isdisjoint(requests[~held].tolist()) and len(inside) == 4
+
+
+def test_too_few_pairs_are_refused():
+    """Red if a probe is learnt where nothing was ever rejected."""
+    pairs = made_pairs(num=80)
+    with pytest.raises(ValueError, match="collect more"):
+        learn(Pairs(pairs.states, torch.ones(80), pairs.requests, pairs.kinds),
+              threshold=0.5)  # fmt: skip
+
+
+def test_auc_and_calibration_equal_their_definitions():
+    """Red if a figure of the report is not what its name says."""
+    rng = random.Random(0)
+    for _ in range(20):
+        scores = [rng.choice([0.1, 0.3, 0.5, 0.9, rng.random()]) for _ in range(30)]
+        valid = [rng.random() < 0.6 for _ in scores]
+        good = [s for s, v in zip(scores, valid, strict=True) if v]
+        bad = [s for s, v in zip(scores, valid, strict=True) if not v]
+        if not good or not bad:
+            continue
+        wins = sum((g > b) + 0.5 * (g == b) for g in good for b in bad)
+        found = auc(torch.tensor(scores), torch.tensor(valid))
+        assert found == pytest.approx(wins / len(good) / len(bad))
+        error = 0.0
+        for k in range(10):
+            inside = [i for i, s in enumerate(scores) if min(9, int(s * 10)) == k]
+            if inside:
+                mean = sum(scores[i] for i in inside) / len(inside)
+                share = sum(valid[i] for i in inside) / len(inside)
+                error += abs(mean - share) * len(inside) / len(scores)
+        found = calibration_error(torch.tensor(scores), torch.tensor(valid))
+        assert found == pytest.approx(error, abs=1e-5)
+
+
+def test_the_point_has_most_agreement_and_a_band_that_is_sure_outside():
+    """Red if another cutoff agrees more, or if too many are wrong outside the band."""
+    rng = random.Random(2)
+    for _ in range(20):
+        scores = [rng.random() for _ in range(200)]
+        valid = [rng.random() < s for s in scores]
+        point = choose_point(torch.tensor(scores), torch.tensor(valid))
+        pairs = list(zip(scores, valid, strict=True))
+
+        def agreement(cutoff, pairs=pairs):
+            return sum((s >= cutoff) == v for s, v in pairs)
+
+        assert agreement(point.cutoff) == max(agreement(s) for s in [*scores, 2.0])
+        assert point.low <= point.cutoff <= point.high
+        below = [v for s, v in pairs if s <= point.low]
+        above = [v for s, v in pairs if s >= point.high]
+        assert sum(below) <= SURE_ERROR * max(1, len(below))
+        assert sum(not v for v in above) <= SURE_ERROR * max(1, len(above))
