@@ -24,7 +24,7 @@ demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
 test: lint docs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The tests of the real model, which `make test` leaves out. 93 MB are fetched first.
 test-real: install

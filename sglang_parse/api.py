@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from sglang_parse.drafting.base import DrafterResources as DrafterResources
     from sglang_parse.drafting.base import Prefill as Prefill
     from sglang_parse.drafting.base import PrefillRequest as PrefillRequest
+    from sglang_parse.judging.draft_text import DraftText as DraftText
     from sglang_parse.judging.extension_rules import SegmentRule as SegmentRule
     from sglang_parse.judging.judges import Judge as Judge
-    from sglang_parse.judging.prose import DraftText as DraftText
     from sglang_parse.requests.round import Draft as Draft
     from sglang_parse.requests.round import RequestRound as RequestRound
     from sglang_parse.requests.round import Round as Round
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Name -> where it is defined.
 _HOME = {
     "Draft": "requests.round",
-    "DraftText": "judging.prose",
+    "DraftText": "judging.draft_text",
     "Drafter": "drafting.base",
     "DrafterContext": "drafting.base",
     "DrafterResources": "drafting.base",

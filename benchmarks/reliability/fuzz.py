@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import Counter
@@ -66,7 +67,8 @@ def drive(
     each_interval: Callable[[], None],
     interval_s: float = CANARY_EVERY_S,
 ) -> None:
-    """Send cases side by side until the time is over or a server has died.
+    """Send cases side by side until none is left, the time is over or a server has
+    died.
 
     each_interval: called every `interval_s`, while requests run on.
     """
@@ -75,8 +77,10 @@ def drive(
     running: set[Future[Outcome]] = set()
     with ThreadPoolExecutor(concurrency) as threads:
         while time.monotonic() < ends and report.statuses[0] < MAX_FINDINGS:
-            while len(running) < concurrency:
-                running.add(threads.submit(send, url, next(cases)))
+            for case in itertools.islice(cases, concurrency - len(running)):
+                running.add(threads.submit(send, url, case))
+            if not running:
+                break
             done, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
             for future in done:
                 report.note(future.result())
@@ -92,11 +96,15 @@ def fuzz(
     *,
     seconds: float,
     seed: int,
+    num_requests: int | None = None,
     concurrency: int = 8,
     target_url: str = "",
     hostile_share: float = 0.6,
 ) -> Report:
-    """One seeded run. target_url: of a server of the target alone, for canaries."""
+    """One seeded run, which ends after `seconds` or with its last request.
+
+    target_url: of a server of the target alone, for canaries.
+    """
     rng = random.Random(seed)
     report = Report()
     canaries = Canaries(url, target_url)
@@ -105,7 +113,9 @@ def fuzz(
         report.findings.extend(canaries.wrong())
 
     cases = iter(lambda: draw(rng, hostile_share), None)
-    drive(url, cases, seconds, concurrency, report, check)
+    drive(
+        url, itertools.islice(cases, num_requests), seconds, concurrency, report, check
+    )
     report.findings.extend(at_rest(url, canaries))
     return report
 

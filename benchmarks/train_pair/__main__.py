@@ -1,6 +1,7 @@
 """Train the embedded pair and its head: python -m benchmarks.train_pair --out DIR.
 
---only head trains a head for the pair in --pair, --only draft --seed 1 another draft.
+--only head trains a head for the pair in --pair, --only draft --seed 1 another draft,
+--only other-draft one that has another tokenizer.
 Stages and measured times are in this folder's README.md.
 """
 
@@ -115,7 +116,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=24, help="a multiple of 8")
     parser.add_argument("--scale", type=float, default=1.0, help="target steps factor")
-    parser.add_argument("--only", choices=("draft", "head"), help="train no more")
+    parser.add_argument(
+        "--only", choices=("draft", "head", "other-draft"), help="train no more"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draft")
     parser.add_argument(
         "--pair", type=Path, default=TARGET_PATH.parent, help="for --only head"
@@ -123,15 +126,17 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
-    tokenizer = build_tokenizer()
+    is_other = args.only == "other-draft"
+    tokenizer = build_tokenizer(other=is_other)
     encoder, vocab = Encoder(tokenizer), -(-len(tokenizer) // 64) * 64
     compiled = torch.compile(block)
     if args.only == "head":
         target = load(args.pair / "target")
     else:
         draft = train_draft(encoder, vocab, compiled, args.seed)
-        export(draft, tokenizer, args.out / "draft")
-        if args.only == "draft":
+        name = "other_draft" if is_other else "draft"
+        export(draft, tokenizer, args.out / name)
+        if args.only:
             return
         target = train_target(encoder, vocab, compiled, draft, args.layers, args.scale)
         export(target, tokenizer, args.out / "target")

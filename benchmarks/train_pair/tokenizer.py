@@ -18,6 +18,8 @@ GENERAL = (
     "The quick brown fox jumps over the lazy dog. Please check this answer, and say"
     " whether it is right or wrong."
 )
+# Of the draft in another tokenizer: rarer words of the task are two tokens or more.
+OTHER_VOCAB = 384
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
@@ -27,18 +29,32 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer; no seed but that of the fixed corpus."""
+# Words as Qwen's and Llama 3's tokenizers cut them: a line break belongs to the
+# punctuation before it, and each digit is a word.
+OTHER_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def build_tokenizer(*, other: bool = False) -> PreTrainedTokenizerFast:
+    """Train the tokenizer; no seed but that of the fixed corpus.
+
+    other: one with other words, merges and ids; its markers have the same names.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = Sequence(
-        [Split(Regex("\n"), "isolated"), ByteLevel(add_prefix_space=False)]
+    words = (
+        [Split(Regex(OTHER_WORDS), "isolated"), ByteLevel(False, use_regex=False)]
+        if other
+        else [Split(Regex("\n"), "isolated"), ByteLevel(add_prefix_space=False)]
     )
+    tokenizer.pre_tokenizer = Sequence(words)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(t, special=True) for t in (PAD, IM_START, IM_END)]
+    names = (IM_END, PAD, IM_START) if other else (PAD, IM_START, IM_END)
     trainer = trainers.BpeTrainer(
-        vocab_size=1000,
+        vocab_size=OTHER_VOCAB if other else 1000,
         min_frequency=1,
-        special_tokens=special,
+        special_tokens=[AddedToken(t, special=True) for t in names],
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )

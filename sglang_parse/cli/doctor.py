@@ -34,8 +34,11 @@ class Finding:
     text: str
 
 
-def run_checks(target: str, draft: str) -> Iterator[Finding]:
-    """All checks, each as soon as it is done; a failing one does not stop the rest."""
+def run_checks(target: str, draft: str, draft_url: str = "") -> Iterator[Finding]:
+    """All checks, each as soon as it is done; a failing one does not stop the rest.
+
+    draft_url: of a draft server, "" without one.
+    """
     checks: tuple[Callable[[], str], ...] = (
         check_python,
         check_sglang,
@@ -51,6 +54,7 @@ def run_checks(target: str, draft: str) -> Iterator[Finding]:
         partial(check_judge, target),
         partial(check_sampling, target),
         check_memory,
+        *([partial(check_draft_server, draft_url)] if draft_url else []),
     )
     for check in checks:
         with quiet():
@@ -214,12 +218,14 @@ def load_tokenizer(path: str, flag: str) -> Any:
 
 
 def check_tokenizers(target: str, draft: str) -> str:
-    from sglang_parse.judging.prompt import check_same_tokenizer
+    from sglang_parse.integration.checks import check_draft_tokenizer
+    from sglang_parse.judging.vocabularies import compare
 
     ours = load_tokenizer(target, "--model-path")
     theirs = load_tokenizer(draft, "--speculative-draft-model-path")
-    check_same_tokenizer(ours, theirs)
-    return f"tokenizers agree ({len(ours.get_vocab())} tokens)"
+    agreement = compare(ours, theirs)
+    check_draft_tokenizer(agreement)
+    return f"{agreement} ({len(ours.get_vocab())} tokens)"
 
 
 def check_judge(target: str) -> str:
@@ -254,6 +260,24 @@ def check_sampling(target: str) -> str:
     if told := penalty_sentence(defaults):
         raise Problem(told)
     return "sampling defaults of the target leave chat requests to PARSE"
+
+
+def check_draft_server(url: str) -> str:
+    """It lists its models, with the API key of the environment."""
+    from sglang_parse.drafting.remote_streams import described, list_models
+    from sglang_parse.options.checks import DRAFT_KEY_ENV, check_url
+
+    check_url(url, "--speculative-parse-draft-url")
+    key = os.environ.get(DRAFT_KEY_ENV, "")
+    try:
+        models = list_models(url, key)
+    except Exception as e:
+        raise Problem(
+            f"the draft server at {url} cannot be used ({described(e)}); start it, or "
+            f"set its key in {DRAFT_KEY_ENV}."
+        ) from e
+    sent = "with" if key else "without"
+    return f"draft server {url}, asked {sent} a key, serves {', '.join(models)}"
 
 
 def check_memory() -> str:

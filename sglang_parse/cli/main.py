@@ -108,6 +108,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check this installation and a pair")
     add_models(doctor)
+    doctor.add_argument(
+        "--speculative-parse-draft-url", default="", help="a draft server to ask too"
+    )
     doctor.set_defaults(command=doctor_command)
     add_estimate(commands)
     add_commands(commands)
@@ -246,7 +249,11 @@ def doctor_command(args: argparse.Namespace) -> int:
     from sglang_parse.cli.doctor import run_checks
 
     status = 0
-    for finding in run_checks(args.model_path, args.speculative_draft_model_path):
+    for finding in run_checks(
+        args.model_path,
+        args.speculative_draft_model_path,
+        args.speculative_parse_draft_url,
+    ):
         mark = "ok     " if finding.ok else "problem"
         print(f"{mark}  {finding.text}", flush=True)
         status |= not finding.ok

@@ -153,6 +153,11 @@ def show(trace: Trace, console: Console, *, wrap: bool = False) -> None:
 def summary(report: Mapping[str, Any]) -> str:
     """The mode and the counts that are not zero."""
     counts = [f"{report[key]} {name}" for key, name in COUNTS if report.get(key)]
+    kept = report.get("kept_by", {})
+    counts += [
+        f"{kept.get(name, 0)} of {num} kept by {name}"
+        for name, num in report.get("drafted_by", {}).items()
+    ]
     mode = f"mode {report['mode']}"
     if report.get("fallback"):
         mode += f" because of {report['fallback']}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from sglang_parse.cli.trace_text import LABELS, Span, answer_spans
+from sglang_parse.cli.trace_text import LABELS, Span, answer_spans, origin_of
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c1e21; --back: #ffffff; --soft: #5c636b;
@@ -133,7 +133,7 @@ def _segments(report: Mapping[str, Any]) -> str:
         score = segment["score"]
         shown = "" if score is None else f"{score:.4f}"
         rows.append(
-            f'<tr><td class="n">{k}</td><td>{escape(segment["origin"])}</td>'
+            f'<tr><td class="n">{k}</td><td>{escape(origin_of(segment))}</td>'
             f"<td>{escape(segment['outcome'])}</td>"
             f'<td class="n">{segment["start"]}</td>'
             f'<td class="n">{len(segment["token_ids"])}</td>'

@@ -56,7 +56,7 @@ def answer_spans(text: str, report: Mapping[str, Any]) -> list[Span]:
         if start > at:
             spans.append(Span("written", text[at:start]))
             at = start
-        kind, origin = _kind(segment), segment["origin"]
+        kind, origin = _kind(segment), origin_of(segment)
         if kind == "rejected" and spans and spans[-1].kind == "rejected":
             first = spans.pop()
             spans.append(replace(first, num_later=first.num_later + 1))
@@ -76,6 +76,12 @@ _CONTROLS = {c: "\ufffd" for c in (*range(32), *range(127, 160)) if c not in (9,
 def printable(text: str) -> str:
     """`text` with a replacement character for each control character."""
     return text.translate(_CONTROLS)
+
+
+def origin_of(segment: Mapping[str, Any]) -> str:
+    """Whose text a segment is, in words."""
+    drafter = segment.get("drafter")
+    return f"{segment['origin']} by {drafter}" if drafter else str(segment["origin"])
 
 
 def _kind(segment: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -42,6 +42,16 @@ class Prefill:
     #: SGLang's batch.
     batch: SchedulerBatch
     requests: Sequence[PrefillRequest]
+
+
+class Outcome(NamedTuple):
+    """What became of a copy (`policy.copying.Copier`), counted from its match on."""
+
+    #: Tokens that agreed when it began, and when it was last looked at.
+    start: int
+    end: int
+    #: Whether the next token ended it.
+    ended: bool
 
 
 class Drafter(Protocol):
@@ -112,6 +122,8 @@ class DrafterContext:
     vocab_size: int
     #: `runtime.ranks.Ranks`.
     ranks: Any
+    #: The target's tokenizer.
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.judging.vocabularies import SAME, Agreement
 from sglang_parse.runtime.capacity import longest_prefill
 from sglang_parse.runtime.grammar import GrammarChain
 from sglang_parse.runtime.sampling import draft_rows
@@ -63,6 +64,8 @@ class DraftModel(DraftRunner):
     """The draft model of `--speculative-draft-model-path`.
 
     vocab_size: the target's, in padded rows; a draft may have more or fewer.
+    agreement: of the two tokenizers; what they do not share is neither drafted nor
+    read.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class DraftModel(DraftRunner):
         context_len: int,
         *,
         vocab_size: int,
+        agreement: Agreement = SAME,
     ) -> None:
         super().__init__(
             server_args,
@@ -85,11 +89,20 @@ class DraftModel(DraftRunner):
         )
         self.vocab_size = vocab_size
         self.num_embeddings = self.runner.model_config.vocab_size
+        self.set_unshared(agreement)
         self.longest_extend = longest_prefill()
         device_type = torch.device(self.runner.device).type
         self.stop_check_interval = STOP_CHECK_INTERVAL.get(
             device_type, DEFAULT_STOP_CHECK_INTERVAL
         )
+
+    def set_unshared(self, agreement: Agreement) -> None:
+        """Which ids are neither drafted nor read, and what is read in their place."""
+        width = min(self.vocab_size, self.num_embeddings)
+        self.unshared = agreement.unshared
+        self.neutral = agreement.neutral
+        masked = sorted(i for i in agreement.unshared if i < width)
+        self._masked = torch.tensor(masked, device=self.runner.device)
 
     def propose(
         self, requests: Sequence[DraftRequest], *, table: Tensor, sampling_info: Any
@@ -125,6 +138,8 @@ class DraftModel(DraftRunner):
         while True:
             if logits.shape[-1] > self.vocab_size:
                 logits = logits[:, : self.vocab_size].contiguous()
+            if self.unshared:
+                logits[:, self._masked] = -torch.inf
             for i, chain in chains:
                 chain.mask_next(logits[i : i + 1])
             columns.append(self._sample(logits, position, sampling))
@@ -217,6 +232,8 @@ class DraftModel(DraftRunner):
     def _readable(self, token: int) -> int:
         """The token, or another where the draft has no row for it: the target's padding
         may be longer, and requests, biases and temperatures reach into it."""
+        if token in self.unshared:
+            return self.neutral
         return token if token < self.num_embeddings else 0
 
     def _sample(self, logits: Tensor, position: Tensor, sampling: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -16,8 +17,12 @@ from sglang_parse.drafting.base import (
 from sglang_parse.drafting.draft_loop import DraftModel, DraftRequest
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.judging.vocabularies import compare
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.tokenizers import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,15 +50,21 @@ class ModelDrafter:
     @classmethod
     def create(cls, context: DrafterContext) -> ModelDrafter | None:
         """None where the server has no draft model."""
-        if not context.server_args.speculative_draft_model_path:
+        server_args = context.server_args
+        if not server_args.speculative_draft_model_path:
             return None
+        agreement = compare(
+            context.tokenizer, load_tokenizer(server_args, of_draft=True)
+        )
+        logger.info("PARSE: draft and target: %s", agreement)
         return cls(
             DraftModel(
-                context.server_args,
+                server_args,
                 context.gpu_id,
                 context.nccl_port,
                 context.context_len,
                 vocab_size=context.vocab_size,
+                agreement=agreement,
             )
         )
 

@@ -14,6 +14,7 @@ from sglang_parse.drafting.base import (
     DrafterResources,
     Prefill,
 )
+from sglang_parse.options.checks import DRAFTER_NAMES
 from sglang_parse.options.extensions import (
     Extension,
     ExtensionError,
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 DRAFTER_EXTENSIONS = Extensions(
     "drafter",
-    built_in=("model", "eagle3"),
+    built_in=DRAFTER_NAMES,
     expected="a function that takes a DrafterContext and returns a Drafter or None",
 )
 ATTRIBUTES = (

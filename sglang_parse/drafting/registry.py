@@ -9,11 +9,15 @@ from sglang_parse.drafting.base import Drafter, DrafterContext
 from sglang_parse.drafting.draft_model import ModelDrafter
 from sglang_parse.drafting.eagle3 import Eagle3Drafter
 from sglang_parse.drafting.extension import create_extension_drafters
+from sglang_parse.drafting.ngram import NgramDrafter
+from sglang_parse.drafting.remote import RemoteDrafter
 from sglang_parse.options.extensions import ExtensionError
 
 #: One line a drafter. Each returns None where the server does not ask for it.
 DRAFTERS: tuple[Callable[[DrafterContext], Drafter | None], ...] = (
+    NgramDrafter.create,
     Eagle3Drafter.create,
+    RemoteDrafter.create,
     ModelDrafter.create,
 )
 

@@ -40,6 +40,11 @@ from sglang_parse.runtime.protocols import (
 
 # Seconds that the passes over one text may take in all.
 MAX_VERIFY_SECONDS = 120.0
+# Seconds that a pass over texts that are judged alone is to take: others wait for it,
+# and probes of /health give up after 20 s. One verdict is always judged.
+STEP_SECONDS = 4.0
+# Rows of such a pass before any was timed.
+FIRST_ROWS = 512
 
 
 @dataclass
@@ -110,6 +115,8 @@ class ClientPass:
         self.hold = hold
         self.release = release
         self.clock = clock
+        #: Seconds that a row of a pass takes here, 0 before any was timed.
+        self.row_seconds = 0.0
 
     def begin(
         self, batch: SchedulerBatch, texts: Sequence[Text]
@@ -201,13 +208,9 @@ class ClientPass:
     ) -> None:
         """Judge texts to keep, and as much of the others as there is room for."""
         slots, room = self.engine.slots, self._room(batch)
-        room -= share_verdicts([r for _, r in kept], room)
-        chosen = list(kept)
-        for text in waiting:
-            r = self._part(text, room)
-            if r is not None:
-                room -= cost(r, r.boundaries)
-                chosen.append((text, r))
+        num_kept = share_verdicts([r for _, r in kept], room)
+        room -= num_kept
+        chosen = [*kept, *self._parts(waiting, room, self._timely_rows(num_kept))]
         if not chosen:
             return
         started = self.clock()
@@ -218,22 +221,51 @@ class ClientPass:
         # Behind a text comes the token that follows it.
         lens = [r.seq_len + 1 + n + bool(n) for r, n in zip(round, shown, strict=True)]
         slots.extend_rows(view, lens)
-        self.engine.verify(round, lay_out(round))
+        plan = lay_out(round)
+        self.engine.verify(round, plan)
         self._keep(batch, round, [text.index for text, _ in kept])
         seconds = self.clock() - started
+        latest = seconds / max(1, plan.num_verify_tokens)
+        self.row_seconds = (self.row_seconds or latest) / 2 + latest / 2
         for text, r in chosen:
             if text.state.verification is not None:
                 self._note(text, r, seconds)
         slots.trim_rows(view, [end_of(r) for r in round])
 
-    def _part(self, text: Text, room: int) -> RequestRound | None:
-        """As many of the verdicts that are left as fit into `room` rows."""
+    def _timely_rows(self, num_kept: int) -> int:
+        """Rows for texts that are judged alone, beside `num_kept` others; by the first
+        rank's clock, as all ranks lay out the same pass."""
+        known = self.row_seconds
+        rows = round_down(STEP_SECONDS / known) if known else FIRST_ROWS
+        return max(0, self.engine.ranks.agree_all([[rows]])[0][0] - num_kept)
+
+    def _parts(
+        self, waiting: Sequence[Text], room: int, timely: int
+    ) -> list[tuple[Text, RequestRound]]:
+        """What is judged of the texts that wait: those with the fewest passes first, at
+        least one verdict and otherwise `timely` rows, in `room` rows."""
+        chosen: list[tuple[Text, RequestRound]] = []
+        order = sorted(waiting, key=lambda text: text.state.verification.num_passes)
+        for text in order:
+            r = self._part(text, room, timely, is_first=not chosen)
+            if r is not None:
+                taken = cost(r, r.boundaries)
+                room, timely = room - taken, timely - taken
+                chosen.append((text, r))
+        return chosen
+
+    def _part(
+        self, text: Text, room: int, timely: int, *, is_first: bool
+    ) -> RequestRound | None:
+        """As many of the verdicts that are left as fit into the rows."""
         one: Verification = text.state.verification
         if text.req.to_finish is not None:
             text.state.verification = None
             return None
         r = text.round()
-        part = fitting(one.left, len(r.state.suffix), room)
+        part = fitting(one.left, len(r.state.suffix), min(room, timely))
+        if not part and is_first:
+            part = fitting(one.left[:1], len(r.state.suffix), room)
         if not part:
             self._give_up_waiting(text, one)
             return None
@@ -314,6 +346,11 @@ class ClientPass:
     def _end(self, text: Text, refusal: Refusal) -> None:
         text.state.verification = None
         self.refuse(text.req, refusal)
+
+
+def round_down(rows: float) -> int:
+    """Rows as a whole number that every rank can hold."""
+    return int(min(rows, 1 << 30))
 
 
 def share_verdicts(texts: Sequence[RequestRound], room: int) -> int:

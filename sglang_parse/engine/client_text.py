@@ -10,7 +10,7 @@ from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.request import MAX_VERIFY_SEGMENTS
 from sglang_parse.policy.planner import longest_draft
 from sglang_parse.policy.windows import draft_window, fit_windows
-from sglang_parse.requests.refusal import bad_request, cannot_judge, try_again
+from sglang_parse.requests.refusal import bad_request, cannot_judge
 from sglang_parse.requests.round import Draft, RequestRound
 
 # Rows that all passes over one text may have: eight prefills of 8192 tokens.
@@ -41,8 +41,10 @@ def draft_of(r: RequestRound, segmenting: Segmenting, bounds: Bounds) -> None:
     verify_only = r.state.options.verify_only
     now, alone = _windows(r, bounds)
     num = len(client.tokens)
-    if verify_only and now < num:
-        _refuse_length(num, now, alone, bounds, suffix_len=len(r.state.suffix))
+    if verify_only:
+        if alone < num:
+            _refuse_length(num, alone, bounds, suffix_len=len(r.state.suffix))
+        now = num  # where there is no room yet, it waits
     complete = now == num
     r.draft = Draft(client.tokens[:now], complete, num_client=now)
     cuts = client.cuts
@@ -99,12 +101,7 @@ def _windows(r: RequestRound, bounds: Bounds) -> tuple[int, int]:
     return fit(bounds.num_free), fit(bounds.num_slots - held)
 
 
-def _refuse_length(
-    num: int, now: int, alone: int, bounds: Bounds, *, suffix_len: int
-) -> None:
-    reason = f"custom_params.parse_verify has {num} tokens and there is room for"
-    if alone == num:
-        raise try_again(f"{reason} {now} beside the requests that run now")
+def _refuse_length(num: int, alone: int, bounds: Bounds, *, suffix_len: int) -> None:
     shorten = "shorten it."
     if suffix_len > num:  # the longer of the two
         shorten = (
@@ -112,7 +109,8 @@ def _refuse_length(
             "tokens)."
         )
     raise bad_request(
-        f"{reason} {alone} behind this prompt, in a pass of at most {bounds.max_rows} "
+        f"custom_params.parse_verify has {num} tokens and there is room for {alone} "
+        f"behind this prompt, in a pass of at most {bounds.max_rows} "
         f"(--chunked-prefill-size); {shorten}"
     )
 

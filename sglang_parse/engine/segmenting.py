@@ -86,14 +86,14 @@ class Segmenting:
         state, draft = r.state, r.draft
         if most == 0 and not state.recovering and not draft.num_token_level:
             return
-        before, begun = self._written(r)
+        opened, before, begun = self._written(r)
         tokens = (*begun, *draft.tokens)
         find: Boundaries = partial(
             self.segmenter(state.options.segmenter).boundaries,
             tokens,
             ended=draft.ended,
             max_segments=len(tokens),
-            previous_text=self._text(before),
+            previous_text=opened + self._text(before),
         )
         r.exact_end = draft.num_token_level
         if state.recovering:
@@ -142,7 +142,7 @@ class Segmenting:
         if not state.recovering or state.recovers_for_good:
             state.num_begun = 0
             return
-        before, begun = self._written(r)
+        opened, before, begun = self._written(r)
         tokens = [*begun, *decision.accept_tokens]
         if rejected:
             start = len(begun) + decision.num_judged
@@ -152,7 +152,7 @@ class Segmenting:
                 tokens,
                 ended=False,
                 max_segments=len(tokens),
-                previous_text=self._text(before),
+                previous_text=opened + self._text(before),
                 settled=True,
             )
         except ExtensionError as error:
@@ -161,16 +161,22 @@ class Segmenting:
         state.recovering = max(0, state.recovering - len(ends))
         state.num_begun = len(tokens) - max(ends, default=0) if state.recovering else 0
 
-    def _written(self, r: RequestRound) -> tuple[list[int], list[int]]:
+    def _written(self, r: RequestRound) -> tuple[str, list[int], list[int]]:
         """The last committed tokens: SEAM_TOKENS of them, and behind these what a
-        recovering target has written of a segment."""
-        state = r.state
+        recovering target has written of a segment. In front of both, the line that
+        opens the block of code that they begin in, "" where there is none."""
+        state, output = r.state, r.req.output_ids
         reach = self.segmenter(state.options.segmenter).reach
         num_begun = min(state.num_begun, reach)
         most = SEAM_TOKENS + num_begun
-        tokens: list[int] = [*r.req.output_ids[-most:], *state.ready][-most:]
+        tokens: list[int] = [*output[-most:], *state.ready][-most:]
         start = len(tokens) - num_begun
-        return tokens[:start], tokens[start:]
+        fences, num_output = state.fences, len(output)
+        num_ready = max(0, fences.num_read - num_output)
+        new = (*output[fences.num_read :], *state.ready[num_ready:])
+        fences.read(self._token_texts[t] for t in new)
+        first = num_output + len(state.ready) - len(tokens)
+        return fences.open_before(first), tokens[:start], tokens[start:]
 
     def _text(self, tokens: Sequence[int]) -> str:
         return "".join(self._token_texts[t] for t in tokens)

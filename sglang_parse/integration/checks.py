@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_parse.drafting.text_bridge import TextError, TokenBytes
 from sglang_parse.integration.extensions import check_asked
-from sglang_parse.judging.prompt import check_same_tokenizer
+from sglang_parse.judging.vocabularies import Agreement, compare
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
+from sglang_parse.runtime.tokenizers import load_tokenizer
 
 
 def penalty_sentence(defaults: Mapping[str, Any]) -> str:
@@ -59,37 +61,31 @@ def check_head(server_args: Any, config: ParseConfig) -> None:
             )
 
 
-def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
-    """The tokenizer of the target, or of the draft model, as SGLang loads it.
-
-    Raises ValueError naming the flag.
-    """
-    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
-
-    if of_draft:
-        flag = "--speculative-draft-model-path"
-        path = server_args.speculative_draft_model_path
-        revision = server_args.speculative_draft_model_revision
-    else:
-        flag = "--tokenizer-path" if server_args.tokenizer_path else "--model-path"
-        path = server_args.tokenizer_path or server_args.model_path
-        revision = server_args.revision
-    try:
-        return get_tokenizer(
-            path,
-            tokenizer_mode=server_args.tokenizer_mode,
-            trust_remote_code=server_args.trust_remote_code,
-            revision=revision,
-        )
-    except Exception as e:  # of Hugging Face, which names neither
-        told = str(e).strip().partition("\n")[0] or type(e).__name__
-        raise ValueError(f"{flag} {path!r} has no usable tokenizer: {told}") from e
-
-
 def check_pair(server_args: Any, config: ParseConfig) -> None:
-    """Tokenizers agree, and segmenter and judge can work. Raises ValueError."""
+    """The draft can write for the target, and segmenter and judge can work.
+
+    Raises ValueError.
+    """
     target = load_tokenizer(server_args, of_draft=False)
     # Without a draft model, clients' texts are the only drafts.
     if server_args.speculative_draft_model_path:
-        check_same_tokenizer(target, load_tokenizer(server_args, of_draft=True))
+        draft = load_tokenizer(server_args, of_draft=True)
+        check_draft_tokenizer(compare(target, draft))
+    if config.draft_url:
+        try:
+            TokenBytes(target)
+        except TextError as e:
+            raise ValueError(
+                f"{flag_name('draft_url')} needs a target whose tokens are known as "
+                f"text, but of its tokenizer {e}."
+            ) from e
     check_asked(config, target)
+
+
+def check_draft_tokenizer(agreement: Agreement) -> None:
+    """Raises ValueError where the draft's ids cannot be handed over."""
+    if not agreement.shares_ids:
+        raise ValueError(
+            "--speculative-draft-model-path needs the target's tokenizer, but "
+            f"{agreement.difference}."
+        )

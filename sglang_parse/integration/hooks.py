@@ -85,6 +85,12 @@ HOOKS = (
         "of several stops in a round the first one ends the answer",
     ),
     Hook(
+        "sglang.srt.managers.schedule_batch.Req._locate_str_stop_finished_len",
+        lazy("sglang_parse.integration.stops:locate_stop"),
+        HookType.AROUND,
+        "the end of a stop string in a long round is found in little time",
+    ),
+    Hook(
         "sglang.srt.managers.tokenizer_manager._slice_streaming_output_meta_info",
         lazy("sglang_parse.integration.report_streamer:keep_report"),
         HookType.AROUND,

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import contextvars
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from sglang_parse.integration.shield_hooks import add_shield, guard_outputs, refuse
+from sglang_parse.integration.answers import Message, Receive, Scope, Send, refuse
+from sglang_parse.integration.carried import CHAT, GENERATE, may_carry, take_carried
+from sglang_parse.integration.shield_hooks import add_shield, guard_outputs
 from sglang_parse.options.checks import (
     MAX_CLIENT_CHARS,
     check_flag,
@@ -27,16 +29,11 @@ from sglang_parse.options.checks import (
 from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS
 from sglang_parse.runtime.names import is_parse
 
-CHAT = "/v1/chat/completions"
 # SageMaker's name for it.
 ALIASES = {"/invocations": CHAT}
 # Their request models know no custom_params, and drop them.
 WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
 PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS)
-Scope = dict[str, Any]
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 @dataclass
@@ -102,6 +99,9 @@ def translate(path: str, body: dict[str, Any]) -> Exchange:
     """
     exchange = Exchange()
     path = ALIASES.get(path, path)
+    take_carried(path, body)
+    if path == GENERATE:
+        return exchange
     _check_places(path, body)
     if path in WITHOUT_OPTIONS:
         return exchange
@@ -140,6 +140,13 @@ def _check_places(path: str, body: Mapping[str, Any]) -> None:
         raise ValueError(
             f"custom_params.{inside[0]} would be ignored on {path}; expected on {CHAT}."
         )
+    carried = body.get("metadata")
+    if path in WITHOUT_OPTIONS and isinstance(carried, dict):
+        inside = [key for key in carried if key in OPTIONS]
+        if inside:
+            raise ValueError(
+                f"metadata.{inside[0]} would be ignored on {path}; expected on {CHAT}."
+            )
     if beside := [key for key in body if key in OPTIONS]:
         where = f" on {CHAT}" if path in WITHOUT_OPTIONS else ""
         raise ValueError(
@@ -211,10 +218,13 @@ class ParseEndpoints:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Servers put their root path before the path (--fastapi-root-path).
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] != "http" or path not in PATHS:
+        if scope["type"] != "http" or path not in (*PATHS, GENERATE):
             await self.app(scope, receive, send)
             return
         raw = await _read_body(receive)
+        if path == GENERATE and not may_carry(path, raw):
+            await self.app(scope, _replay(raw, receive), send)
+            return
         body, dump = _parse_request(raw)
         exchange = Exchange()
         if isinstance(body, dict):

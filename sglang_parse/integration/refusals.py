@@ -78,6 +78,12 @@ REFUSED = (
     # SGLang starts those HTTP workers without its plugins: no bad option would be
     # refused before it reaches the scheduler.
     Refused("tokenizer_worker_num", _above_one, "--tokenizer-worker-num", "1"),
+    # Their requests pass no TokenizerManager, which checks options, and their answers
+    # have no place for reports.
+    Refused("grpc_mode", bool, "--grpc-mode", "off (HTTP alone carries reports)"),
+    Refused(
+        "smg_grpc_mode", bool, "--smg-grpc-mode", "off (HTTP alone carries reports)"
+    ),
     # It takes the KV of an answer's last token for written (streaming_session.py).
     Refused("enable_streaming_session", bool, "--enable-streaming-session"),
     # Every request gets a grammar of its own, which nobody can judge around.

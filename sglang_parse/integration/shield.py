@@ -22,7 +22,7 @@ import orjson
 from sglang_parse.options.checks import shown
 
 GENERATE, CHAT = "/generate", "/v1/chat/completions"
-ENDS, FAILS = "ends the scheduler", "HTTP 500"
+ENDS, FAILS, BREAKS = "ends the scheduler", "HTTP 500", "breaks the response off"
 # Fields of which SGLang's scheduler, having split a batch, expects one value each.
 SCALARS = (
     *("return_hidden_states", "return_logprob", "logprob_start_len", "priority"),
@@ -34,6 +34,7 @@ SCALARS = (
 MAX_N = 4096
 # Of custom_params. SGLang fails at some hundreds, where its own recursion ends.
 MAX_DEPTH = 64
+MAX_TOLD = 500
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -52,7 +53,7 @@ class Check:
     """One thing that a stock server does not survive, or does not understand."""
 
     name: str
-    #: What a stock server does with the request: ENDS or FAILS.
+    #: What a stock server does with the request: ENDS, FAILS or BREAKS.
     effect: str
     #: Path and JSON body of a request that shows it.
     path: str
@@ -213,6 +214,8 @@ _CHAT_BODY = {
     "max_tokens": 4,
 }
 
+_OLLAMA_CHAT = {"model": "m", "messages": [{"role": "user", "content": "1"}]}
+
 CHECKS = (
     # The first: others compare the values.
     _row("list in place of one value", ENDS, _body(return_hidden_states=[]), _scalars),
@@ -307,6 +310,18 @@ CHECKS = (
         path="/api/generate",
     ),
     _row(
+        "Ollama stream that is too long",
+        BREAKS,
+        {"model": "m", "prompt": "1", "options": {"num_predict": 10**6}},
+        path="/api/generate",
+    ),
+    _row(
+        "Ollama chat stream that is too long",
+        BREAKS,
+        _OLLAMA_CHAT | {"options": {"num_predict": 10**6}},
+        path="/api/chat",
+    ),
+    _row(
         "Ollama chat without messages",
         FAILS,
         {"model": "m", "messages": [], "stream": False},
@@ -353,4 +368,6 @@ def problem_of_input(obj: Any) -> str:
 
 def told_of(error: BaseException) -> str:
     """The sentence for a request on which SGLang's front end raised."""
+    if isinstance(error, ValueError) and str(error):
+        return str(error)[:MAX_TOLD]  # SGLang's own sentence
     return f"The request cannot be read ({type(error).__name__}: {shown(str(error))})."

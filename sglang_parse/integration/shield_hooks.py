@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import orjson
-
+from sglang_parse.integration.answers import (
+    Answer,
+    Message,
+    Progress,
+    Receive,
+    Scope,
+    Send,
+    refuse,
+    status_of,
+)
 from sglang_parse.integration.flags import config_from_server_args
 from sglang_parse.integration.shield import problem_of, problem_of_input, told_of
 from sglang_parse.runtime.names import is_parse
 
 logger = logging.getLogger(__name__)
 
-Message = dict[str, Any]
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 # Endpoints that do nothing but read the request until the scheduler has it.
 PATHS = frozenset(
     {
@@ -38,16 +41,6 @@ PATHS = frozenset(
     }
 )
 NOT_AN_OBJECT = "The request body is no JSON object; expected one."
-
-
-@dataclass
-class Progress:
-    """How far one request has come."""
-
-    #: Whether a part of it is ready for the scheduler.
-    is_ready: bool = False
-    #: Whether its body begins as an object does.
-    is_object: bool = True
 
 
 _progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
@@ -130,7 +123,8 @@ def guard_outputs(result: AsyncIterator[Any], manager: Any, obj: Any) -> Any:
 
 
 class RequestShield:
-    """ASGI layer: HTTP 500 before the scheduler has the request becomes HTTP 400."""
+    """ASGI layer: HTTP 500 before the scheduler has the request becomes HTTP 400, and
+    no response breaks off."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -141,15 +135,19 @@ class RequestShield:
             await self.app(scope, receive, send)
             return
         progress = Progress()
-        answer = _Answer(progress, send)
+        answer = Answer(progress, send)
         token = _progress.set(progress)
         try:
             await self.app(scope, _watched(receive, progress), answer)
         except Exception as e:
-            if answer.has_started or progress.is_ready:
-                raise
-            logger.warning("PARSE refused a request of %s", path, exc_info=True)
-            await refuse(send, told_of(e) if progress.is_object else NOT_AN_OBJECT)
+            if not answer.has_started and not progress.is_ready:
+                logger.warning("PARSE refused a request of %s", path, exc_info=True)
+                await refuse(send, told_of(e) if progress.is_object else NOT_AN_OBJECT)
+                return
+            status, told = status_of(e)
+            await answer.fail(status, told)
+            if status == 500:
+                raise  # for the log
         finally:
             _progress.reset(token)
 
@@ -167,52 +165,6 @@ def _watched(receive: Receive, progress: Progress) -> Receive:
         return message
 
     return watched
-
-
-class _Answer:
-    """Passes a response on, and holds back an HTTP 500 that is told otherwise."""
-
-    def __init__(self, progress: Progress, send: Send) -> None:
-        self.progress = progress
-        self.send = send
-        self.has_started = False
-        self.held: bytes | None = None
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.has_started = True
-            if message["status"] == 500 and not self.progress.is_ready:
-                self.held = b""
-                return
-        if self.held is None:
-            await self.send(message)
-            return
-        self.held += message.get("body", b"")
-        if not message.get("more_body", False):
-            await refuse(self.send, _message_in(self.held))
-
-
-def _message_in(body: bytes) -> str:
-    """What an error response says."""
-    try:
-        value = orjson.loads(body)
-        told = value.get("message") or value["error"]["message"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        told = body.decode("utf-8", "replace")
-    return f"The request cannot be read ({str(told)[:300]})."
-
-
-async def refuse(send: Send, message: str) -> None:
-    """HTTP 400 in the shape of SGLang's OpenAI errors."""
-    error = {"object": "error", "message": message, "type": "BadRequest"}
-    body = orjson.dumps({**error, "param": None, "code": 400})
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    start = {"type": "http.response.start", "status": 400, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
 
 
 def add_shield(server_args: Any) -> None:

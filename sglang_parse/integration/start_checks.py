@@ -42,6 +42,7 @@ def begin(server_args: Any) -> None:
     show_in_one_line()
     try:
         config = config_from_server_args(server_args)
+        config.check_draft_model(server_args.speculative_draft_model_path)
         check_start(server_args, config.eagle_model_path)
     except ValueError as e:
         raise StartError(str(e)) from e
@@ -53,6 +54,7 @@ def validate(server_args: Any) -> None:
 
     try:
         config = config_from_server_args(server_args)
+        config.check_draft_model(server_args.speculative_draft_model_path)
         check_start(server_args, config.eagle_model_path)
         validate_server_args(server_args)
     except ValueError as e:

@@ -84,7 +84,10 @@ class ParseWorker(BaseSpecWorker):
         self.ranks = Ranks(get_parallel().tp_group)
         is_first_rank = get_parallel().tp_rank == 0
         self.telemetry = telemetry.start(
-            self.config, server_args, is_first_rank=is_first_rank
+            self.config,
+            server_args,
+            is_first_rank=is_first_rank,
+            dp_rank=get_parallel().dp_rank,
         )
         self.errors = ExtensionErrors(self.telemetry.add_extension_error)
         warn_of_broken()
@@ -101,6 +104,7 @@ class ParseWorker(BaseSpecWorker):
                 context_len=self.context_len,
                 vocab_size=model_config.vocab_size,
                 ranks=self.ranks,
+                tokenizer=target_worker.tokenizer,
             ),
             self.errors.note,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from sglang_parse.judging.prose import DraftText
+from sglang_parse.judging.draft_text import DraftText
 
 WORD = r"[^\s()\[\]{}\"'`\#/\\]++"
 ITEM = re.compile(
@@ -47,11 +47,11 @@ def code_boundaries(draft: DraftText) -> list[int]:
     if not draft.newline_tokens:
         return []
     first_break = len(draft.previous_text)
-    breaks = _statement_ends(draft.text)
+    breaks = statement_ends(draft.text)
     return [draft.boundary_at(at + 1) for at in breaks if at >= first_break]
 
 
-def _statement_ends(text: str) -> list[int]:
+def statement_ends(text: str) -> list[int]:
     """Offsets of the line breaks that end a statement."""
     ends = []
     brackets: list[str] = []  # "(" for a bracket or literal, "{" for a block

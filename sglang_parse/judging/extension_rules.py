@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sglang_parse.judging.prose import DraftText
+from sglang_parse.judging.draft_text import DraftText
 from sglang_parse.options.extensions import Extension, ExtensionError
 from sglang_parse.options.segmenters import SEGMENTER_EXTENSIONS
 

@@ -7,7 +7,7 @@ logits of the first answer token, so every verdict word must be one token there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,7 +17,6 @@ from sglang_parse.options.checks import CUT_MARK
 FALLBACK_SUFFIX = "\n\nQuestion: {question}\nAnswer:"
 # Make templates open the answer rather than a thinking block.
 NO_THINKING = {"enable_thinking": False, "thinking": False}
-PROBE = "Step 1: 3.14 + 2,718 = 12345\n\n\tIt's naïve – 你好, привет 👍🏽. Yes No"
 
 
 @dataclass(frozen=True)
@@ -61,39 +60,6 @@ def build_judge_prompt(
         pairs.append(pair)
     suffix = tuple(_encode_after(tokenizer, CUT_MARK, text))
     return JudgePrompt(suffix, tuple(pairs), has_template)
-
-
-def check_same_tokenizer(target: Any, draft: Any) -> None:
-    """Raise ValueError unless both tokenizers give every text the same ids.
-
-    Rows of the models' embeddings beyond the tokenizers' vocabulary may differ.
-    """
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    flag = "--speculative-draft-model-path needs the target's tokenizer"
-    if ours != theirs:
-        token = _first_difference(ours, theirs)
-        raise ValueError(
-            f"{flag}, but token {token!r} is {_describe(ours.get(token))} in the "
-            f"target's ({len(ours)} tokens) and {_describe(theirs.get(token))} in the "
-            f"draft's ({len(theirs)} tokens)."
-        )
-    for word in (PROBE, *PROBE.split()):
-        a, b = (t.encode(word, add_special_tokens=False) for t in (target, draft))
-        if list(a) != list(b):
-            raise ValueError(
-                f"{flag}, but {word!r} is encoded as {list(a)} by the target's and as "
-                f"{list(b)} by the draft's."
-            )
-
-
-def _first_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
-    """The token of lowest id on which two vocabularies differ."""
-    tokens = {token for token, _ in ours.items() ^ theirs.items()}
-    return min(tokens, key=lambda t: (min(v[t] for v in (ours, theirs) if t in v), t))
-
-
-def _describe(token_id: int | None) -> str:
-    return "missing" if token_id is None else f"id {token_id}"
 
 
 def _has_chat_template(tokenizer: Any) -> bool:

@@ -2,30 +2,19 @@
 
 A rule takes a DraftText and gives boundaries in no particular order. Blank segments,
 the end of a finished draft and the limit on segments are segment.py's business.
+
+A block of code between fences (```) is not prose. `sentence` cuts it where statements
+end; `paragraph` and `step` cut it where a blank line ends a definition.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate, compress, count
 
-# Flags of a token, one byte per vocabulary entry.
-NEWLINE = 1  # holds a line break
-MARK = 2  # holds a mark that may end a sentence: ".", '?"', "。", but not "3.14"
-BLANK = 4  # whitespace or nothing
-# Per flag, a table for bytes.translate: 1 where a byte carries the flag, else 0.
-CARRIES = {
-    flag: bytes(bool(flags & flag) for flags in range(256))
-    for flag in (NEWLINE, MARK, BLANK)
-}
-ALL_BLANK = bytes(flags for flags in range(256) if flags & BLANK)
+from sglang_parse.judging.code import statement_ends
+from sglang_parse.judging.draft_text import MARK, SENTENCE_MARK, DraftText
+from sglang_parse.judging.fences import FENCE, Span, fenced, holds
 
-CLOSERS = r"""["'”’)\]»*_$]*"""
-SENTENCE_MARK = re.compile(rf"[.!?…]+{CLOSERS}(?=\s|$)|[。！？]+[”’」』）)]*")
 WIDE_MARKS = "。！？"  # no white space follows them
 NEXT_SENTENCE = re.compile(r"[^\S\n]+\S")  # on the same line
 
@@ -60,105 +49,34 @@ BLANK_LINE = re.compile(r"\n[ \t]*\n")
 UNDECIDED = re.compile(r"[ \t]*+[^\w\s]*+[ \t]*+\w*+[ \t]?\w{0,3}\Z")
 
 
-def token_flags(texts: Sequence[str]) -> bytes:
-    """Flags of every token text."""
-    return bytes(
-        NEWLINE * ("\n" in text)
-        | MARK * (SENTENCE_MARK.search(text) is not None)
-        | BLANK * (not text or text.isspace())
-        for text in texts
-    )
-
-
-@dataclass(frozen=True)
-class DraftText:
-    """One draft as a rule sees it; what no rule asks for is not computed.
-
-    Most tokens decide nothing: a rule looks for the flags first, and at the text only
-    around the tokens that carry them.
-    """
-
-    #: Text of each token.
-    pieces: Sequence[str]
-    #: Flags of each token: NEWLINE, MARK and BLANK, or none of them.
-    flags: bytes
-    #: The last characters committed before the draft.
-    previous_text: str
-    #: Whether the draft stopped at the end of the response.
-    ended: bool
-    #: Whether a sentence ends only where the next is seen to begin.
-    settled: bool = False
-
-    @cached_property
-    def text(self) -> str:
-        """previous_text followed by the draft."""
-        return self.previous_text + "".join(self.pieces)
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """Offset in `text` at which each token ends."""
-        start = len(self.previous_text)
-        return list(accumulate(map(len, self.pieces), initial=start))[1:]
-
-    @cached_property
-    def newline_tokens(self) -> list[int]:
-        """Tokens with a line break, but for those before anything visible."""
-        found = self.tokens_with(NEWLINE)
-        first = num_blank(self.flags)
-        start = bisect_left(found, first)
-        if start < len(found) and found[start] == first:
-            is_leading = not self.pieces[first].rpartition("\n")[0].strip()
-            start += is_leading
-        return found[start:]
-
-    def tokens_with(self, flag: int) -> list[int]:
-        """Tokens that carry the flag."""
-        return list(compress(count(), self.flags.translate(CARRIES[flag])))
-
-    def line_breaks(self) -> list[int]:
-        """Offset in `text` of the last line break of each of newline_tokens."""
-        found = []
-        start, end = 0, len(self.previous_text)
-        for i in self.newline_tokens:
-            end += len("".join(self.pieces[start : i + 1]))
-            found.append(self.text.rindex("\n", 0, end))
-            start = i + 1
-        return found
-
-    def boundary_at(self, offset: int) -> int:
-        """Boundary after the token that holds the character before `offset`."""
-        return bisect_left(self.ends, offset) + 1
-
-
-def num_blank(flags: bytes) -> int:
-    """Tokens before the first that shows something."""
-    return len(flags) - len(flags.lstrip(ALL_BLANK))
-
-
 def line_boundaries(draft: DraftText) -> list[int]:
     """After every line break."""
     return [i + 1 for i in draft.newline_tokens]
 
 
 def paragraph_boundaries(draft: DraftText) -> list[int]:
-    """After every blank line."""
+    """After every blank line, in code only where a definition ends."""
+    spans = fenced(draft.text)
     return [
         i + 1
         for i, at in zip(draft.newline_tokens, draft.line_breaks(), strict=True)
-        if _is_blank_line(draft.text, at)
+        if _is_blank_line(draft.text, at) and not _is_inner_line(draft, at, spans)
     ]
 
 
 def sentence_boundaries(draft: DraftText) -> list[int]:
-    """After every sentence and every line break.
+    """After every sentence and every line break, in code after every statement.
 
     Settled: after the token that shows the next sentence, since "12." may go on "12.5".
     """
-    found = line_boundaries(draft)
+    spans = fenced(draft.text)
+    found = _prose_lines(draft, spans)
     for i in draft.tokens_with(MARK):
         end = draft.ends[i]
         start = end - len(draft.pieces[i])
         for mark in SENTENCE_MARK.finditer(draft.text, start, end):
+            if holds(spans, mark.start()):
+                continue
             stop = _sentence_stop(draft.text, mark.start())
             if stop is not None and draft.settled and mark.group()[0] not in WIDE_MARKS:
                 begun = NEXT_SENTENCE.match(draft.text, stop)
@@ -174,17 +92,52 @@ def step_boundaries(draft: DraftText) -> list[int]:
     An unfinished draft that ends right after a step line, or so soon after it that the
     next line cannot be told, also has a boundary there. A draft without any of these is
     cut into lines, and one without line breaks into sentences; settled, not within a
-    step that began earlier in the text.
+    step that began earlier in the text. Code is cut where a definition ends, and into
+    statements where no line opens a step.
     """
-    found = [
-        i + 1
-        for i, at in zip(draft.newline_tokens, draft.line_breaks(), strict=True)
-        if _is_blank_line(draft.text, at) or _is_step_end(draft, at)
-    ]
-    found = found or line_boundaries(draft)
+    spans = fenced(draft.text)
+    found = []
+    for i, at in zip(draft.newline_tokens, draft.line_breaks(), strict=True):
+        if holds(spans, at):
+            ends_here = _is_blank_line(draft.text, at) and not _is_inner_line(
+                draft, at, spans
+            )
+        else:
+            ends_here = _is_blank_line(draft.text, at) or _is_step_end(draft, at)
+        if ends_here:
+            found.append(i + 1)
+    found = found or _prose_lines(draft, spans)
     if found or (draft.settled and _is_within_step(draft.text)):
         return found
     return sentence_boundaries(draft)
+
+
+def _prose_lines(draft: DraftText, spans: list[Span]) -> list[int]:
+    """After every line break of prose and every statement of code; a closing fence
+    belongs to the statement before it."""
+    if not spans:
+        return line_boundaries(draft)
+    text, first = draft.text, len(draft.previous_text)
+    breaks = zip(draft.newline_tokens, draft.line_breaks(), strict=True)
+    found = [i + 1 for i, at in breaks if not holds(spans, at)]
+    for start, end in spans:
+        if end > first:
+            ends = (start + at + 1 for at in statement_ends(text[start:end]))
+            found += [
+                draft.boundary_at(at)
+                for at in ends
+                if at > first and not FENCE.match(text, at, end)
+            ]
+    return found
+
+
+def _is_inner_line(draft: DraftText, at: int, spans: list[Span]) -> bool:
+    """Whether a block of code goes on with the definition behind the line break `at`,
+    or may do so."""
+    if not holds(spans, at):
+        return False
+    following = draft.text[at + 1 : at + 2]
+    return following.isspace() if following else not draft.ended
 
 
 def _line_start(text: str, at: int) -> int:

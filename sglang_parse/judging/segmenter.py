@@ -12,15 +12,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sglang_parse.judging.code import code_boundaries
+from sglang_parse.judging.draft_text import DraftText, num_blank, token_flags
 from sglang_parse.judging.extension_rules import SegmentRule, load_rule
 from sglang_parse.judging.prose import (
-    DraftText,
     line_boundaries,
-    num_blank,
     paragraph_boundaries,
     sentence_boundaries,
     step_boundaries,
-    token_flags,
 )
 from sglang_parse.options.segmenters import check_segmenter, parse_fixed_segmenter
 

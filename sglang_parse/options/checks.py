@@ -9,12 +9,18 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 # Stands for the answer so far in the judge's prompt (judging/prompt.py), so a question
 # may not hold it. No chat template strips it; as it ends in a letter, it shares no
 # token with what templates put after an answer.
 CUT_MARK = "PARSE-CUT-MARK"
 RECOVER_ALL = "all"
+# Who may draft, in the order of their turns; the value that leaves it to other flags.
+DRAFTER_NAMES = ("ngram", "eagle3", "remote", "model")
+AUTO = "auto"
+# Where the API key of a draft server stands.
+DRAFT_KEY_ENV = "SGLANG_PARSE_DRAFT_API_KEY"
 MAX_RECOVER = 1024
 # Longest client text. A token is several characters; contexts are shorter than this.
 MAX_CLIENT_CHARS = 200_000
@@ -123,6 +129,52 @@ def parse_verdict_tokens(text: Any, field: str) -> tuple[tuple[str, str], ...]:
             )
         pairs.append((yes, no))
     return tuple(pairs)
+
+
+def check_url(value: Any, field: str) -> str:
+    """Return `value` if it is an HTTP address, "" for none.
+
+    A value with credentials is not shown again, not even in the message.
+    """
+    if value == "":
+        return ""
+    is_url = has_secrets = False
+    try:
+        parts = urlsplit(value if isinstance(value, str) else "")
+        has_secrets = bool("@" in parts.netloc or parts.query or parts.fragment)
+        known = parts.scheme in ("http", "https") and parts.port != 0
+        is_url = known and bool(parts.hostname)
+    except ValueError:
+        pass
+    if has_secrets:
+        raise ValueError(
+            f"{field} has credentials or a query; expected an address without, and the "
+            f"API key in the environment variable {DRAFT_KEY_ENV}."
+        )
+    if not is_url or any(c.isspace() for c in value):
+        raise ValueError(
+            f"{field} is {shown(value)}; expected an address such as "
+            "'http://localhost:30000/v1'."
+        )
+    return str(value)
+
+
+def check_name(value: Any, field: str) -> str:
+    """Return `value` if it is a short name, "" for none; ValueError names `field`."""
+    if value == "":
+        return ""
+    return check_text(value, field, 200)
+
+
+def check_drafters(value: Any, field: str) -> str:
+    """Return `value` if it is "auto" or lists drafters in their order, each once."""
+    names = value.split(",") if isinstance(value, str) else [""]
+    if value != AUTO and names != [n for n in DRAFTER_NAMES if n in names]:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected {AUTO!r}, or names among "
+            f"{', '.join(DRAFTER_NAMES)} in this order, separated by commas."
+        )
+    return str(value)
 
 
 def check_segments(value: Any, field: str) -> str | tuple[str, ...]:

@@ -74,6 +74,14 @@ QUESTION = Kind(
 VERDICT_PAIRS = Kind(
     checks.parse_verdict_tokens, "`YES/NO` pairs, separated by commas", "PAIRS"
 )
+DRAFTERS = Kind(
+    checks.check_drafters,
+    f"`{checks.AUTO}`, or names among {_listed(checks.DRAFTER_NAMES)} in this order, "
+    "separated by commas",
+    "NAMES",
+)
+URL = Kind(checks.check_url, "an address such as `http://localhost:30000/v1`", "URL")
+NAME = Kind(checks.check_name, "text, at most 200 characters", "NAME")
 PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
 SEGMENT_COUNT = Kind(
     checks.check_recover,

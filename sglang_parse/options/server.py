@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import parse_verdict_tokens, shown
+from sglang_parse.options.checks import AUTO, DRAFT_KEY_ENV, parse_verdict_tokens, shown
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.table import (
     COMPOSITIONS,
@@ -35,6 +35,7 @@ __all__ = [
     "CONFIG_ENV",
     "CONFIG_FLAG",
     "DEFAULT_JUDGE_SUFFIX",
+    "DRAFT_KEY_ENV",
     "KEEP_RULES",
     "MAX_THRESHOLD",
     "MODES",
@@ -72,7 +73,35 @@ class ParseConfig(ServerOptions):
                 f"{flag_name('eagle_model_path')} is {shown(self.eagle_model_path)}; "
                 "expected 'eagle3' with the path of an EAGLE-3 head, or neither."
             )
+        if self.drafters != AUTO and self.composes != ("eagle3" in self.drafter_names):
+            raise ValueError(
+                f"{flag_name('drafters')} is {self.drafters!r} and "
+                f"{flag_name('compose')} is {self.compose!r}; expected both to name "
+                "'eagle3', or neither."
+            )
+        if self.drafters != AUTO and bool(self.draft_url) != (
+            "remote" in self.drafter_names
+        ):
+            given = "is set" if self.draft_url else "is not set"
+            raise ValueError(
+                f"{flag_name('drafters')} is {self.drafters!r} and "
+                f"{flag_name('draft_url')} {given}; expected an address where 'remote' "
+                "is listed, and none elsewhere."
+            )
         self._check_question()
+
+    def check_draft_model(self, path: str | None) -> None:
+        """Raises ValueError where the draft model, of SGLang's flag, is named by one
+        flag alone. path: None without one."""
+        listed = "model" in self.drafter_names
+        if self.drafters == AUTO or listed == bool(path):
+            return
+        given = f"is {path!r}" if path else "is not set"
+        raise ValueError(
+            f"{flag_name('drafters')} is {self.drafters!r} and "
+            f"--speculative-draft-model-path {given}; expected a path where 'model' is "
+            "listed, and none elsewhere."
+        )
 
     def _check_question(self) -> None:
         """Only the built-in judge asks what can be set."""
@@ -91,6 +120,11 @@ class ParseConfig(ServerOptions):
     def composes(self) -> bool:
         """Whether an EAGLE-3 head drafts too."""
         return self.compose == "eagle3"
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """The drafters that `drafters` lists, none with "auto"."""
+        return () if self.drafters == AUTO else tuple(self.drafters.split(","))
 
     @property
     def verdict_pairs(self) -> tuple[tuple[str, str], ...]:

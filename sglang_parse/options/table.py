@@ -14,16 +14,19 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import MAX_VERIFY_SEGMENTS
+from sglang_parse.options.checks import AUTO, DRAFT_KEY_ENV, MAX_VERIFY_SEGMENTS
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.kinds import (
+    DRAFTERS,
     JUDGE,
+    NAME,
     PATH,
     QUESTION,
     SEGMENT_COUNT,
     SEGMENTER,
     SEGMENTS,
     SWITCH,
+    URL,
     VERDICT_PAIRS,
     Kind,
     choice,
@@ -220,6 +223,28 @@ class ServerOptions(SharedOptions):
     eagle_steps: int = option(
         4, whole(1, 64), "Tokens that the EAGLE-3 head drafts at a time."
     )
+    drafters: str = option(
+        AUTO,
+        DRAFTERS,
+        "Who drafts, in the order of their turns. `auto` takes the draft model, the "
+        "draft server and the EAGLE-3 head where other flags name them. `ngram` copies "
+        "earlier text of the prompt and the answer, and needs no model.",
+    )
+    ngram_tokens: int = option(
+        64, whole(1, 1024), "Tokens that the n-gram drafter copies at a time."
+    )
+    draft_url: str = option(
+        "",
+        URL,
+        "An OpenAI-compatible server that drafts, with its version. It is sent prompts "
+        f"and answers. Its API key is read from `${DRAFT_KEY_ENV}` alone.",
+    )
+    draft_url_model: str = option(
+        "", NAME, "The model that is asked for there; without one, the first it lists."
+    )
+    draft_url_streams: int = option(
+        32, whole(1, 1024), "Requests that it drafts for at a time."
+    )
     request_checks: bool = option(
         True,
         SWITCH,
@@ -235,8 +260,8 @@ class RequestOnlyOptions:
     compose: bool = option(
         True,
         SWITCH,
-        "`false` keeps the EAGLE-3 head out of this request. On a server without a "
-        "head the field has no effect.",
+        "`false` keeps the EAGLE-3 head and the n-gram drafter out of this request. On "
+        "a server without them the field has no effect.",
     )
     report: bool = option(False, SWITCH, "`true` lists the segments in the report.")
     draft: str = option(

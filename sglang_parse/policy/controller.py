@@ -67,6 +67,8 @@ class Controller:
     def __init__(self) -> None:
         self.costs = CostModel()
         self.drafts = Drafts()
+        #: The last choice, with what it expects on this rank.
+        self.chosen = Choice()
         self.ms = 0.0
         self._next_head_trial_ms = 0.0
         self._num_rounds = 0
@@ -87,6 +89,7 @@ class Controller:
             rounds = KEPT_ROUNDS if self._num_rounds > SEEN_ROUNDS else 1
             kept = self._kept = _Kept(asked, choice, rounds, reason)
         kept.rounds -= 1
+        self.chosen = kept.choice
         self._num_rounds += 1
         return kept.choice, kept.reason
 

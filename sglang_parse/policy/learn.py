@@ -40,8 +40,8 @@ def _learn_agreement(drafts: Drafts, r: RequestRound, *, recovering: bool) -> No
     """Where the target was followed from the draft's beginning."""
     end = r.cut.exact_end or r.cut.tail_end
     num = min(r.decision.num_correct_drafts, end)
-    if not end:
-        return
+    if not end or r.draft.num_copied:
+        return  # the drafter that copies tells itself what became of it
     if r.draft.num_token_level:
         own = drafts.token_level
         end, num = min(end, r.draft.num_token_level), min(num, r.draft.num_token_level)
@@ -88,8 +88,13 @@ def learn_costs(costs: CostModel, round_: Round) -> float:
         round_.num_rows, 1000 * sum(seconds[k] for k in ("layout", "verify", "decide"))
     )
     steps = max(r.draft.num_segment_level for r in round_)
-    token_steps = max(r.draft.num_token_level for r in round_)
-    if steps and not token_steps:
+    token_steps = max(r.draft.num_token_level - r.draft.num_copied for r in round_)
+    if steps and all(
+        r.draft.num_segment_level == r.draft.num_by("remote") for r in round_
+    ):
+        # Another machine has drafted; this one only read what had come.
+        own.draft.add(steps, 1000 * seconds["draft"], tells_speed=False)
+    elif steps and not token_steps:
         # The draft model may have read a prompt beside.
         learn = own.draft.add_most if has_prompts(round_) else own.draft.add
         learn(steps, 1000 * seconds["draft"])

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.controller import Asked, Controller
+from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import (
     has_prompts,
@@ -98,9 +99,11 @@ class RoundPlanner:
         self.ranks = ranks
         self.slots = slots
         self.context_len = context_len
-        self.segment_level = [d for d in drafters if not d.token_level]
-        self.token_level = [d for d in drafters if d.token_level]
         self.controller = Controller()
+        copier = next((d for d in drafters if isinstance(d, Copier)), None)
+        self.copying = CopyPlanner(copier, self.controller, ranks) if copier else None
+        self.segment_level = [d for d in drafters if not d.token_level]
+        self.token_level = [d for d in drafters if d.token_level and d is not copier]
         self._is_told = False
         self._failures: WeakKeyDictionary[RequestState, list[float]] = (
             WeakKeyDictionary()
@@ -120,6 +123,8 @@ class RoundPlanner:
             r.window = r.limit if self._drafts(r) else min(r.limit, num_pending)
         paused = self.adaptive and self._choose(round)
         self._set_budgets(round, paused=paused)
+        if self.copying is not None:
+            self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
 
     def _limit(self, r: RequestRound) -> int:
@@ -260,8 +265,10 @@ class RoundPlanner:
                 r.window = window
         for r in round:
             budgets = {name: min(num, r.window) for name, num in r.budgets.items()}
+            copies = self.copying is not None and self.copying.name in budgets
             for drafter in self.segment_level:
-                if drafter.can_draft(r):
+                # Nobody writes behind a copy.
+                if not copies and drafter.can_draft(r):
                     budgets[drafter.name] = r.window
             r.budgets = {name: num for name, num in budgets.items() if num}
 

@@ -57,8 +57,8 @@ class _Point:
     def ms(self) -> float:
         return self.relative_ms * self.slow.value
 
-    def add(self, x: float, ms: float) -> None:
-        if self.count >= SPEED_SEEN and self.x:
+    def add(self, x: float, ms: float, *, tells_speed: bool = True) -> None:
+        if tells_speed and self.count >= SPEED_SEEN and self.x and self.ms:
             self.slow.see(ms / x * self.x / self.ms)
         ms /= self.slow.value
         if self.count == 1 and self.relative_ms > HELD_UP * ms:
@@ -81,11 +81,14 @@ class Curve:
         self._line: list[tuple[float, float]] = []
         self.count = 0
 
-    def add(self, x: float, ms: float) -> None:
+    def add(self, x: float, ms: float, *, tells_speed: bool = True) -> None:
+        """Some work took so long. tells_speed: whether it was this machine's work."""
         expected = self.ms(x) if self.count > 1 else None
         if expected is not None and half_octave(x) not in self._points:
             ms = min(ms, HELD_UP * expected)
-        self._points.setdefault(half_octave(x), _Point(self._slow)).add(x, ms)
+        self._points.setdefault(half_octave(x), _Point(self._slow)).add(
+            x, ms, tells_speed=tells_speed
+        )
         self.count += 1
         points = self._points.values()
         self._line = plausible(sorted((p.x, p.relative_ms) for p in points))

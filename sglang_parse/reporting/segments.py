@@ -28,6 +28,8 @@ class SegmentReport:
     token_ids: Sequence[int]
     #: The verdict on the prefix that ends here, None without one.
     score: float | None = None
+    #: Name of the drafter that wrote it, "" where no drafter did.
+    drafter: str = ""
 
 
 @dataclass
@@ -76,18 +78,28 @@ class SegmentTrail:
 def _split(
     one: RoundRecord, outcome: str, start: int, end: int, score: float | None
 ) -> Iterator[SegmentReport]:
-    """Draft tokens [start, end), split where the client's text ends. The verdict of
-    their segment is on both parts."""
+    """Draft tokens [start, end), split where the client's text ends, and where another
+    drafter's begins. The verdict of their segment is on all parts."""
     in_place = outcome == "kept" or not one.accept_tokens
     where = one.output_len + (start if in_place else min(start, one.num_judged))
-    for origin, a, b in (
-        ("client", start, min(end, one.num_client)),
-        ("draft", max(start, one.num_client), end),
-    ):
-        if a < b:
-            offset = where + (a - start if in_place else 0)
-            tokens = tuple(one.draft_tokens[a:b])
-            yield SegmentReport(origin, outcome, offset, tokens, score)
+    for origin, drafter, a, b in _parts(one, start, end):
+        offset = where + (a - start if in_place else 0)
+        tokens = tuple(one.draft_tokens[a:b])
+        yield SegmentReport(origin, outcome, offset, tokens, score, drafter)
+
+
+def _parts(
+    one: RoundRecord, start: int, end: int
+) -> Iterator[tuple[str, str, int, int]]:
+    """(origin, drafter, start, end) of the parts of draft tokens [start, end)."""
+    at = 0
+    runs = [("client", "", one.num_client)]
+    runs += [("draft", name, num) for name, num in one.written_by]
+    for origin, drafter, num in (*runs, ("draft", "", end)):
+        first, last = max(start, at), min(end, at + num)
+        if first < last:
+            yield origin, drafter, first, last
+        at += num
 
 
 def _within(

@@ -39,6 +39,8 @@ class Telemetry:
     stage_seconds: Counter[str] = field(default_factory=Counter)
     #: Errors that drafters, segmenters and judges raised, by kind and name.
     extension_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Streams of the draft server by event: begun, failed, left_alone.
+    draft_streams: Counter[str] = field(default_factory=Counter)
     #: The same on /metrics, None without --enable-metrics and on other ranks.
     prometheus: Prometheus | None = None
 
@@ -60,6 +62,12 @@ class Telemetry:
         if self.prometheus:
             self.prometheus.add_extension_error(kind, name)
 
+    def add_draft_stream(self, event: str) -> None:
+        """Count what became of a stream of the draft server."""
+        self.draft_streams[event] += 1
+        if self.prometheus:
+            self.prometheus.add_draft_stream(event)
+
     def add_seconds(self, **stages: float) -> None:
         """Count a round's time by stage."""
         self.stage_seconds.update(stages)
@@ -77,6 +85,7 @@ class Telemetry:
                 zip(map(str, SCORE_BUCKETS), self.score_counts, strict=True)
             ),
             "extension_errors": self._errors_by_kind(),
+            "draft_streams": dict(self.draft_streams),
             "stage_seconds": {k: round(v, 3) for k, v in self.stage_seconds.items()},
         }
 
@@ -99,12 +108,16 @@ TELEMETRY = Telemetry()
 class Prometheus:
     """The same on /metrics; names begin as SGLang's do."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, dp_rank: int | None = None) -> None:
+        """dp_rank: of this replica, a label of every metric; None where there is one
+        replica, as in SGLang's own metrics."""
         # After SGLang has set PROMETHEUS_MULTIPROC_DIR.
         from prometheus_client import Counter as PromCounter
         from prometheus_client import Histogram
 
         labels = {"model_name": model_name}
+        if dp_rank is not None:
+            labels["dp_rank"] = str(dp_rank)
 
         def counter(name: str, text: str, *more: str) -> Any:
             made = PromCounter(f"sglang:parse_{name}", text, [*labels, *more])
@@ -112,6 +125,9 @@ class Prometheus:
 
         self.labels = labels
         self.requests = counter("requests", "Finished requests by mode.", "mode")
+        self.fallbacks = counter(
+            "fallbacks", "Finished requests not served in the mode asked for."
+        )
         self.segments = counter(
             "segments", "Judged segments by outcome (kept, rejected).", "outcome"
         )
@@ -126,6 +142,11 @@ class Prometheus:
             "extension_errors",
             "Errors that a drafter, segmenter or judge raised.",
             *("kind", "name"),
+        )
+        self.draft_streams = counter(
+            "draft_streams",
+            "Streams of the draft server by event (begun, failed, left_alone).",
+            "event",
         )
         texts = {
             "target_passes": "Forwards of the target after the prefill.",
@@ -149,6 +170,7 @@ class Prometheus:
     def add_request(self, report: RequestReport) -> None:
         counts = report.counters
         self.requests.labels(**self.labels, mode=report.mode).inc()
+        self.fallbacks.inc(bool(report.fallback))
         rejected = counts.judged_segments - counts.kept_segments
         for outcome, num in (("kept", counts.kept_segments), ("rejected", rejected)):
             self.segments.labels(**self.labels, outcome=outcome).inc(num)
@@ -166,21 +188,26 @@ class Prometheus:
     def add_extension_error(self, kind: str, name: str) -> None:
         self.extension_errors.labels(**self.labels, kind=kind, name=name).inc()
 
+    def add_draft_stream(self, event: str) -> None:
+        self.draft_streams.labels(**self.labels, event=event).inc()
+
     def add_seconds(self, stages: dict[str, float]) -> None:
         for stage, seconds in stages.items():
             self.seconds.labels(**self.labels, stage=stage).inc(seconds)
 
 
 @functools.cache
-def prometheus_of(model_name: str) -> Prometheus:
+def prometheus_of(model_name: str, dp_rank: int | None) -> Prometheus:
     """One set of metrics a process: their names cannot be registered twice."""
-    return Prometheus(model_name)
+    return Prometheus(model_name, dp_rank)
 
 
-def start(config: Any, server_args: Any, *, is_first_rank: bool) -> Telemetry:
-    """The worker's telemetry, with this server's settings."""
+def start(
+    config: Any, server_args: Any, *, is_first_rank: bool, dp_rank: int | None = None
+) -> Telemetry:
+    """The worker's telemetry, with this server's settings. dp_rank: of its replica."""
     TELEMETRY.settings = dataclasses.asdict(config)
     if server_args.enable_metrics and is_first_rank:
         name = server_args.served_model_name or server_args.model_path
-        TELEMETRY.prometheus = prometheus_of(name)
+        TELEMETRY.prometheus = prometheus_of(name, dp_rank)
     return TELEMETRY

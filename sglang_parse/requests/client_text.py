@@ -7,8 +7,8 @@ found again by the longest run of tokens that the output ends with.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Collection, Sequence
+from itertools import accumulate, takewhile
 from typing import Any
 
 # Longest run compared, and the shortest that counts as a place found again.
@@ -35,12 +35,20 @@ class ClientText:
         self._runs: list[tuple[int, int, int]] = []
 
     @classmethod
-    def of(cls, text: str | Sequence[str], tokenizer: Any) -> ClientText:
-        """A text, or its segments, each encoded for itself."""
+    def of(
+        cls,
+        text: str | Sequence[str],
+        tokenizer: Any,
+        stop_ids: Collection[int] = frozenset(),
+    ) -> ClientText:
+        """A text, up to the first token of `stop_ids`, or its segments, each encoded
+        for itself. Where an answer ends the target says, as behind any draft."""
         parts = [text] if isinstance(text, str) else text
         ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
         ends = tuple(accumulate(map(len, ids)))
         tokens = [token for part in ids for token in part]
+        if isinstance(text, str):
+            tokens = list(takewhile(lambda token: token not in stop_ids, tokens))
         return cls(tokens, None if isinstance(text, str) else ends)
 
     def propose(self, output: Sequence[int]) -> tuple[int, ...]:

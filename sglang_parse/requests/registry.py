@@ -107,7 +107,13 @@ class RequestStates:
         if options.mode == "semantic":
             judge = self.make_judge(options.judge_suffix)
         if options.client_text and options.mode != "off":
-            client = ClientText.of(options.client_text, self.tokenizer)
+            # A text that is judged alone is judged whole.
+            stop_ids = (
+                frozenset()
+                if options.verify_only
+                else stop_token_ids(req, self.model_eos_ids)
+            )
+            client = ClientText.of(options.client_text, self.tokenizer, stop_ids)
             if req.input_embeds is not None:
                 raise ValueError(
                     "custom_params has a text behind the prompt's tokens, and the "

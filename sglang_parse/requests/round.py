@@ -40,9 +40,17 @@ class Draft:
     held: tuple[Run, ...] = ()
     #: Tokens that the draft model or another drafter of whole segments wrote.
     num_segment_level: int = 0
+    #: Tokens that were copied at no cost (`drafting.ngram`).
+    num_copied: int = 0
 
     def extended(
-        self, name: str, tokens: Sequence[int], *, ended: bool, token_level: bool
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        ended: bool,
+        token_level: bool,
+        copied: bool = False,
     ) -> Draft:
         """The draft with new tokens of the drafter `name` behind it."""
         more = (*self.tokens, *tokens)
@@ -54,6 +62,7 @@ class Draft:
             num_token_level=len(more) if token_level else self.num_token_level,
             num_segment_level=num_segment_level + (0 if token_level else len(tokens)),
             parts=(*self.parts, (name, len(tokens))),
+            num_copied=self.num_copied + (len(tokens) if copied else 0),
         )
 
     @property

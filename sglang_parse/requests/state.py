@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_parse.judging.fences import FenceReader
 from sglang_parse.judging.judges import Asked
 from sglang_parse.options.request import REST, RequestOptions
 from sglang_parse.reporting.drafters import Run
@@ -44,6 +45,8 @@ class RequestState:
     #: A text judged alone whose verdicts are not complete: the request takes no part in
     #: rounds (engine/client_pass.py, `Verification`).
     verification: Any = None
+    #: Where blocks of code open and close in what is decided.
+    fences: FenceReader = field(default_factory=FenceReader)
     #: Names of the drafters that failed for this request and are not asked again.
     failed_drafters: set[str] = field(default_factory=set)
 

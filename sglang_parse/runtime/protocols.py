@@ -90,6 +90,9 @@ class SchedulerRequest(Protocol):
     def tail_str(self, new_accepted_len: int = 1) -> str:
         """The text in which SGLang looks for stops of the last tokens."""
 
+    def _stop_match_tail_len(self, new_accepted_len: int) -> int:
+        """Tokens of that text."""
+
     def _locate_str_stop_finished_len(
         self,
         new_accepted_len: int,

@@ -23,6 +23,11 @@ class Ranks:
         """group: sglang's GroupCoordinator of the tensor-parallel ranks."""
         self._group = group
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that the others follow."""
+        return self._group.world_size == 1 or self._group.rank_in_group == 0
+
     def agree(self, value: int) -> int:
         """The first rank's value. A collective: every rank calls it every time."""
         return self.agree_all([[value]])[0][0]

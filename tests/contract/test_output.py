@@ -111,7 +111,8 @@ def test_stops_are_located_by_the_call_that_we_make():
     than the step, or Req keeps the end of an answer elsewhere."""
     from sglang.srt.managers.schedule_batch import Req
 
-    assert parameters(Req._locate_str_stop_finished_len) == [
+    locate = inspect.unwrap(Req._locate_str_stop_finished_len)
+    assert parameters(locate) == [
         "self",
         "new_accepted_len",
         "stop_str",
@@ -123,7 +124,6 @@ def test_stops_are_located_by_the_call_that_we_make():
         tokenizer=SimpleNamespace(decode=lambda ids: "".join(map(chr, ids))),
         _stop_match_tail_len=lambda num: num + 1,
     )
-    locate = Req._locate_str_stop_finished_len
     assert locate(req, 3, stop_str=".") == 6
     assert locate(req, 6, stop_str=".") == 3
     unmatched = {"stop_regex": "e.", "full_window_matched": False}

@@ -54,10 +54,34 @@ FLAGS = {
 }
 
 
+# Files that share `target` and `parse` come first, the longest of them in front; then
+# files with servers of their own, and last what starts none. `make test` hands files
+# to processes in this order, so each process starts few servers twice.
+SHARING = (
+    *("behaviour", "equivalence", "fuzz", "client_texts", "openai", "requests"),
+    *("cache", "scores", "programs", "frontend"),
+)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "/integration/" in str(item.path):
+        if "/tests/integration/" in str(item.path):
             item.add_marker(pytest.mark.server)
+    items.sort(key=place_of)
+
+
+def place_of(item):
+    """Where a test comes among all. Within a file, tests that need another server than
+    `target` and `parse` come last."""
+    if item.get_closest_marker("server") is None:
+        return len(SHARING) + 1, False
+    name = item.path.stem.removeprefix("test_")
+    asked = getattr(item, "callspec", None) and item.callspec.params.get("server")
+    is_last = bool(item.get_closest_marker("own_server")) or asked not in (
+        None,
+        "parse",
+    )
+    return SHARING.index(name) if name in SHARING else len(SHARING), is_last
 
 
 class ServerPool:

@@ -207,6 +207,7 @@ def test_drafts_in_one_batch_with_others(parse, target, problems, asked):
 # -- A server without a draft model ----------
 
 
+@pytest.mark.own_server
 def test_server_without_a_draft_model(pool, problems, asked):
     """Red if predictions need a draft model, or /metrics does not add up."""
     target = pool.get("target")

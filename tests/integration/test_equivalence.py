@@ -66,6 +66,7 @@ def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurr
     assert (drafted > 0) == (matched > 0) == (mode == "exact")
 
 
+@pytest.mark.own_server
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_exact_mode_equals_target_under_default_flags(
     pool, prompts, expected, concurrency

@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from sglang_parse.bench.servers import ServerError, ServerProcess
-from sglang_parse.integration.shield import CHECKS, ENDS, FAILS
+from sglang_parse.integration.shield import BREAKS, CHECKS, ENDS, FAILS
 from tests.integration.conftest import COMMON
 from tests.support.client import Server
 
@@ -54,6 +54,14 @@ def test_streams_are_told_too(parse):
 def test_the_stock_server_still_answers_with_500(target, name):
     """Red if SGLang has mended it: the row is to go."""
     assert send(target, IDS[name]).status_code == 500
+    assert target.is_alive()
+
+
+@pytest.mark.parametrize("name", [row.name for row in CHECKS if row.effect == BREAKS])
+def test_the_stock_server_still_breaks_off(target, name):
+    """Red if SGLang has mended it: the row is to go."""
+    with pytest.raises(requests.RequestException):
+        send(target, IDS[name])
     assert target.is_alive()
 
 

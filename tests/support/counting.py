@@ -24,6 +24,7 @@ class CountingDraft(DraftModel):
         self.stop_check_interval = interval
         self.vocab_size = vocab_size
         self.num_embeddings = VOCAB
+        self.unshared: frozenset[int] = frozenset()
         self.longest_extend = longest_extend
         self.runner = SimpleNamespace(decode_cuda_graph_runner=None)
         self.batches: list[SimpleNamespace] = []

@@ -15,6 +15,7 @@ from sglang_parse.drafting.draft_loop import (
     StepPacer,
     StopWatch,
 )
+from sglang_parse.judging.vocabularies import Agreement
 from tests.support.counting import GREEDY, VOCAB, CountingDraft
 
 
@@ -305,3 +306,14 @@ def test_nothing_is_paced_on_cpu():
         pacer.mark()
         pacer.wait()
     assert not pacer._running
+
+
+def test_what_the_tokenizers_do_not_share_is_neither_drafted_nor_read():
+    """Red if a marker of one side alone reaches the other: the token before it wants
+    it most, and a committed one is read as the neutral token."""
+    model = CountingDraft(1)
+    model.runner = SimpleNamespace(device="cpu")
+    model.set_unshared(Agreement("one", unshared=frozenset({6, 99}), neutral=9))
+    proposal, _ = propose(model, [request(0, [5], 1), request(1, [2, 6], 2)])
+    assert proposal.tokens == ((0,), (10, 11))
+    assert model.batches[0].input_ids.tolist() == [5, 2, 9]

@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.engine import client_text
-from sglang_parse.engine.client_pass import MAX_VERIFY_SECONDS, ClientPass, Text
+from sglang_parse.engine.client_pass import (
+    FIRST_ROWS,
+    MAX_VERIFY_SECONDS,
+    STEP_SECONDS,
+    ClientPass,
+    Text,
+)
 from sglang_parse.engine.client_text import fitting
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.requests.client_text import ClientText
@@ -206,13 +212,23 @@ def test_text_longer_than_a_pass_is_refused():
     assert "at most 7 (--chunked-prefill-size)" in str(req.refusal)
 
 
-def test_text_that_fits_another_time_is_to_be_sent_again():
-    """Red if a client is told to shorten a text for what others occupy now, or to send
-    one again that never fits."""
-    _, req = verify(free=7)
+def test_text_that_fits_another_time_waits_for_room():
+    """Red if a client is told to shorten a text for what others occupy now, or is sent
+    away before there was time for others to end."""
+    world, req = verify(free=7)
+    assert req.refusal is None and world.held == [req] and not world.plans
+    assert world.step() == 0
+    world.pool.free = 100
+    assert world.step() == 1 and world.released == [req]
+    world, req = verify(free=7)
+    world.clock.now += MAX_VERIFY_SECONDS + 1
+    assert world.step() == 0
     assert req.refusal.status == 503
-    assert "parse_verify has 6 tokens and there is room for" in str(req.refusal)
     assert str(req.refusal).endswith("send the request again later.")
+
+
+def test_text_that_never_fits_is_refused_at_once():
+    """Red if a client waits for room that there never is."""
     _, req = verify(free=7, size=11)
     assert req.refusal.status == 400  # the prompt's own slots are never free
     _, req = verify(free=7, max_rows=7)
@@ -587,3 +603,51 @@ def test_nothing_kept_between_steps_refers_to_a_request():
     world.target.plans.clear()
     gc.collect()
     assert gone() is None and state.verification is not None
+
+
+def slow(world: World, row_seconds: float) -> None:
+    """Passes take time by their rows."""
+    verify = world.target.verify
+
+    def timed(round, plan):
+        world.clock.now += row_seconds * plan.num_verify_tokens
+        return verify(round, plan)
+
+    world.target.verify = timed
+
+
+def test_no_pass_takes_long():
+    """Red if one request's verdicts keep all others waiting on a slow machine."""
+    world = World(free=40_000, size=40_000)
+    slow(world, STEP_SECONDS / 100)  # a hundred rows
+    req = world.add(TEXT * 30, verify=True, suffix_len=12)
+    world.prefill()
+    assert world.plans[0].num_verify_tokens <= FIRST_ROWS
+    while not world.released:
+        assert req.refusal is None
+        if world.clock.now > MAX_VERIFY_SECONDS / 2:
+            break
+        world.step()
+    rows = [plan.num_verify_tokens for plan in world.plans[1:]]
+    # A pass of one verdict at the text's end has 1 + 180 + 12 rows.
+    assert len(rows) > 5 and all(n <= max(100, 193) for n in rows)
+
+
+def test_texts_take_turns():
+    """Red if the first text that waits is judged to its end before the second."""
+    world = World(free=40_000, size=40_000)
+    slow(world, STEP_SECONDS / 30)
+    first, second = (world.add(verify=True, suffix_len=20) for _ in range(2))
+    world.prefill()
+    world.step()
+    for _ in range(8):
+        a, b = (r.state.verification for r in (first, second))
+        if a is None or b is None:
+            break
+        assert abs(a.num_passes - b.num_passes) <= 1
+        world.step()
+    assert (
+        len(world.released)
+        + sum(r.state.verification is not None for r in (first, second))
+        == 2
+    )

@@ -15,5 +15,5 @@ BOUNDS = Bounds(context_len=2048, num_free=1000, num_slots=1000, max_rows=2048)
 def test_the_longer_of_text_and_question_is_to_be_shortened(num, suffix_len, told):
     """Red if the sender of a long question is told to shorten a short text."""
     with pytest.raises(Refusal, match="shorten") as refusal:
-        _refuse_length(num, 5, 5, BOUNDS, suffix_len=suffix_len)
+        _refuse_length(num, 5, BOUNDS, suffix_len=suffix_len)
     assert str(refusal.value).endswith(told)

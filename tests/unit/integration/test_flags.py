@@ -91,6 +91,11 @@ def test_flags_round_trip():
         *("--speculative-parse-compose", "eagle3"),
         *("--speculative-parse-eagle-model-path", "a/head"),
         *("--speculative-parse-eagle-steps", "7"),
+        *("--speculative-parse-drafters", "ngram,eagle3,remote,model"),
+        *("--speculative-parse-draft-url", "http://host:1/v1"),
+        *("--speculative-parse-draft-url-model", "small"),
+        *("--speculative-parse-draft-url-streams", "3"),
+        *("--speculative-parse-ngram-tokens", "9"),
         "--no-speculative-parse-request-checks",
     )
     assert config_from_server_args(args) == ParseConfig(
@@ -111,6 +116,11 @@ def test_flags_round_trip():
         compose="eagle3",
         eagle_model_path="a/head",
         eagle_steps=7,
+        drafters="ngram,eagle3,remote,model",
+        draft_url="http://host:1/v1",
+        draft_url_model="small",
+        draft_url_streams=3,
+        ngram_tokens=9,
         request_checks=False,
     )
     found = dataclasses.asdict(config_from_server_args(args))

@@ -1,10 +1,12 @@
 """Errors before the scheduler has a request are HTTP 400, later ones are not."""
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 
 import pytest
+from fastapi import HTTPException
 
 from sglang_parse.integration import shield_hooks
 from sglang_parse.integration.shield_hooks import RequestShield, _progress
@@ -158,12 +160,78 @@ def test_exceptions_become_400s(body, told):
     assert status == 400 and told in json.loads(answer)["message"]
 
 
-def test_exceptions_behind_the_scheduler_are_raised():
-    """Red if the layer swallows a fault of the server."""
+def answer_of(app, error=None, path="/generate"):
+    """(status, body, whether it is whole) of one POST, and what came through."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        asyncio.run(RequestShield(app)({"type": "http", "path": path}, receive, send))
+    is_whole = not sent[-1].get("more_body", False)
+    return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:]), is_whole
+
+
+def stream(kind, error, parts=(b"", b"a"), ready=True):
+    """A stream that raises behind its parts."""
+
+    async def app(scope, receive, send):
+        _progress.get().is_ready = ready
+        headers = [(b"Content-Type", kind)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        raise error
+
+    return app
+
+
+def late(error):
+    """As Starlette tells of an HTTPException behind a start."""
+    told = RuntimeError("Caught handled exception, but response already started.")
+    told.__cause__ = error
+    return told
+
+
+def test_exceptions_behind_the_scheduler_are_500s_in_json():
+    """Red if the layer swallows a fault of the server, or tells of it as text."""
 
     async def app(scope, receive, send):
         _progress.get().is_ready = True
         raise AttributeError("x")
 
-    with pytest.raises(AttributeError):
-        call(app)
+    status, body, is_whole = answer_of(app, AttributeError)
+    assert status == 500 and is_whole
+    assert json.loads(body)["message"].endswith("request (AttributeError).")
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_streams_without_a_byte_get_a_status(ready):
+    """Red if an error before the first byte breaks a stream off."""
+    app = stream(b"text/event-stream", ValueError("too long"), (b"",), ready)
+    status, body, is_whole = answer_of(app)
+    assert status == 400 and is_whole
+    assert json.loads(body)["message"] == "too long"
+
+
+@pytest.mark.parametrize("error", [HTTPException(503, "full"), ValueError("full")])
+def test_the_schedulers_own_errors_keep_their_status(error):
+    """Red if HTTP 503 of the scheduler becomes 500 in a stream."""
+    app = stream(b"application/x-ndjson", late(error), ())
+    status, body, _ = answer_of(app)
+    assert status == getattr(error, "status_code", 400)
+    assert json.loads(body)["message"] == "full"
+
+
+def test_streams_that_have_begun_end_with_an_error():
+    """Red if a stream breaks off in its middle."""
+    app = stream(b"application/x-ndjson", ValueError("full"))
+    assert answer_of(app) == (200, b'a{"error":"full"}\n', True)
+    app = stream(b"text/event-stream; charset=utf-8", KeyError("x"))
+    status, body, is_whole = answer_of(app, KeyError)
+    assert status == 200 and is_whole and body.startswith(b"adata: ")
+    assert json.loads(body[7:])["error"]["code"] == 500

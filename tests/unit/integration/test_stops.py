@@ -7,7 +7,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.integration import stops
-from sglang_parse.integration.stops import earliest_stop
+from sglang_parse.integration.stops import earliest_stop, locate_stop
 
 TEXT = "Observation: foo\n\nThought: bar baz"
 
@@ -101,3 +101,32 @@ def test_servers_without_parse_are_left_alone(monkeypatch):
     req = request(Letters().encode(TEXT), stop=["\n\n", "Observation:"])
     assert earliest_stop(sglangs_own, req, len(TEXT))
     assert req.finished_reason.matched == "\n\n"
+
+
+def test_long_rounds_are_searched_by_halves():
+    """Red if the end of a stop string is another than SGLang's, or every prefix of a
+    long round is decoded."""
+    own = inspect.unwrap(Req._locate_str_stop_finished_len)
+    text = "x" * 700 + "ab" + "x" * 300 + "ab" + "x"
+    for size in (1003, 1000, 500, 304, 200):
+        req = request(Letters().encode(text), stop=["ab"])
+        decoded = []
+        plain = req.tokenizer.decode
+        expected = own(req, size, stop_str="ab")
+        req.tokenizer.decode = lambda ids, plain=plain, out=decoded: (
+            out.append(len(ids)) or plain(ids)
+        )
+        assert locate_stop(own, req, size, stop_str="ab") == expected
+        assert len(decoded) <= 11
+
+
+@pytest.mark.parametrize(
+    "more", [{"stop_str": "a\ufffd"}, {"stop_regex": "a."}, {"stop_str": "a"}]
+)
+def test_what_cannot_be_halved_is_left_to_sglang(more):
+    """Red if text that later tokens change is searched by halves."""
+    req = request(Letters().encode("a" * 100), stop=["a"])
+    req.tokenizer.clean_up_tokenization_spaces = True
+    asked = []
+    locate_stop(lambda *a, **k: asked.append(k), req, 80, **more)
+    assert len(asked) == 1

@@ -22,7 +22,7 @@ def test_a_run_of_words_reads_as_its_words_do(seed, monkeypatch):
     single = re.compile(code.ITEM.pattern.replace(runs, code.WORD), code.ITEM.flags)
     rng = random.Random(seed)
     texts = ["".join(rng.choices(PARTS, k=rng.randint(0, 60))) for _ in range(300)]
-    found = [code._statement_ends(text) for text in texts]
+    found = [code.statement_ends(text) for text in texts]
     monkeypatch.setattr(code, "ITEM", single)
-    assert found == [code._statement_ends(text) for text in texts]
+    assert found == [code.statement_ends(text) for text in texts]
     assert any(found)

@@ -7,7 +7,6 @@ from transformers import PreTrainedTokenizerFast
 from sglang_parse.judging.prompt import (
     JudgePrompt,
     build_judge_prompt,
-    check_same_tokenizer,
 )
 from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX as QUESTION
 
@@ -220,33 +219,3 @@ def test_tokenizer_that_takes_no_template_options_is_served():
 def test_judge_prompt_refuses_empty_suffix():
     with pytest.raises(ValueError, match="needs suffix tokens"):
         JudgePrompt((), ((1, 2),), True)
-
-
-def test_same_tokenizer_passes_whatever_its_chat_template():
-    check_same_tokenizer(build_tokenizer(CHATML), build_tokenizer(None))
-
-
-def test_missing_token_is_named():
-    with pytest.raises(ValueError) as error:
-        check_same_tokenizer(build_tokenizer(extra=["<tool>"]), build_tokenizer())
-    message = str(error.value)
-    assert "'<tool>' is id " in message and "missing in the draft's" in message
-    assert "--speculative-draft-model-path" in message
-
-
-def test_token_with_other_id_is_named():
-    ours = build_tokenizer(extra=["<a>", "<b>"])
-    theirs = build_tokenizer(extra=["<b>", "<a>"])
-    n = len(ours)
-    with pytest.raises(ValueError, match=f"'<[ab]>' is id {n - 2} .* id {n - 1} "):
-        check_same_tokenizer(ours, theirs)
-
-
-def test_other_encoding_of_same_vocabulary_is_refused():
-    ours, theirs = build_tokenizer(), build_tokenizer()
-    digits = pre_tokenizers.Split("e", "isolated")
-    theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    with pytest.raises(ValueError, match="is encoded as .* by the target's"):
-        check_same_tokenizer(ours, theirs)

@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from sglang_parse.judging.prose import BLANK, MARK, NEWLINE, DraftText, token_flags
+from sglang_parse.judging.draft_text import (
+    BLANK,
+    MARK,
+    NEWLINE,
+    DraftText,
+    token_flags,
+)
 from sglang_parse.judging.segmenter import _join_blank
 from tests.support import reference
 

@@ -280,6 +280,33 @@ def test_step_falls_back_to_lines_then_sentences(marked):
     assert found == expected
 
 
+PYTHON = "```python\n# Add. One.\ndef f(x):\n    y = 1\n\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "previous_text", "marked"),
+    [
+        # Statements, never comments or lines within brackets.
+        ("sentence", "", "Here it is:\n|```python\nx = 1\n|y = 2\n```\n|Done.|"),
+        ("sentence", "", '```json\n{\n"a": 1,\n"b": "Yes. No."\n}\n```\n|So.| A'),
+        ("sentence", "```python\nx = [\n", "1,\n2]\n|y = 3\n|z"),
+        ("sentence", "```\nx = 1\n```\n", "That is it.| Yes"),
+        # Whole definitions.
+        ("step", "", f"First, run:\n{PYTHON}\n|def g():\n    pass\n```\n|Then go."),
+        ("step", "", f"It is:\n|{PYTHON}```\n|".replace("\n\n  ", "\n\n  |")),
+        ("step", "", "Step 1: run\n```\nStep 2\n# no heading\n```\n|Step 2: b"),
+        ("paragraph", "", f"Run\n\n|{PYTHON}\n|def g():\n    pass\n```\n\n|Go."),
+        ("paragraph", "", f"{PYTHON}\n"),  # the definition may go on
+        # The block began before the text that is seen.
+        ("step", "```\n    y = 1\n", "z\n```\nIt is.\n\n|Then b"),
+    ],
+)
+def test_code_between_fences_is_no_prose(name, previous_text, marked):
+    """Red if a block is cut at each line, at a comment or inside a definition."""
+    found, expected = segment(name, marked, previous_text=previous_text)
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     ("name", "previous_text", "marked"),
     [

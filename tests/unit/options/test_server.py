@@ -25,6 +25,11 @@ BAD = {
     "compose": ["", "eagle", "EAGLE3", None, True, "eagle3"],
     "eagle_model_path": [7, None, "head", ["head"]],
     "eagle_steps": [0, 65, 2.0, "4", True, None],
+    "drafters": ["", "model,ngram", "ngram,ngram", "ngram, model", "other", None, 1],
+    "draft_url": [None, 1, "host:80", "ftp://host", "http://", "http://host:x", " "],
+    "draft_url_model": [None, 1, "m" * 201, "  "],
+    "draft_url_streams": [0, 1025, 2.0, "4", True, None],
+    "ngram_tokens": [0, 1025, 2.0, "4", True, None],
     "adaptive": ["false", 0, 1, None],
     "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
     "verify_route": ["", "masks", "AUTO", None, 1],
@@ -202,3 +207,34 @@ def test_verdict_tokens_split_into_pairs():
 def test_flag_name_has_dashes():
     """Red if flags are spelt with underscores."""
     assert flag_name("max_segments") == "--speculative-parse-max-segments"
+
+
+def test_listed_drafters_are_those_that_other_flags_name():
+    """Red if a drafter is listed and not there, or there and not listed."""
+    head = {"compose": "eagle3", "eagle_model_path": "head"}
+    assert ParseConfig().drafter_names == ()
+    assert ParseConfig(drafters="ngram,eagle3", **head).drafter_names[1] == "eagle3"
+    for settings in ({"drafters": "eagle3"}, {"drafters": "ngram", **head}):
+        with pytest.raises(
+            ValueError, match="speculative-parse-drafters is .*'eagle3'"
+        ):
+            ParseConfig(**settings)
+    ParseConfig().check_draft_model("draft")
+    ParseConfig(drafters="ngram").check_draft_model(None)
+    ParseConfig(drafters="ngram,model").check_draft_model("draft")
+    for drafters, path in (("ngram", "draft"), ("ngram,model", None)):
+        with pytest.raises(ValueError, match="draft-model-path is .*'model' is listed"):
+            ParseConfig(drafters=drafters).check_draft_model(path)
+    with pytest.raises(ValueError, match="draft-url is not set; .*'remote' is listed"):
+        ParseConfig(drafters="remote,model")
+    with pytest.raises(ValueError, match="draft-url is set; .*'remote' is listed"):
+        ParseConfig(drafters="model", draft_url="http://host/v1")
+    assert ParseConfig(drafters="remote", draft_url="http://host/v1").drafter_names
+
+
+def test_credentials_in_an_address_are_shown_nowhere():
+    """Red if the message that refuses a password prints it."""
+    for url in ("http://me:hunter2@host/v1", "https://host/v1?api_key=hunter2"):
+        with pytest.raises(ValueError, match="SGLANG_PARSE_DRAFT_API_KEY") as refused:
+            ParseConfig(draft_url=url)
+        assert "hunter2" not in str(refused.value)

@@ -59,7 +59,7 @@ def test_a_slow_start_is_brought_down_by_later_rounds():
 
 
 def test_a_machine_that_was_busy_does_not_spoil_what_is_not_used_since():
-    """Red if long drafts, timed beside a neighbour, stay dear after it has left:
+    """Red if long drafts, timed beside a neighbour, stay dear after it has left, as
     only short ones are timed anew."""
     costs = CostModel()
 

@@ -138,6 +138,28 @@ def test_segments_tell_the_round_in_order():
     ]
 
 
+def test_segments_name_their_drafter():
+    """Red if a part of a segment is put down to another drafter, or one is lost where
+    two wrote."""
+    r = report()
+    r.record(
+        RoundRecord(
+            4, [1, 2, 3, 4, 5, 99], [1, 2, 3, 4, 5, 6], num_client=1, boundaries=[4],
+            written_by=[("ngram", 2), ("model", 3)], scores=[0.9], num_judged=4,
+            num_matched=1,
+        )
+    )  # fmt: skip
+    result = as_dict(r, [*FIRST, 1, 2, 3, 4, 5, 99])
+    found = [(s["origin"], s["drafter"], s["token_ids"]) for s in result["segments"]]
+    assert found[1:] == [
+        ("client", "", (1,)),
+        ("draft", "ngram", (2, 3)),
+        ("draft", "model", (4,)),
+        ("draft", "model", (5,)),
+        ("target", "", (99,)),
+    ]
+
+
 @pytest.mark.parametrize("num_left", range(9))
 def test_a_stop_inside_a_round_is_not_counted(num_left):
     """Red if tokens after a stop string or end token stay in counters or segments."""

@@ -38,6 +38,14 @@ def test_finished_requests_add_up():
     assert result["stage_seconds"]["verify"] == 2.0
 
 
+def test_streams_of_a_draft_server_are_counted():
+    """Red if nobody can see that a draft server fails."""
+    total = Telemetry()
+    for event in ("begun", "begun", "failed"):
+        total.add_draft_stream(event)
+    assert total.as_dict()["draft_streams"] == {"begun": 2, "failed": 1}
+
+
 @pytest.mark.parametrize("score", [0.0, 0.01, 0.011, 0.5, 0.999, 1.0])
 def test_score_buckets_are_upper_bounds(score):
     """Red if a score counts under a bound that it exceeds."""

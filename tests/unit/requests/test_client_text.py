@@ -121,3 +121,18 @@ def test_segments_keep_their_ends():
     assert client.tokens == (1, 2, 3, 1, 2, 1)
     assert client.cuts == (2, 3, 6)
     assert ClientText.of("a bb", Words()).cuts is None
+
+
+class Letters:
+    """A tokenizer of one token a letter."""
+
+    def encode(self, text, add_special_tokens):
+        return [ord(letter) for letter in text]
+
+
+def test_a_text_ends_before_its_first_stop_token():
+    """Red if a session goes on from what a client wrote behind an end of text."""
+    assert ClientText.of("ab.cd.", Letters(), {ord(".")}).tokens == (97, 98)
+    assert ClientText.of("ab.", Letters()).tokens == (97, 98, 46)
+    segments = ClientText.of(["a.", "b"], Letters(), {ord(".")})
+    assert segments.tokens == (97, 46, 98) and segments.cuts == (2, 3)

@@ -34,14 +34,16 @@ def run_rank(rank: int, path: str, found) -> None:
 
 def test_all_ranks_get_the_first_ones_value(tmp_path):
     """Red if what ranks draft or judge differs: their next collective hangs."""
-    context = multiprocessing.get_context("spawn")
+    # Forked: a new interpreter would import torch first, which takes minutes on a busy
+    # machine.
+    context = multiprocessing.get_context("fork")
     found = context.Queue()
     args = [(rank, str(tmp_path / "store"), found) for rank in range(2)]
     processes = [context.Process(target=run_rank, args=a) for a in args]
     for process in processes:
         process.start()
     try:
-        results = dict(found.get(timeout=120) for _ in processes)
+        results = dict(found.get(timeout=300) for _ in processes)
     finally:
         for process in processes:
             process.join(30)

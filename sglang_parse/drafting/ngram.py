@@ -1,0 +1,151 @@
+"""The n-gram drafter: it copies what followed where the last tokens stood before.
+
+It reads the prompt and the answer, and needs no model. What it writes is kept only
+where the target writes the same. It keeps looking while others draft, so that what its
+copies would give is known before one is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from sglang_parse.drafting.base import (
+    DrafterContext,
+    DrafterResources,
+    Outcome,
+    Prefill,
+)
+from sglang_parse.drafting.ngram_index import NgramIndex
+from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+
+
+@dataclass
+class Memory:
+    """What it knows of one request."""
+
+    index: NgramIndex
+    #: Where a copy would go on, -1 without a match; tokens before it that agree, and
+    #: how many of them its outcomes have told.
+    cursor: int = -1
+    length: int = 0
+    told: int = 0
+    #: Where the copy before it ended.
+    near: int = 0
+
+
+class NgramDrafter:
+    """`ngram` of `--speculative-parse-drafters`."""
+
+    name = "ngram"
+    token_level = True
+    reads_features = False
+
+    def __init__(self, max_tokens: int, vocab_size: int) -> None:
+        self.max_tokens = max_tokens
+        self._vocab_size = vocab_size
+        self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
+        self._outcomes: list[Outcome] = []
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> NgramDrafter | None:
+        """None where nobody asks for it."""
+        if cls.name not in context.config.drafter_names:
+            return None
+        return cls(context.config.ngram_tokens, context.vocab_size)
+
+    @property
+    def runners(self) -> Sequence[DraftRunner]:
+        return ()
+
+    def open(self, resources: DrafterResources) -> None:
+        return None
+
+    def can_draft(self, r: RequestRound) -> bool:
+        return self.evidence(r) > 0
+
+    def evidence(self, r: RequestRound) -> int:
+        """Tokens that agree before the place that it would copy from, 0 without one."""
+        if self.name in r.state.failed_drafters or not r.state.options.compose:
+            return 0
+        memory = self._followed(r)
+        return memory.length if memory.cursor >= 0 else 0
+
+    def take_outcomes(self) -> list[Outcome]:
+        """What became of its copies since the last call, drafted or not."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def before_prefill(self, prefill: Prefill) -> None:
+        return None
+
+    def after_prefill(
+        self, prefill: Prefill, features: Tensor | None, next_tokens: Tensor
+    ) -> None:
+        return None
+
+    def draft(self, round: Round) -> None:
+        for r in round:
+            room = r.room(self.name)
+            if not room or r.draft.tokens:
+                continue
+            memory = self._followed(r)
+            if memory.cursor < 0:
+                continue
+            tokens = self._allowed(r, memory.index.copy(memory.cursor, room))
+            r.draft = r.draft.extended(
+                self.name, tokens, ended=False, token_level=True, copied=True
+            )
+
+    def after_pass(self, round: Round) -> None:
+        return None
+
+    def _allowed(self, r: RequestRound, tokens: list[int]) -> list[int]:
+        """The tokens up to the first that ends the answer, breaks the grammar, or
+        stands for no text."""
+        stops, size = r.state.stop_ids, self._vocab_size
+        bad = (k for k, t in enumerate(tokens) if t in stops or not 0 <= t < size)
+        tokens = tokens[: next(bad, len(tokens))]
+        return tokens if r.grammar is None else tokens[: r.grammar.walk(tokens)]
+
+    def _followed(self, r: RequestRound) -> Memory:
+        """Its memory of a request, along with the tokens decided since."""
+        prompt, output, ready = r.req.origin_input_ids, r.req.output_ids, r.state.ready
+        memory = self._memory.get(r.state)
+        if memory is None:
+            memory = self._memory[r.state] = Memory(NgramIndex(prompt))
+        index = memory.index
+        num_known = len(index) - len(prompt)
+        new = [*output[num_known:], *ready[max(0, num_known - len(output)) :]]
+        if new:
+            self._follow(memory, new)
+        return memory
+
+    def _follow(self, memory: Memory, new: Sequence[int]) -> None:
+        """The answer goes on with these tokens: does the copy?"""
+        index, num = memory.index, 0
+        while memory.cursor >= 0 and num < len(new):
+            if index.tokens[memory.cursor] != new[num]:
+                self._tell(memory, ended=True)
+                memory.near, memory.cursor = memory.cursor, -1
+                break
+            index.extend((new[num],))
+            memory.cursor += 1
+            memory.length += 1
+            num += 1
+        index.extend(new[num:])
+        if memory.cursor >= 0:
+            self._tell(memory, ended=False)
+        elif match := index.find(memory.near):
+            memory.cursor = match.cursor
+            memory.length = memory.told = match.length
+
+    def _tell(self, memory: Memory, *, ended: bool) -> None:
+        if ended or memory.length > memory.told:
+            self._outcomes.append(Outcome(memory.told, memory.length, ended))
+            memory.told = memory.length

@@ -1,0 +1,243 @@
+"""Text between two token spaces: tokens as bytes, and drafted text as target tokens.
+
+Texts are bytes, since a token may hold part of a character. Nothing here knows who
+drafts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+#: Sentencepiece writes a space so.
+SPACE = "\u2581"
+# Put before a text whose tokenizer puts a space before the first word.
+ANCHOR = "\n"
+
+
+class TextError(ValueError):
+    """A tokenizer whose tokens cannot be taken for text; the end of a sentence."""
+
+
+class TokenBytes:
+    """What each id of a tokenizer writes.
+
+    Raises TextError where the tokenizer does not say.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: a Hugging Face one with a Rust backend."""
+        if not getattr(tokenizer, "is_fast", False):
+            raise TextError("it has no fast (Rust) form")
+        decoder = decoder_types(tokenizer.backend_tokenizer)
+        if "ByteLevel" in decoder:
+            read = _byte_level
+        elif {"ByteFallback", "Metaspace", "Replace"} & decoder:
+            read = _sentencepiece
+        else:
+            raise TextError(
+                f"its decoder is {', '.join(sorted(decoder)) or 'none'}, which is "
+                "neither byte-level nor sentencepiece"
+            )
+        added = tokenizer.added_tokens_decoder
+        special = set(tokenizer.all_special_ids)
+        special |= {i for i, token in added.items() if token.special}
+        size = max([len(tokenizer), *(i + 1 for i in added)])
+        #: Ids that stand for no text: turns, ends, padding.
+        self.special = frozenset(special)
+        self._of: list[bytes] = []
+        for i, piece in enumerate(tokenizer.convert_ids_to_tokens(list(range(size)))):
+            if piece is None:
+                self._of.append(b"")
+            elif i in added:
+                self._of.append(str(added[i].content).encode())
+            else:
+                self._of.append(read(piece))
+        self.ids = {
+            text: i
+            for i, text in reversed(list(enumerate(self._of)))
+            if text and i not in added
+        }
+
+    def __getitem__(self, token: int) -> bytes:
+        """Of a special token its name; of an id beyond the vocabulary nothing."""
+        return self._of[token] if 0 <= token < len(self._of) else b""
+
+    def join(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(map(self.__getitem__, tokens))
+
+
+class TextEncoder:
+    """Text -> ids of one tokenizer."""
+
+    def __init__(self, tokenizer: Any, pieces: TokenBytes | None = None) -> None:
+        """pieces: of this tokenizer, where they are known already."""
+        self.pieces = pieces or TokenBytes(tokenizer)
+        self._backend = tokenizer.backend_tokenizer
+        first = self._backend.encode("a", add_special_tokens=False).ids
+        self._anchor: list[int] = []
+        if first and self.pieces[first[0]].startswith(b" "):
+            self._anchor = self._backend.encode(ANCHOR, add_special_tokens=False).ids
+
+    def encode(self, text: str) -> tuple[list[int], list[int | None]]:
+        """Ids of a text that something precedes, and the word that each is in.
+
+        Words are what the tokenizer never joins; they are numbered. Markers in the text
+        become the tokens that they name.
+        """
+        anchor = self._anchor
+        found = self._backend.encode(
+            ANCHOR + text if anchor else text, add_special_tokens=False
+        )
+        ids, words = found.ids, found.word_ids
+        if anchor:
+            if ids[: len(anchor)] == anchor:
+                return ids[len(anchor) :], words[len(anchor) :]
+            found = self._backend.encode(text, add_special_tokens=False)
+            return found.ids, found.word_ids
+        return ids, words
+
+
+class DraftWriter:
+    """Drafted text -> ids of the target that write exactly this text.
+
+    encoder: of the target.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self.encoder = encoder
+        self.pieces = encoder.pieces
+
+    def write(self, text: bytes, *, most: int, whole: bool) -> list[int]:
+        """Ids of a text that stands behind a target token, at most `most`.
+
+        They end before a marker of the target, a broken character, or an id that would
+        write anything else. whole: the text is complete; else its last word and its
+        last character may go on, and are held back.
+        """
+        head, text = split_head(text)
+        ids: list[int] = []
+        if head:
+            found = self._pieces_of(head)
+            if found is None or (not whole and not text and len(head) < 4):
+                return []
+            ids = found
+        text = whole_characters(text)
+        readable = text.decode("utf-8", errors="ignore")
+        if readable:
+            ids += self._encoded(text, readable, whole=whole)
+        return ids[:most]
+
+    def _encoded(self, text: bytes, readable: str, *, whole: bool) -> list[int]:
+        ids, words = self.encoder.encode(readable)
+        if not whole:
+            ids = ids[: last_word(words, [self.pieces[i] for i in ids])]
+        at = 0
+        for k, token in enumerate(ids):
+            piece = self.pieces[token]
+            if token in self.pieces.special or not piece:
+                return ids[:k]
+            if not text.startswith(piece, at):
+                return ids[:k]
+            at += len(piece)
+        return ids
+
+    def _pieces_of(self, part: bytes) -> list[int] | None:
+        """Ids of some bytes of a character, the longest tokens first; None where the
+        target has none."""
+        ids = []
+        while part:
+            for end in range(len(part), 0, -1):
+                if (token := self.pieces.ids.get(part[:end])) is not None:
+                    ids.append(token)
+                    part = part[end:]
+                    break
+            else:
+                return None
+        return ids
+
+
+def last_word(words: Sequence[int | None], texts: Sequence[bytes]) -> int:
+    """Where the last word begins, as an offset into its tokens.
+
+    words: the word of each token. texts: what each writes. A tokenizer that knows no
+    words has one; then a space begins a word.
+    """
+    if not words:
+        return 0
+    k = len(words) - 1
+    while k > 0 and words[k - 1] == words[k] and texts[k][:1] not in (b" ", b"\n"):
+        k -= 1
+    return k
+
+
+def split_head(text: bytes) -> tuple[bytes, bytes]:
+    """Leading bytes that end a character begun before, and the rest."""
+    k = 0
+    while k < len(text) and 0x80 <= text[k] < 0xC0:
+        k += 1
+    return text[:k], text[k:]
+
+
+def whole_characters(text: bytes) -> bytes:
+    """The leading part that is whole characters of UTF-8."""
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as e:
+        return text[: e.start]
+    return text
+
+
+def unfinished(text: bytes) -> int:
+    """Bytes at the end that begin a character without ending it, 0 to 3."""
+    for back in range(1, min(4, len(text) + 1)):
+        byte = text[-back]
+        if byte >= 0xC0:
+            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return back if back < width else 0
+        if byte < 0x80:
+            return 0
+    return 0
+
+
+def decoder_types(backend: Any) -> set[str]:
+    """Types of a Rust tokenizer's decoder and of its parts."""
+    state = backend.decoder
+    if state is None:
+        return set()
+    return _types(json.loads(state.__getstate__()))
+
+
+def _types(state: Any) -> set[str]:
+    found = {state["type"]}
+    for part in state.get("decoders", ()):
+        found |= _types(part)
+    return found
+
+
+def _bytes_to_chars() -> dict[str, int]:
+    """GPT-2's writing of bytes: printable ones stand for themselves."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in kept]
+    table = {chr(b): b for b in kept}
+    return table | {chr(256 + n): b for n, b in enumerate(rest)}
+
+
+BYTES = _bytes_to_chars()
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes(BYTES[c] for c in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _sentencepiece(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        try:
+            return bytes([int(piece[3:5], 16)])
+        except ValueError:
+            pass
+    return piece.replace(SPACE, " ").encode()

@@ -1,0 +1,104 @@
+"""How far two tokenizers agree, which says how a draft reaches the target.
+
+Where every id means the same to both, ids are handed over. Where they differ in added
+tokens alone, ids are handed over and those tokens are kept out of the draft. Else the
+draft is handed over as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PROBE = "Step 1: 3.14 + 2,718 = 12345\n\n\tIt's naïve – 你好, привет 👍🏽. Yes No"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What two tokenizers share."""
+
+    #: The first difference in words, without a full stop; "" where there is none.
+    difference: str = ""
+    #: Whether ids can be handed over between the two.
+    shares_ids: bool = True
+    #: Ids that mean something to one side alone, or something else to each.
+    unshared: frozenset[int] = frozenset()
+    #: What the draft reads in place of an unshared id.
+    neutral: int = 0
+
+    def __str__(self) -> str:
+        if not self.difference:
+            return "tokenizers agree"
+        if self.shares_ids:
+            return (
+                f"tokenizers are compatible: they differ in {len(self.unshared)} added "
+                f"tokens ({self.difference})"
+            )
+        return f"tokenizers differ: {self.difference}"
+
+
+#: Of a draft that has the target's own tokenizer.
+SAME = Agreement()
+
+
+def compare(target: Any, draft: Any) -> Agreement:
+    """How far two Hugging Face tokenizers agree.
+
+    Rows of the models' embeddings beyond the tokenizers' vocabularies may differ.
+    """
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    difference = _vocabulary_difference(ours, theirs)
+    if difference and not _differ_in_added_tokens(target, draft):
+        return Agreement(difference, shares_ids=False)
+    if told := _encoding_difference(target, draft):
+        return Agreement(difference or told, shares_ids=False)
+    if not difference:
+        return Agreement()
+    unshared = frozenset(i for _, i in ours.items() ^ theirs.items())
+    return Agreement(difference, unshared=unshared, neutral=_neutral(draft, unshared))
+
+
+def _differ_in_added_tokens(target: Any, draft: Any) -> bool:
+    """Whether shared tokens have one id, and each other token is an added one."""
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if any(theirs.get(token, i) != i for token, i in ours.items()):
+        return False
+    return (
+        ours.keys() - theirs.keys() <= target.get_added_vocab().keys()
+        and theirs.keys() - ours.keys() <= draft.get_added_vocab().keys()
+    )
+
+
+def _encoding_difference(target: Any, draft: Any) -> str:
+    for word in (PROBE, *PROBE.split()):
+        a, b = (t.encode(word, add_special_tokens=False) for t in (target, draft))
+        if list(a) != list(b):
+            return (
+                f"{word!r} is encoded as {list(a)} by the target's and as {list(b)} by "
+                "the draft's"
+            )
+    return ""
+
+
+def _vocabulary_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    """The token of lowest id on which two vocabularies differ, in words."""
+    tokens = {token for token, _ in ours.items() ^ theirs.items()}
+    if not tokens:
+        return ""
+    token = min(tokens, key=lambda t: (min(v[t] for v in (ours, theirs) if t in v), t))
+    return (
+        f"token {token!r} is {_describe(ours.get(token))} in the target's "
+        f"({len(ours)} tokens) and {_describe(theirs.get(token))} in the draft's "
+        f"({len(theirs)} tokens)"
+    )
+
+
+def _describe(token_id: int | None) -> str:
+    return "missing" if token_id is None else f"id {token_id}"
+
+
+def _neutral(draft: Any, unshared: frozenset[int]) -> int:
+    """A line break, which stands in for a marker, where it is one token."""
+    ids = draft.encode("\n", add_special_tokens=False)
+    return ids[0] if len(ids) == 1 and ids[0] not in unshared else 0

@@ -1,0 +1,89 @@
+"""The n-gram drafter and a draft server, on real servers."""
+
+import re
+
+import pytest
+import requests
+
+from sglang_parse.bench.servers import ServerProcess
+from sglang_parse.embedded import DRAFT_PATH
+from tests.integration.conftest import COMMON, PARSE
+from tests.support.client import Server, outcome, report
+
+NUM = 16
+
+
+@pytest.fixture(scope="module")
+def expected(pool, prompts):
+    """The target's own greedy answers."""
+    return [outcome(r) for r in pool.get("target").generate_all(prompts[:NUM], 8)]
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    """A server of the draft model, as anybody's OpenAI-compatible server."""
+    flags = ("--model-path", str(DRAFT_PATH), *COMMON[2:])
+    log = tmp_path_factory.mktemp("draft") / "draft.log"
+    with ServerProcess(flags, "draft", log) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def cascade(draft, tmp_path_factory):
+    """PARSE with copies, and that server as its draft."""
+    flags = (
+        *(*COMMON, *PARSE[:2], "--speculative-parse-drafters", "ngram,remote"),
+        *("--speculative-parse-draft-url", f"{draft.url}/v1"),
+        "--no-speculative-parse-adaptive",
+    )
+    log = tmp_path_factory.mktemp("cascade") / "cascade.log"
+    with ServerProcess(flags, "cascade", log) as process:
+        yield Server(process.url)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_exact_answers_are_the_targets_own(cascade, prompts, expected, concurrency):
+    """Red if a copied or a streamed token stands that the target did not choose."""
+    custom = {"parse_mode": "exact"}
+    results = cascade.generate_all(prompts[:NUM], concurrency, custom=custom)
+    assert [outcome(r) for r in results] == expected
+    assert any(report(r)["drafted_by"].get("remote") for r in results)
+
+
+def test_a_quote_is_copied(cascade, pool, prompts):
+    """Red if a passage of the prompt that is written again takes a pass a token, or is
+    not the target's own. A grammar has the target quote it."""
+    text = "Ann has nine red kites and Ben finds two more of them near the old mill."
+    prompt = [
+        *prompts[0],
+        *cascade.post("/tokenize", {"prompt": text}).json()["tokens"],
+    ]
+    options = {"custom": {"parse_mode": "exact"}, "regex": re.escape(text)}
+    results = [s.generate(prompt, **options) for s in (cascade, pool.get("target"))]
+    assert outcome(results[0])[:2] == outcome(results[1])[:2]
+    entry = report(results[0])
+    assert results[0]["text"].startswith(text)
+    assert entry["kept_by"]["ngram"] > entry["target_passes"]
+
+
+def test_streamed_drafts_are_judged(cascade, prompts):
+    """Red if text of a draft server never becomes a part of an answer by verdict."""
+    results = cascade.generate_all(prompts[:NUM], 4)
+    assert {report(r)["mode"] for r in results} == {"semantic"}
+    assert sum(report(r)["kept_by"].get("remote", 0) for r in results) > 50
+    assert sum(report(r)["kept_segments"] for r in results) > 3
+
+
+def test_answers_are_whole_without_the_draft_server(cascade, draft, prompts, expected):
+    """Red if a draft server that dies ends or changes an answer, or nobody says so.
+
+    The last test of this module: it stops the server.
+    """
+    draft.stop()
+    custom = {"parse_mode": "exact"}
+    results = cascade.generate_all(prompts[:NUM], 4, custom=custom)
+    assert [outcome(r) for r in results] == expected
+    assert {report(r).get("fallback") for r in results} >= {"draft_unreachable"}
+    info = requests.get(f"{cascade.url}/server_info", timeout=60).json()
+    streams = info["internal_states"][0]["parse"]["draft_streams"]
+    assert streams["failed"] >= 3 and streams["left_alone"] >= 1

@@ -1,0 +1,286 @@
+"""Two PARSE servers behind sglang-router: what a client gets, and what survives."""
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+
+from sglang_parse.bench.servers import HOST, ServerError, ServerProcess, free_port
+from sglang_parse.embedded.task import make_problems, render_answer
+from tests.integration.conftest import FLAGS
+
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+WAIT_S = 120
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sglang_router") is None,
+    reason="sglang-router is not installed",
+)
+
+
+class Router:
+    """sglang-router in front of the workers."""
+
+    def __init__(self, workers, policy, log):
+        self.url = f"http://{HOST}:{free_port()}"
+        flags = (
+            *("--host", HOST, "--port", self.url.rpartition(":")[2]),
+            *("--prometheus-port", str(free_port())),
+            *("--policy", policy, "--worker-urls", *workers),
+            # A worker that has come back is asked again soon.
+            *("--health-check-interval-secs", "1", "--cb-timeout-duration-secs", "2"),
+            *("--health-success-threshold", "1", "--health-failure-threshold", "2"),
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sglang_router.launch_router", *flags],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_ready(self):
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(self.url + "/readiness", timeout=5).ok:
+                    return
+            assert self.process.poll() is None, "the router has ended"
+            time.sleep(0.2)
+        raise AssertionError("the router is not ready")
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def routed(workers, policy, folder):
+    with open(folder / f"{policy}.log", "wb") as log:
+        router = Router(workers, policy, log)
+        try:
+            router.wait_ready()
+            yield router.url
+        finally:
+            router.stop()
+
+
+@pytest.fixture(scope="module")
+def second(pool, tmp_path_factory):
+    """A worker of this module's own, which its tests may end."""
+    pool.get("parse")
+    folder = tmp_path_factory.mktemp("worker")
+    with ServerProcess(FLAGS["parse"], "second", folder / "second.log") as process:
+        yield process
+
+
+@pytest.fixture
+def workers(pool, second):
+    return [pool.get("parse").url, second.url]
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return make_problems(6, seed=99)
+
+
+def post(url, path, body):
+    reply = requests.post(url + path, json=body, timeout=WAIT_S)
+    assert reply.status_code == 200, reply.text[:500]
+    return reply
+
+
+def chat(problem, **more):
+    messages = [{"role": "user", "content": problem.prompt}]
+    fixed = {"model": "default", "temperature": 0, "max_tokens": 160}
+    return {**fixed, "messages": messages, **more}
+
+
+def choice_of(reply):
+    (choice,) = reply.json()["choices"]
+    return choice
+
+
+def decided(report):
+    """What a report says apart from times."""
+    names = ("mode", "kept_tokens", "draft_tokens", "client_text_tokens")
+    return {name: report.get(name) for name in names}
+
+
+# -- What a client gets ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["semantic", "exact", "off"])
+def test_modes_and_reports_of_chats(workers, problems, tmp_path, mode):
+    """Red if an option or the report of a chat is lost on the way."""
+    metadata = {"parse_mode": mode, "parse_threshold": "0.6", "parse_report": "true"}
+    body = chat(problems[0], metadata=metadata | {"return_meta_info": "true"})
+    custom = {"parse_mode": mode, "parse_threshold": 0.6, "parse_report": True}
+    plain = chat(problems[0], custom_params=custom, return_meta_info=True)
+    with routed(workers, "round_robin", tmp_path) as url:
+        for _ in workers:
+            got = choice_of(post(url, CHAT, body))
+            direct = choice_of(post(workers[0], CHAT, plain))
+            assert got["message"] == direct["message"]
+            (ours,), (its) = got["meta_info"]["parse"], direct["meta_info"]["parse"]
+            assert decided(ours) == decided(its[0])
+            assert ours["mode"] == mode
+
+
+def test_predictions_streams_and_other_endpoints(workers, problems, tmp_path):
+    """Red if a prediction, a stream's report, or an option of /generate is lost."""
+    answer = render_answer(problems[1], "A")
+    with routed(workers, "round_robin", tmp_path) as url:
+        usage = post(url, CHAT, chat(problems[1], metadata={"prediction": answer}))
+        details = usage.json()["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 20
+        metadata = {"parse_mode": "exact", "return_meta_info": "true"}
+        stream = post(url, CHAT, chat(problems[1], metadata=metadata, stream=True))
+        chunks = [
+            json.loads(line[6:])
+            for line in stream.text.splitlines()
+            if line.startswith("data: {")
+        ]
+        texts = (c["choices"][0]["delta"].get("content") or "" for c in chunks)
+        assert "".join(texts) == choice_of(usage)["message"]["content"]
+        reports = [
+            c["choices"][0]["meta_info"] for c in chunks if "meta_info" in str(c)
+        ]
+        assert reports[-1]["parse"][0]["mode"] == "exact"
+        body = {"model": "default", "prompt": problems[2].prompt, "max_tokens": 40}
+        for more in ({"custom_params": {"parse_mode": "off"}}, {"metadata": metadata}):
+            more = more | {"return_meta_info": True, "temperature": 0}
+            if "metadata" in more:
+                more.pop("return_meta_info")
+            (report,) = choice_of(post(url, COMPLETIONS, body | more))["meta_info"][
+                "parse"
+            ]
+            assert report["mode"] in ("off", "exact")
+        params = {"temperature": 0, "max_new_tokens": 40}
+        options = {"parse_mode": "exact", "parse_report": True}
+        generated = post(
+            url,
+            GENERATE,
+            {
+                "text": problems[2].prompt,
+                "sampling_params": params,
+                "session_params": options,
+            },
+        ).json()
+        assert generated["meta_info"]["parse"][0]["mode"] == "exact"
+
+
+def test_wrong_options_are_told(workers, problems, tmp_path):
+    """Red if a router turns the sentence for a wrong option into something else."""
+    with routed(workers, "round_robin", tmp_path) as url:
+        body = chat(problems[0], metadata={"parse_mode": "best"})
+        reply = requests.post(url + CHAT, json=body, timeout=WAIT_S)
+    assert reply.status_code == 400
+    assert "parse_mode" in reply.text
+
+
+# -- Policies ----------------------------------------------------------------------
+
+
+def num_served(url):
+    """Requests that a server has finished, by its own count."""
+    info = requests.get(url + "/server_info", timeout=WAIT_S).json()
+    (state,) = info["internal_states"]
+    return sum(state["parse"]["requests"].values())
+
+
+def test_power_of_two_balances(workers, problems, tmp_path):
+    """Red if one worker gets all requests: its load is not seen."""
+    before = [num_served(url) for url in workers]
+    with (
+        routed(workers, "power_of_two", tmp_path) as url,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        list(pool.map(lambda p: post(url, CHAT, chat(p)), problems * 3))
+    counts = [num_served(url) - n for url, n in zip(workers, before, strict=True)]
+    assert sum(counts) == len(problems) * 3 and min(counts) > 1
+
+
+def test_a_second_turn_goes_to_its_prefix(workers, problems, tmp_path):
+    """Red if `cache_aware` loses sight of the prompt behind our options."""
+    with routed(workers, "cache_aware", tmp_path) as url:
+        for problem in problems[3:5]:
+            first = post(url, CHAT, chat(problem))
+            said = choice_of(first)["message"]["content"]
+            body = chat(problem, metadata={"return_meta_info": "true"})
+            body["messages"] += [
+                {"role": "assistant", "content": said},
+                {"role": "user", "content": "Again."},
+            ]
+            usage = choice_of(post(url, CHAT, body))["meta_info"]
+            assert usage["cached_tokens"] > 10
+
+
+# -- Workers that go ---------------------------------------------------------------
+
+
+def load(url, problems, stop):
+    """Statuses of chats, one after the other until `stop` is set."""
+    seen = []
+    for problem in itertools.cycle(problems):
+        if stop.is_set():
+            break
+        reply = requests.post(url + CHAT, json=chat(problem), timeout=WAIT_S)
+        seen.append(reply.status_code)
+    return seen
+
+
+def under_load(url, problems, act, num_clients=4):
+    """Statuses of all requests of a few clients while `act` runs and 2 s longer."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(num_clients) as threads:
+        running = [
+            threads.submit(load, url, problems, stop) for _ in range(num_clients)
+        ]
+        time.sleep(1)
+        try:
+            act()
+            time.sleep(2)
+        finally:
+            stop.set()
+        return [status for one in running for status in one.result()]
+
+
+def test_a_worker_that_drains_and_one_that_is_killed(
+    workers, second, problems, tmp_path
+):
+    """Red if a rolling restart loses a request, or a killed worker costs others'
+    requests, or a restarted one does not come back."""
+    with routed(workers, "power_of_two", tmp_path) as url:
+
+        def drain():
+            os.kill(second.processes()[0].pid, signal.SIGTERM)
+            with pytest.raises(ServerError, match="ended after"):
+                while True:
+                    second.check_alive()
+                    time.sleep(0.2)
+
+        seen = under_load(url, problems, drain)
+        assert seen and set(seen) == {200}
+        second.stop()
+        second.start()
+        second.wait_ready()
+        kill = under_load(url, problems, second.stop)
+        # Requests of the killed worker are sent to the other one again.
+        assert kill.count(200) >= len(kill) - 4
+        second.start()
+        second.wait_ready()
+        deadline = time.monotonic() + WAIT_S
+        before = num_served(second.url)
+        while num_served(second.url) == before:
+            assert time.monotonic() < deadline, "the worker does not come back"
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(lambda p: post(url, CHAT, chat(p)), problems))

@@ -1,0 +1,196 @@
+"""The files in deploy/: flags that exist, metrics that exist, queries that parse."""
+
+import json
+import re
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+from sglang.srt.observability import metrics_collector
+from sglang.srt.server_args import ServerArgs
+
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NAME = re.compile(r"sglang:\w+")
+
+
+def documents(name):
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def dashboard():
+    return json.loads((DEPLOY / "dashboard.json").read_text())
+
+
+def rules():
+    (file,) = documents("alerts.yaml")
+    return [rule for group in file["groups"] for rule in group["rules"]]
+
+
+def queries():
+    """Every PromQL expression, as Prometheus gets it."""
+    panels = (t["expr"] for p in dashboard()["panels"] for t in p["targets"])
+    return [
+        text.replace("$__rate_interval", "5m").replace("$model", ".*")
+        for text in (*panels, *(rule["expr"] for rule in rules()))
+    ]
+
+
+def known_metrics():
+    """Names on /metrics: PARSE's own by its registry, SGLang's by its source."""
+    from sglang_parse.reporting.telemetry import prometheus_of
+
+    ours = prometheus_of("deploy", None)
+    made = (*vars(ours).values(), *ours.tokens.values())
+    names = set()
+    for one in made:
+        for family in one.collect() if hasattr(one, "collect") else ():
+            names |= {family.name, family.name + "_total", family.name + "_bucket"}
+    source = Path(metrics_collector.__file__).read_text()
+    return names | set(NAME.findall(source)) | {"up"}
+
+
+def selectors(node):
+    """Names of all metrics in a parsed query."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node.name
+    for field in ("expr", "lhs", "rhs", "vector_selector", "param"):
+        child = getattr(node, field, None)
+        if isinstance(child, promql_parser.Expr):
+            yield from selectors(child)
+    for child in getattr(node, "args", None) or ():
+        yield from selectors(child)
+
+
+@pytest.mark.parametrize("query", queries())
+def test_queries_parse_and_name_metrics_that_exist(query):
+    """Red if a metric is renamed, or a query is no PromQL."""
+    found = set(selectors(promql_parser.parse(query)))
+    assert found and found <= known_metrics()
+    assert found - {"up"} == set(NAME.findall(query))
+
+
+def test_rules_are_whole():
+    """Red if Prometheus would refuse the file of alerts, or a label is missing."""
+    names = [rule["alert"] for rule in rules()]
+    assert len(set(names)) == len(names)
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        promql_parser.parse_duration(rule.get("for", "1m"))
+
+
+def test_the_dashboard_is_whole():
+    """Red if panels overlap, share an id, or name a variable that is not there."""
+    board = dashboard()
+    panels = board["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+    cells = [
+        (p["gridPos"]["x"] + i, p["gridPos"]["y"] + j)
+        for p in panels
+        for i in range(p["gridPos"]["w"])
+        for j in range(p["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
+    variables = {v["name"] for v in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"])))
+    assert used - {"__rate_interval"} == variables
+
+
+# -- Manifests ---------------------------------------------------------------------
+
+
+def compose():
+    (file,) = documents("compose.yaml")
+    return file["services"]
+
+
+def pods():
+    return {
+        d["metadata"]["name"]: d["spec"]["template"]
+        for d in documents("kubernetes.yaml")
+        if d["kind"] in ("StatefulSet", "Deployment")
+    }
+
+
+def commands():
+    """(where, words) of every server and router that the files start."""
+    for name, service in compose().items():
+        if "command" in service:
+            yield name, service["command"]
+    for name, pod in pods().items():
+        for container in pod["spec"]["containers"]:
+            yield name, [*container["command"], *container["args"]]
+
+
+@pytest.mark.parametrize(("where", "words"), commands())
+def test_flags_are_those_of_the_program(where, words, monkeypatch):
+    """Red if a flag is misspelt, or PARSE refuses what a manifest asks for."""
+    assert words[1] == "-m"
+    if words[2] == "sglang_router.launch_router":
+        launch = pytest.importorskip("sglang_router.launch_router")
+        args = launch.parse_router_args(words[3:])
+        assert len(args.worker_urls) == 2 and args.policy == "cache_aware"
+        return
+    parser = new_parser()
+    flags = [word.partition("=") for word in words[3:]]
+    here = {"--model-path": TARGET_PATH, "--speculative-draft-model-path": DRAFT_PATH}
+    args = parser.parse_args([f"{k}{eq}{here.get(k, v)}" for k, eq, v in flags])
+    assert args.speculative_algorithm == "PARSE"
+    assert args.enable_metrics and args.port == 30000
+
+
+def new_parser():
+    import argparse
+
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def test_selectors_ports_and_volumes_meet():
+    """Red if a service of the manifest selects nothing, or a probe asks no port."""
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods().items()}
+    for document in documents("kubernetes.yaml"):
+        assert document["apiVersion"] in ("v1", "apps/v1")
+        spec = document["spec"]
+        if document["kind"] == "Service":
+            assert spec["selector"] in labels.values()
+            continue
+        assert spec["selector"]["matchLabels"] == labels[document["metadata"]["name"]]
+        pod = spec["template"]["spec"]
+        volumes = {v["name"] for v in pod.get("volumes", ())}
+        for container in pod["containers"]:
+            ports = {p["name"] for p in container["ports"]}
+            mounts = {m["name"] for m in container.get("volumeMounts", ())}
+            probes = [v for k, v in container.items() if k.endswith("Probe")]
+            assert mounts == volumes and probes
+            assert all(p["httpGet"]["port"] in ports for p in probes)
+    urls = [u for _, words in commands() for u in words if u.startswith("http://")]
+    hosts = {u[len("http://") :].partition(":")[0] for u in urls}
+    assert hosts == {
+        *("worker-0", "worker-1"),
+        *(f"parse-worker-{i}.parse-worker" for i in range(2)),
+    }
+
+
+def test_compose_names_what_it_has():
+    """Red if a service waits for another that is not there, or mounts no file."""
+    services = compose()
+    for service in services.values():
+        assert set(service.get("depends_on", ())) <= set(services)
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            if source.startswith("./"):
+                assert (DEPLOY / source).is_file()
+    (scrape,) = documents("prometheus.yaml")
+    targets = {
+        target.partition(":")[0]
+        for job in scrape["scrape_configs"]
+        for one in job["static_configs"]
+        for target in one["targets"]
+    }
+    assert targets == {"worker-0", "worker-1", "router"}
