@@ -159,8 +159,8 @@ def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
     return pinned.follow(r.draft.tokens[:followed], r.chosen)
 
 
-def record_of(r: RequestRound) -> RoundRecord:
-    """The round as the request's report counts it."""
+def record_of(r: RequestRound, reason: str = "") -> RoundRecord:
+    """The round as the request's report counts it. reason: why it was not judged."""
     return RoundRecord(
         output_len=r.output_len,
         accept_tokens=r.decision.accept_tokens,
@@ -175,4 +175,5 @@ def record_of(r: RequestRound) -> RoundRecord:
         exact_end=r.exact_end,
         num_judged=r.decision.num_judged,
         num_matched=r.decision.num_matched,
+        not_judged=reason if reason and r.state.options.mode == "semantic" else "",
     )
