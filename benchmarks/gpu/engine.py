@@ -203,7 +203,11 @@ class Engine:
         verifier = self.parse.verifier
         verifier.asked_route = route
         output = verifier.verify(
-            plan, req_pool_indices=rows, scratch=scratch, table=self.table
+            plan,
+            rows=rows.tolist(),
+            req_pool_indices=rows,
+            scratch=scratch,
+            table=self.table,
         )
         return output.logits
 

@@ -57,7 +57,6 @@ class Bench:
         flags = model_args(PAIRS[args.pair], args.models)
         flags += ["--speculative-algorithm", "PARSE"]
         flags += ["--max-running-requests", "64", "--cuda-graph-max-bs-decode", "32"]
-        flags += ["--cuda-graph-backend-prefill", "disabled"]
         if args.backend:
             flags += ["--attention-backend", args.backend]
         self.engine = Engine(flags)

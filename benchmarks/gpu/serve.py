@@ -93,6 +93,9 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
                 *("--speculative-parse-segmenter", f"fixed:{args.segment}"),
                 *("--speculative-parse-max-segments", str(args.window // args.segment)),
                 *("--speculative-parse-verify-route", args.route),
+                # Made-up verdicts fail in each draft; what is rewritten then would be
+                # measured, not what is judged.
+                *("--speculative-parse-recover-segments", "0"),
                 *more,
             ),
             {KEEP_ENV: str(keep), ACCEPT_ENV: str(ACCEPT_LENGTH)},
@@ -116,12 +119,12 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
     with_head = (*alone, "--speculative-draft-model-path", head)
     arms = [
         Arm("target", alone),
+        parse("parse-0.9-adaptive", 0.9),
         parse("parse-0.9", 0.9, *fixed),
         by_sglang("standalone", "STANDALONE", pair),
         parse("parse-0.9-eagle3", 0.9, *composed, *fixed),
         by_sglang("sglang-eagle3", "EAGLE3", with_head),
         parse("parse-0.7", 0.7, *fixed),
-        parse("parse-0.9-adaptive", 0.9),
         eagle3,
     ]
     return [a for a in arms if args.arms is None or a.name in args.arms]

@@ -161,4 +161,7 @@ def summary(report: Mapping[str, Any]) -> str:
     mode = f"mode {report['mode']}"
     if report.get("fallback"):
         mode += f" because of {report['fallback']}"
-    return ", ".join([mode, *counts]) + "."
+    told = ", ".join([mode, *counts]) + "."
+    if unjudged := report.get("not_judged"):
+        told += f" {unjudged['rounds']} rounds not judged: {unjudged['reason']}."
+    return told

@@ -206,7 +206,7 @@ class DraftModel(DraftRunner):
     @property
     def _captures_steps(self) -> bool:
         """Whether decode steps replay a graph, which an extend never does."""
-        return self.runner.decode_cuda_graph_runner is not None
+        return getattr(self.runner, "decode_cuda_graph_runner", None) is not None
 
     def _step_to_the_end(
         self, requests: Sequence[DraftRequest], most: int, rows: Tensor, table: Tensor

@@ -160,8 +160,8 @@ def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
     return pinned.follow(r.draft.tokens[:followed], r.chosen)
 
 
-def record_of(r: RequestRound) -> RoundRecord:
-    """The round as the request's report counts it."""
+def record_of(r: RequestRound, reason: str = "") -> RoundRecord:
+    """The round as the request's report counts it. reason: why it was not judged."""
     return RoundRecord(
         output_len=r.output_len,
         accept_tokens=r.decision.accept_tokens,
@@ -178,4 +178,5 @@ def record_of(r: RequestRound) -> RoundRecord:
         num_matched=r.decision.num_matched,
         judged_by=r.judged_by,
         num_passes=1 + bool(r.doubted),
+        not_judged=reason if reason and r.state.options.mode == "semantic" else "",
     )

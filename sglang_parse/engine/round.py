@@ -190,7 +190,7 @@ class RoundEngine:
         self.planner.observe(round)
         for r in round:
             if r.error is None:
-                r.state.report.record(record_of(r))
+                r.state.report.record(record_of(r, round.reason))
 
 
 def pending_draft(r: RequestRound) -> None:

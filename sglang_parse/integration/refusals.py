@@ -138,6 +138,11 @@ def validate_server_args(server_args: Any) -> None:
         )
     choose_route(config.verify_route, prefill)
     _check_quantization(server_args)
+    if prefill == "flashinfer" and server_args.dtype in ("float32", "float"):
+        raise ValueError(
+            f"--dtype is {server_args.dtype} and FlashInfer has no kernels for it; "
+            "expected half, float16 or bfloat16, or --attention-backend triton."
+        )
     _check_environment()
     check_pair(server_args, config)
     check_head(server_args, config)

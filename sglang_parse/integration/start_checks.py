@@ -6,6 +6,7 @@ Each failed check ends the start with one sentence that names the flag.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 from types import TracebackType
@@ -14,10 +15,12 @@ from typing import Any
 from sglang_parse.integration.flags import attach_options, config_from_server_args
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
-from sglang_parse.runtime.model_folder import problem_of
+from sglang_parse.runtime.model_folder import context_length, problem_of
 from sglang_parse.runtime.names import is_parse
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Values of an environment variable that leave a switch off.
+OFF = ("", "0", "false", "False")
 
 
 class StartError(ValueError):
@@ -68,6 +71,7 @@ def check_start(server_args: Any, head_path: str) -> None:
     head_path: the EAGLE-3 head's, "" without one.
     """
     check_folders(server_args, head_path)
+    check_context(server_args, head_path)
     check_device(server_args)
 
 
@@ -107,6 +111,25 @@ def check_folders(server_args: Any, head_path: str) -> None:
         )
         if told:
             raise StartError(f"{flag} {path!r} {told}")
+
+
+def check_context(server_args: Any, head_path: str) -> None:
+    """Who drafts can read as long a text as the target. Raises StartError naming the
+    flag to set; SGLang would stop while it loads the second model."""
+    if os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0") not in OFF:
+        return
+    asked = getattr(server_args, "context_length", None)
+    longest = asked or context_length(server_args.model_path)
+    for flag, path in (
+        ("--speculative-draft-model-path", server_args.speculative_draft_model_path),
+        (flag_name("eagle_model_path"), head_path),
+    ):
+        most = context_length(path) if path else None
+        if longest and most and most < longest:
+            raise StartError(
+                f"{flag} {path!r} reads {most} tokens and the target {longest}; set "
+                f"--context-length {most} or less."
+            )
 
 
 def check_device(server_args: Any) -> None:

@@ -82,10 +82,10 @@ def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> 
         "reporting": pairs.at(held),
     }
     for name, part in parts.items():
-        valid = int((part.scores >= threshold).sum())
-        if not 0 < valid < len(part):
+        num_valid = int((part.scores >= threshold).sum())
+        if not 0 < num_valid < len(part):
             raise ValueError(
-                f"{len(part)} pairs for {name} hold {valid} valid prefixes; expected "
+                f"{len(part)} pairs for {name} hold {num_valid} valid prefixes; expected "
                 "some that are valid and some that are not: collect more."
             )
     learning, choosing = parts["learning"], parts["choosing"]

@@ -97,6 +97,8 @@ class RoundRecord:
     num_matched: int = 0
     #: Passes of the target that the round took.
     num_passes: int = 1
+    #: Why no verdict was asked for although the request may have some, "" otherwise.
+    not_judged: str = ""
 
     @property
     def num_kept(self) -> int:
@@ -152,6 +154,9 @@ class RequestReport:
     num_counted: int = 0
     #: The text of a request that has it judged and nothing generated.
     judged_text: tuple[int, ...] | None = None
+    #: Rounds without verdicts by the policy's choice, and the last one's reason.
+    num_not_judged: int = 0
+    not_judged: str = ""
     #: Rounds with kept tokens in the output, as far as these are in it.
     _kept: list[RoundRecord] = field(default_factory=list)
 
@@ -166,6 +171,9 @@ class RequestReport:
         self.drafters.add_drafted(one.drafted_by)
         c.judged_segments += len(one.boundaries)
         c.probe_segments += sum(name == "probe" for name in one.judged_by)
+        if one.not_judged:
+            self.num_not_judged += 1
+            self.not_judged = one.not_judged
         self.scores += one.scores
         c.kept_segments += sum(1 for b in one.boundaries if b <= one.num_judged)
         if one.boundaries:
@@ -201,6 +209,11 @@ class RequestReport:
             result["judge"] = self.judge
         if self.fallback:
             result["fallback"] = self.fallback
+        if self.num_not_judged:
+            result["not_judged"] = {
+                "rounds": self.num_not_judged,
+                "reason": self.not_judged,
+            }
         if self.client is not None and self.judged_text is None:
             result["client_text_tokens"] = len(self.client.tokens)
             result["accepted_client_text_tokens"] = self.client.num_accepted(output_ids)

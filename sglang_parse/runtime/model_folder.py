@@ -53,6 +53,19 @@ def quantization_of(path: str) -> str:
     return str(found.get("quant_method") or "an unnamed method")
 
 
+def context_length(path: str) -> int | None:
+    """Positions of the model in a folder, as SGLang counts them; None where its
+    config.json does not say so plainly, or there is no folder."""
+    try:
+        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config") or config
+        if config.get("rope_scaling"):
+            return None
+        return int(config["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def _folder_problem(folder: Path, needs_weights: bool, needs_tokenizer: bool) -> str:
     missing = [
         what

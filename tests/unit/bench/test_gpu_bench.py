@@ -3,6 +3,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ from benchmarks.gpu.pairs import (
 from benchmarks.gpu.records import Clock, Records, timed
 from benchmarks.gpu.run_all import stages_on
 from benchmarks.gpu.serve import arms_of, parser
+from sglang_parse.bench.simulate.scenarios import pair_costs
+from sglang_parse.bench.simulate.world import Scenario, World
+from sglang_parse.engine.simulated import PinnedVerdicts
+from sglang_parse.options.server import ParseConfig
 
 # Parameters without norms, from the model cards: 32.8B, 1.7B, 0.6B, 8.0B, 1.24B.
 BILLIONS = {
@@ -108,6 +113,44 @@ def test_arms_that_follow_token_by_token_agree_alike(pair, tmp_path):
         assert head == (name in ("eagle3", "parse-0.9-eagle3"))
         draft = "--speculative-draft-model-path" in arm.flags
         assert draft == (name not in ("target", "eagle3"))
+
+
+def test_made_up_verdicts_measure_what_is_judged(tmp_path):
+    """Red if rounds that rewrite a segment are most of what a pinned arm measures, the
+    policy's own arm comes last, or prefill graphs are off."""
+    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
+    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
+    assert [arm.name for arm in arms][:2] == ["target", "parse-0.9-adaptive"]
+    for arm in arms:
+        flags = " ".join(arm.flags)
+        assert "prefill" not in flags
+        if "SGLANG_PARSE_TEST_KEEP" in arm.env:
+            assert "--speculative-parse-recover-segments 0" in flags
+    measured = (ROOT / "benchmarks/gpu/forwards.py").read_text(encoding="utf-8")
+    assert "graph-backend-prefill" not in measured
+
+
+def pinned_tokens(recover: int, num_rounds: int = 100) -> float:
+    """Tokens a round of one long answer, 90% of each draft of 64 kept."""
+    config = ParseConfig(
+        segmenter="fixed:16", window=64, adaptive=False, recover_segments=recover
+    )
+    world = World(Scenario(pair_costs("32b+1.7b-h200"), config=config, noise=0.0))
+    world.engine.pinned_verdicts = PinnedVerdicts(0.9)
+    answer = replace(
+        world._answer(), length=100_000, segment_ends=frozenset(), output_ids=[6]
+    )
+    world.active = [(answer, world._state())]
+    for _ in range(num_rounds):
+        world.engine.run(round := world.open_round())
+        world._emit(round)
+    return world.tokens / num_rounds
+
+
+def test_pinned_rounds_give_what_is_pinned():
+    """Red if an arm that keeps 90% of drafts gives less than 95% of that."""
+    assert pinned_tokens(recover=0) >= 0.95 * (0.9 * 64 + 1)
+    assert pinned_tokens(recover=1) < 0.6 * (0.9 * 64 + 1)
 
 
 def test_results_of_a_cut_run_are_kept_and_not_measured_again(tmp_path, capsys):

@@ -66,8 +66,8 @@ def test_whole_prompts_are_read_in_parts(monkeypatch):
 
 
 def test_catching_up_with_a_token_or_two_is_captured_steps():
-    """Red if a round begins with an eager extend where graphs are there, if a step
-    takes a token at another's place, or if a longer gap is stepped through."""
+    """Red if a round begins with an eager extend beside graphs, if a step takes
+    a token at another's place, or if a longer gap is stepped through."""
     requests = [
         request(0, [1, 2, 3], 2, num_cached=2),
         request(1, [9, 10], 2, num_cached=0),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.cli.trace import summary
 from sglang_parse.engine.outcome import (
     WAVE_ROWS,
     WAVE_WIDTH,
@@ -29,6 +30,7 @@ from sglang_parse.judging.decide import (
 from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import sampling
@@ -271,3 +273,20 @@ def test_a_report_names_who_wrote_what():
     assert (found.exact_end, found.num_judged, found.num_matched) == (3, 4, 0)
     assert (found.boundaries, found.scores, found.output_len) == ((4,), (0.9,), 1)
     assert found.draft_tokens == (1, 2, 3, 4, 5, 6)
+
+
+def test_a_report_says_why_rounds_were_not_judged():
+    """Red if who reads a report has to look for the reason in the server's log."""
+    told = "verdicts do not pay here: 1.3x against 1.6x"
+    r = record(SimpleNamespace(mode="semantic"))
+    exact = record(SimpleNamespace(mode="exact"))
+    for one in (r, exact):
+        one.draft, one.decision = Draft((1,)), Decision((9,), 0, 0, ())
+    assert record_of(exact, told).not_judged == ""
+    report = RequestReport("semantic", "", want_segments=False)
+    report.record(record_of(r, told))
+    report.record(record_of(r))
+    found = report.as_dict([9, 9], str)
+    assert found["not_judged"] == {"rounds": 1, "reason": told}
+    assert told in summary(found)
+    assert "not_judged" not in RequestReport("off", "", False).as_dict([], str)

@@ -71,6 +71,10 @@ REFUSED = {
         (*DRAFT, "--reasoning-parser", "qwen3", "--enable-strict-thinking"),
         "does not support --enable-strict-thinking",
     ),
+    "fp32": (
+        (*DRAFT, "--attention-backend", "flashinfer", "--dtype", "float32"),
+        "--dtype is float32 and FlashInfer has no kernels",
+    ),
     "canary": ((*DRAFT, "--kv-canary", "log"), "--kv-canary log"),
     "lmcache": ((*DRAFT, "--enable-lmcache"), "--enable-lmcache"),
     "dense tp": ((*DRAFT, "--moe-dense-tp-size", "1"), "--moe-dense-tp-size 1"),

@@ -1,5 +1,6 @@
 """Starts that cannot work end with one sentence."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -32,6 +33,36 @@ def test_sound_folders_pass():
     """Red if the embedded pair is refused."""
     start_checks.check_start(arguments(), str(HEAD_PATH))
     start_checks.check_start(arguments(speculative_draft_model_path=None), "")
+
+
+def folder_of(path, positions: int, **more) -> str:
+    path.mkdir()
+    config = {"max_position_embeddings": positions, **more}
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_a_draft_that_reads_less_than_the_target_is_told_before_loading(
+    tmp_path, monkeypatch
+):
+    """Red if the start fails after the target is loaded, without the flag to set; or a
+    pair that SGLang would serve is refused."""
+    monkeypatch.delenv("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", raising=False)
+    long = folder_of(tmp_path / "long", 262144)
+    short = folder_of(tmp_path / "short", 40960)
+    scaled = folder_of(tmp_path / "scaled", 8192, rope_scaling={"factor": 40})
+    pair = {"model_path": long, "speculative_draft_model_path": short}
+    with pytest.raises(StartError, match=r"40960 .*262144; set --context-length 40960"):
+        start_checks.check_context(arguments(**pair), "")
+    with pytest.raises(StartError, match="eagle-model-path"):
+        alone = arguments(model_path=long, speculative_draft_model_path=None)
+        start_checks.check_context(alone, short)
+    start_checks.check_context(arguments(**pair, context_length=40960), "")
+    start_checks.check_context(
+        arguments(model_path=long, speculative_draft_model_path=scaled), ""
+    )
+    monkeypatch.setenv("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")
+    start_checks.check_context(arguments(**pair), "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,221 @@
+"""How often the host waits for the device in one judged round."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from torch._subclasses.fake_tensor import FakeTensor
+
+from sglang_parse.drafting import draft_loop
+from sglang_parse.drafting.base import DrafterResources
+from sglang_parse.drafting.draft_model import ModelDrafter
+from sglang_parse.engine.failures import GuardedDrafters
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.engine.segmenting import Segmenting
+from sglang_parse.integration.result import build_result, emit
+from sglang_parse.judging.prompt import JudgePrompt
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime import graphs, sampling, slots, upload
+from sglang_parse.runtime.slots import RoundSlots
+from sglang_parse.target.model import TargetModel
+from sglang_parse.target.passes import TargetVerifier
+from tests.support.counting import GREEDY, CountingDraft
+from tests.support.device_trace import HostWaits
+from tests.support.fake_engine import request_options
+
+VOCAB, HIDDEN, SEQ_LEN, SUFFIX = 64, 8, 500, 24
+#: The most that a round may wait, however many requests it has.
+BUDGET = 40
+#: Draft steps between two looks whether all drafts have ended; each is one wait.
+LOOKS = 8
+
+
+@dataclasses.dataclass
+class Sampling:
+    """The fields and the one method of SGLang's that rows are made from."""
+
+    penalizer_orchestrator: Any = None
+    acc_additive_penalties: Any = None
+    acc_scaling_penalties: Any = None
+    grammars: Any = None
+    vocab_size: int = VOCAB
+
+    def filter_batch(self, index, rows) -> None: ...
+    def apply_logits_bias(self, logits) -> None: ...
+
+
+class Draft(CountingDraft):
+    def _forward(self, batch):
+        logits = torch.empty(len(batch.rows), VOCAB, device="cuda")
+        return SimpleNamespace(next_token_logits=logits)
+
+
+class Worker:
+    """Plans attention as FlashInfer does (flashinfer/prefill.py, `plan`)."""
+
+    def forward_batch_generation(self, *, batch, forward_batch, is_verify):
+        spec, rows = forward_batch.spec_info, len(forward_batch.input_ids)
+        _, kv_indptr, qo_indptr, _ = spec.generate_attn_arg_prefill(
+            req_pool_indices=forward_batch.req_pool_indices
+        )
+        for array in (kv_indptr, qo_indptr, torch.ones(4, device="cuda")):
+            array.to("cpu")
+        output = LogitsProcessorOutput(
+            next_token_logits=torch.empty(len(spec.logits_rows), VOCAB, device="cuda"),
+            hidden_states=torch.empty(rows, HIDDEN, device="cuda"),
+        )
+        return SimpleNamespace(logits_output=output)
+
+
+def make_verifier() -> TargetVerifier:
+    def logits_processor(ids, hidden, head, metadata):
+        logits = torch.empty(len(hidden), VOCAB, device="cuda")
+        return SimpleNamespace(next_token_logits=logits)
+
+    one = TargetVerifier.__new__(TargetVerifier)
+    one.asked_route, one.shows_features, one.spec_algorithm = "auto", False, None
+    one.target_worker = Worker()
+    one.runner = SimpleNamespace(
+        prefill_attention_backend_str="flashinfer",
+        attn_backend=SimpleNamespace(
+            indices_updater_prefill=SimpleNamespace(kv_last_page_len=torch.ones(999))
+        ),
+        kv_index_translator=SimpleNamespace(bind_own_plan=lambda batch: None),
+        model=SimpleNamespace(logits_processor=logits_processor, lm_head=None),
+        decode_cuda_graph_runner=None,
+        prefill_cuda_graph_runner=None,
+        device="cpu",
+        sampler=lambda output, *_: output.next_token_logits.argmax(dim=-1),
+    )
+    one.pass_graphs = graphs.PassGraphs(one.runner)
+    return one
+
+
+def make_round(num: int, config: ParseConfig) -> Round:
+    requests = []
+    for row in range(num):
+        req = SimpleNamespace(
+            origin_input_ids=[5] * SEQ_LEN,
+            output_ids=[6],
+            grammar=None,
+            kv=SimpleNamespace(kv_allocated_len=SEQ_LEN + 1),
+            sampling_params=SimpleNamespace(
+                max_new_tokens=400, stop_regex_strs=None, custom_params={}
+            ),
+        )
+        state = RequestState(
+            request_options(req, config),
+            frozenset({3}),
+            JudgePrompt((9,) * SUFFIX, ((0, 1),), True),
+            SimpleNamespace(record=lambda one: None),
+        )
+        requests.append(RequestRound(req, state, row, SEQ_LEN, 6, output_len=1))
+    batch = SimpleNamespace(
+        reqs=[r.req for r in requests],
+        req_pool_indices=torch.empty(num, dtype=torch.int64, device="cuda"),
+        seq_lens=torch.empty(num, dtype=torch.int64, device="cuda"),
+        sampling_info=Sampling(),
+        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        device=torch.device("cuda"),
+        return_logprob=False,
+        top_logprobs_nums=None,
+        token_ids_logprobs=None,
+    )
+    return Round(batch, requests)
+
+
+def make_engine(config: ParseConfig) -> tuple[RoundEngine, ModelDrafter]:
+    table = torch.empty(64, 4096, dtype=torch.int32, device="cuda")
+    allocator = SimpleNamespace(
+        size=1 << 16, available_size=lambda: 1 << 15, free=lambda slots: None
+    )
+    pool = RoundSlots(SimpleNamespace(req_to_token=table), allocator, max_rows=8192)
+    drafter = ModelDrafter(Draft(LOOKS))
+    drafter.open(DrafterResources(pool, 1 << 16, None, full_pass_rows=0))
+    ranks = SimpleNamespace(
+        agree=lambda value: value, agree_all=lambda rows: [tuple(r) for r in rows]
+    )
+    engine = RoundEngine(
+        target=TargetModel(make_verifier(), pool),
+        slots=pool,
+        drafters=GuardedDrafters([drafter]),
+        planner=RoundPlanner(config, ranks, pool, [drafter], context_len=4096),
+        segmenting=Segmenting(config, ["a "] * VOCAB),
+        ranks=ranks,
+    )
+    return engine, drafter
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """What would ask for a driver, or for SGLang's pools."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    taken = {"dtype": torch.int64, "device": "cuda"}
+    monkeypatch.setattr(upload, "page_locked", lambda held: held)
+    monkeypatch.setattr(
+        slots, "alloc_token_slots", lambda _, n: torch.empty(n, **taken)
+    )
+    monkeypatch.setattr(slots, "assign_req_to_token_pool_func", lambda *_: None)
+    monkeypatch.setattr(slots, "get_alloc_reserve_per_decode", lambda: 1)
+    monkeypatch.setattr(sampling, "agree_across_ranks", lambda: None)
+    monkeypatch.setattr(draft_loop, "draft_rows", lambda *_: GREEDY)
+    monkeypatch.setattr(draft_loop, "draft_tp_context", lambda _: nullcontext())
+    monkeypatch.setattr(draft_loop, "draft_pp_context", nullcontext)
+    monkeypatch.setattr(draft_loop.StepPacer, "mark", lambda self: None)
+
+
+def waits_of(num: int, monkeypatch) -> HostWaits:
+    """A judged round of `num` requests that drafted before, its result included."""
+    config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False)
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, drafter = make_engine(config)
+        round = make_round(num, config)
+        for r in round:
+            drafter._of(r).num_cached = SEQ_LEN
+        assert waits.total == 0
+        engine.run(round)
+        build_result(
+            [emit(r) for r in round],
+            round,
+            seq_lens=round.batch.seq_lens,
+            return_logprob=False,
+            return_hidden_states=False,
+        )
+    assert all(r.error is None for r in round), [r.error for r in round]
+    assert all(len(r.boundaries) >= 2 for r in round)
+    return waits
+
+
+def test_a_judged_round_waits_seldom_and_never_for_each_request(no_gpu, monkeypatch):
+    """Red if a stage of the round copies from ordinary memory, or reads the device back
+    request by request."""
+    found = {num: waits_of(num, monkeypatch) for num in (1, 8, 32)}
+    counts = {num: dict(waits.counts) for num, waits in found.items()}
+    assert found[1].total > 0
+    assert found[1].total == found[8].total == found[32].total, counts
+    assert found[32].total <= BUDGET, counts
+    assert found[32].counts["tolist"] >= 3, counts  # drafts, verdicts, samples
+
+
+def test_a_wait_is_counted(no_gpu):
+    """Red if the trace sees none where there is one."""
+    with HostWaits() as waits:
+        held = torch.ones(4)
+        on_device = held.to("cuda")
+        held.to("cuda", non_blocking=True)
+        assert waits.total == 1
+        bool(on_device.any())
+        on_device.to("cpu")
+        torch.repeat_interleave(on_device.long(), output_size=4)
+        assert waits.total == 3
