@@ -85,8 +85,8 @@ def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> 
         num_valid = int((part.scores >= threshold).sum())
         if not 0 < num_valid < len(part):
             raise ValueError(
-                f"{len(part)} pairs for {name} hold {num_valid} valid prefixes; expected "
-                "some that are valid and some that are not: collect more."
+                f"{len(part)} pairs for {name} hold {num_valid} valid "
+                "prefixes; expected some valid ones and some others: collect more."
             )
     learning, choosing = parts["learning"], parts["choosing"]
     mean = learning.states.float().mean(0)
