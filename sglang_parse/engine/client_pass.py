@@ -21,7 +21,8 @@ from sglang_parse.engine.outcome import (
     follow_target,
     record_of,
 )
-from sglang_parse.engine.round import RoundEngine, lay_out
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.refusal import (
     Refusal,

@@ -24,14 +24,15 @@ from sglang_parse.engine.outcome import (
 from sglang_parse.engine.ports import Ranks, Slots, Target
 from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.segmenting import Segmenting
+from sglang_parse.engine.shown import lay_out, pending_draft
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.judging.decide import Cut
 from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.planner import RoundPlanner
-from sglang_parse.reporting.drafters import first_tokens, tokens_behind
-from sglang_parse.requests.round import Draft, RequestRound, Round
-from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
+from sglang_parse.reporting.drafters import tokens_behind
+from sglang_parse.requests.round import Round
+from sglang_parse.target.layout import VerifyPlan
 
 
 class RoundEngine:
@@ -191,34 +192,3 @@ class RoundEngine:
         for r in round:
             if r.error is None:
                 r.state.report.record(record_of(r, round.reason))
-
-
-def pending_draft(r: RequestRound) -> None:
-    """What is to be judged without anybody drafting, as far as a grammar allows it."""
-    state = r.state
-    tokens = state.pending[: r.window]
-    if r.grammar is not None:
-        tokens = tokens[: r.grammar.walk(tokens)]
-    ended = state.pending_ended and len(tokens) == len(state.pending)
-    num_client = min(len(tokens), state.num_client)
-    held = tuple(first_tokens(state.pending_by, len(tokens) - num_client))
-    r.draft = Draft(tokens, ended, num_client=num_client, held=held)
-
-
-def lay_out(round: Round) -> VerifyPlan:
-    """The rows of the pass; `root_row` of each request."""
-    plan = build_verify_plan(
-        [
-            PassRequest(
-                seq_len=r.seq_len,
-                bonus_token=r.bonus_token,
-                draft_tokens=r.shown,
-                boundaries=r.asked,
-                suffix=r.state.suffix,
-            )
-            for r in round
-        ]
-    )
-    for r, row in zip(round, plan.root_rows, strict=True):
-        r.root_row = row
-    return plan

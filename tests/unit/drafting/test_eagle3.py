@@ -10,7 +10,7 @@ import torch
 from sglang_parse.drafting.base import DrafterResources, Prefill, PrefillRequest
 from sglang_parse.drafting.eagle3 import Eagle3Drafter
 from sglang_parse.drafting.eagle3_head import HeadHint
-from sglang_parse.engine.round import lay_out
+from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_parse.engine import round
+from sglang_parse.engine import round, shown
 from tests.support.fake_engine import LINE, FakeDrafter, FakeServer, FakeTarget
 from tests.support.fake_engine import make_request as make
 
@@ -52,7 +52,7 @@ NOBODY = {
 EVERYBODY = {
     "plan": (lambda server: server.engine.planner, "plan"),
     "slots": (lambda server: server.engine.slots, "extend_rows"),
-    "layout": (lambda server: round, "build_verify_plan"),
+    "layout": (lambda server: shown, "build_verify_plan"),
     "pass": (lambda server: server.target, "verify"),
     "sample": (lambda server: server.target, "sample"),
     "commit": (lambda server: server.engine.slots, "trim_rows"),

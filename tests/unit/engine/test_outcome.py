@@ -18,7 +18,7 @@ from sglang_parse.engine.outcome import (
     record_of,
     score,
 )
-from sglang_parse.engine.round import lay_out
+from sglang_parse.engine.shown import lay_out
 from sglang_parse.engine.simulated import PinnedVerdicts
 from sglang_parse.judging.decide import (
     Cut,

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from sglang_parse.drafting.draft_model import ModelDrafter
 from sglang_parse.embedded import TARGET_PATH
-from sglang_parse.engine.round import pending_draft
+from sglang_parse.engine.shown import pending_draft
 from sglang_parse.requests.round import RequestRound
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.grammar import GrammarChain, mask_for_rows
