@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from sglang_parse.embedded import DRAFT_PATH
-from tests.support.tokenizers import permuted
+from tests.support.tokenizer_kinds import permuted
 
 
 def write_permuted_draft(path: Path) -> Path:

@@ -15,7 +15,11 @@ from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.reporting.telemetry import Prometheus
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-ENDS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+ENDS = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+}
 NAME = re.compile(r"sglang:\w+")
 
 

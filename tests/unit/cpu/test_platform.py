@@ -112,6 +112,7 @@ class Args:
     max_running_requests = None
     page_size = None
     sampling_backend = None
+    moe_runner_backend = "auto"
     disable_overlap_schedule = False
     cuda_graph_backend_decode = None
     cuda_graph_backend_prefill = None

@@ -18,7 +18,7 @@ from sglang_parse.drafting.text_bridge import (
     whole_characters,
 )
 from sglang_parse.drafting.transcript import LOOKBACK, Transcript, common_length
-from tests.support import tokenizers
+from tests.support import tokenizer_kinds as tokenizers
 
 NUM_ROUND_TRIPS = 20_000
 KINDS = {

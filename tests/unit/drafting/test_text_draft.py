@@ -17,7 +17,7 @@ from sglang_parse.embedded.task import make_problems, render_answer
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from tests.support import tokenizers
+from tests.support import tokenizer_kinds as tokenizers
 from tests.support.client import chat_ids
 from tests.support.other_drafts import write_permuted_draft
 from tests.support.own_rows import CheckedRows

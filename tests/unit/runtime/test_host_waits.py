@@ -27,7 +27,7 @@ from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import graphs, sampling, slots, upload
 from sglang_parse.runtime.slots import RoundSlots
 from sglang_parse.target.model import TargetModel
-from sglang_parse.target.passes import TargetVerifier
+from sglang_parse.target.passes import LmHead, TargetVerifier
 from tests.support.counting import GREEDY, CountingDraft
 from tests.support.device_trace import HostWaits
 from tests.support.fake_engine import request_options
@@ -90,12 +90,13 @@ def make_verifier() -> TargetVerifier:
             indices_updater_prefill=SimpleNamespace(kv_last_page_len=torch.ones(999))
         ),
         kv_index_translator=SimpleNamespace(bind_own_plan=lambda batch: None),
-        model=SimpleNamespace(logits_processor=logits_processor, lm_head=None),
+        model_config=SimpleNamespace(model_is_mrope=False),
         decode_cuda_graph_runner=None,
         prefill_cuda_graph_runner=None,
         device="cpu",
         sampler=lambda output, *_: output.next_token_logits.argmax(dim=-1),
     )
+    one.lm_head, one.shown = LmHead(None, logits_processor), None
     one.pass_graphs = graphs.PassGraphs(one.runner)
     return one
 

@@ -102,7 +102,8 @@ class Target:
     def __init__(self, graphs: Graphs | None) -> None:
         self.ran: list[tuple[object, CaptureHiddenMode]] = []
         self.model_runner = SimpleNamespace(
-            model=SimpleNamespace(lm_head=None, logits_processor=None),
+            model=SimpleNamespace(lm_head=object(), logits_processor=SimpleNamespace()),
+            model_config=SimpleNamespace(model_is_mrope=False),
             decode_cuda_graph_runner=graphs,
             prefill_cuda_graph_runner=graphs,
             kv_index_translator=SimpleNamespace(bind_own_plan=lambda batch: None),
