@@ -103,6 +103,8 @@ class Start:
                 "text": written,
                 "text_start": len(self.text),
                 "score": None,
+                "drafter": "",
+                "judge": "",
             }
             report["segments"] = [*report["segments"], span]
         total = self.num_tokens + num_written
@@ -223,6 +225,8 @@ class Target:
             "text": self.decode(tokens[:end])[before:],
             "text_start": len(self.decode(tokens[:where])),
             "score": score,
+            "drafter": "",
+            "judge": "suffix",
         }
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sglang_parse.reporting.text_offsets import with_text
@@ -103,7 +105,8 @@ def _parts(
     """(origin, drafter, start, end) of the parts of draft tokens [start, end)."""
     at = 0
     runs = [("client", "", one.num_client)]
-    runs += [("draft", name, num) for name, num in one.written_by]
+    for name, of_one in groupby(one.written_by, key=itemgetter(0)):  # over rounds
+        runs.append(("draft", name, sum(num for _, num in of_one)))
     for origin, drafter, num in (*runs, ("draft", "", end)):
         first, last = max(start, at), min(end, at + num)
         if first < last:

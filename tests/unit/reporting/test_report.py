@@ -140,14 +140,14 @@ def test_segments_tell_the_round_in_order():
 
 
 def test_segments_name_their_drafter():
-    """Red if a part of a segment is put down to another drafter, or one is lost where
-    two wrote."""
+    """Red if a part of a segment is put down to another drafter, one is lost where two
+    wrote, or one drafter's rounds are told apart."""
     r = report()
     r.record(
         RoundRecord(
             4, [1, 2, 3, 4, 5, 99], [1, 2, 3, 4, 5, 6], num_client=1, boundaries=[4],
-            written_by=[("ngram", 2), ("model", 3)], scores=[0.9], num_judged=4,
-            num_matched=1,
+            written_by=[("ngram", 1), ("ngram", 1), ("model", 3)], scores=[0.9],
+            num_judged=4, num_matched=1,
         )
     )  # fmt: skip
     result = as_dict(r, [*FIRST, 1, 2, 3, 4, 5, 99])
