@@ -63,6 +63,7 @@ def counted(url):
     return found
 
 
+@pytest.mark.skipif(SCALE not in os.environ, reason=f"{SCALE} starts two replicas")
 def test_two_replicas(expected, prompts, tmp_path):
     """Red if a replica answers otherwise than the target, or its requests are not
     counted beside the other's."""
