@@ -366,6 +366,20 @@ def problem_of_input(obj: Any) -> str:
     return ""
 
 
+def problem_of_media(obj: Any) -> str:
+    """The sentence for a request with images, or ""; no test has proven them.
+
+    obj: GenerateReqInput or EmbeddingReqInput of a multimodal model.
+    """
+    contains = getattr(obj, "contains_mm_input", None)
+    if contains is None or not contains():
+        return ""
+    return (
+        "The request has images, video or audio, which no test of PARSE has proven; "
+        "send text alone, or serve the model without --speculative-algorithm PARSE."
+    )
+
+
 def told_of(error: BaseException) -> str:
     """The sentence for a request on which SGLang's front end raised."""
     if isinstance(error, ValueError) and str(error):

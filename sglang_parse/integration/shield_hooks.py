@@ -24,7 +24,12 @@ from sglang_parse.integration.answers import (
     status_of,
 )
 from sglang_parse.integration.flags import config_from_server_args
-from sglang_parse.integration.shield import problem_of, problem_of_input, told_of
+from sglang_parse.integration.shield import (
+    problem_of,
+    problem_of_input,
+    problem_of_media,
+    told_of,
+)
 from sglang_parse.runtime.names import is_parse
 
 logger = logging.getLogger(__name__)
@@ -119,7 +124,10 @@ def guard_outputs(result: AsyncIterator[Any], manager: Any, obj: Any) -> Any:
     """The outputs of TokenizerManager.generate_request(obj), guarded where asked."""
     if not _is_shielded(manager):
         return result
-    return Guarded(result, problem_of_input(obj))
+    told = problem_of_input(obj)
+    if not told and manager.mm_processor is not None:
+        told = problem_of_media(obj)
+    return Guarded(result, told)
 
 
 class RequestShield:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException
+from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_parse.integration import shield_hooks
 from sglang_parse.integration.shield_hooks import RequestShield, _progress
@@ -19,6 +20,7 @@ def manager(algorithm="PARSE", **options):
             speculative_algorithm=algorithm, _parse_options=options
         ),
         model_config=SimpleNamespace(vocab_size=VOCAB),
+        mm_processor=None,
     )
 
 
@@ -97,6 +99,22 @@ def test_more_answers_than_there_is_memory_for_are_refused(params):
     outputs = shield_hooks.guard_outputs(_outputs(None, True), manager(), obj)
     with pytest.raises(ValueError, match=r"^n is \d+; expected at most 4096"):
         asyncio.run(outputs.__anext__())
+
+
+@pytest.mark.parametrize("images", [None, ["image"]])
+@pytest.mark.parametrize("processor", [None, object()])
+def test_images_for_a_multimodal_model_are_refused(images, processor):
+    """Red if a request that no test has proven reaches the scheduler, or text does
+    not."""
+    one = manager()
+    one.mm_processor = processor
+    obj = GenerateReqInput(text="Hi", image_data=images, sampling_params={})
+    outputs = shield_hooks.guard_outputs(_outputs(None, True), one, obj)
+    if images and processor:
+        with pytest.raises(ValueError, match="send text alone"):
+            asyncio.run(outputs.__anext__())
+    else:
+        assert asyncio.run(outputs.__anext__()) == 1
 
 
 def respond(status, body):

@@ -33,7 +33,7 @@ def runner(sliding_window_size=None, name="LlamaForCausalLM", **fields):
         ({"is_encoder_decoder": True}, "is an encoder-decoder"),
         ({"is_generation": False}, "does not generate"),
         ({"attention_chunk_size": 8192}, "attends within chunks"),
-        ({"name": "DeepseekV3ForCausalLM", "topk": 64}, "sparse attention"),
+        ({"name": "DeepseekV2ForCausalLM", "topk": 64}, "sparse attention"),
         ({"name": "MiniMaxM3SparseForCausalLM"}, "block-sparse attention"),
         ({"name": "NobodysForCausalLM"}, "no family that PARSE knows"),
         ({"name": "Qwen3NextForCausalLM"}, "recurrent state"),
