@@ -7,7 +7,6 @@ from typing import Any
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import (
     AttentionArch,
-    is_deepseek_dsa,
     is_minimax_sparse,
 )
 
@@ -81,7 +80,6 @@ def _reasons(model_config: Any) -> tuple[tuple[str, bool], ...]:
         ("has a recurrent state", mambaish_config(model_config) is not None),
         ("is an encoder-decoder", model_config.is_encoder_decoder),
         ("does not generate", not model_config.is_generation),
-        ("has sparse attention with an index", is_deepseek_dsa(hf_config)),
         ("has block-sparse attention", is_minimax_sparse(hf_config)),
         (
             "attends within chunks of the context",

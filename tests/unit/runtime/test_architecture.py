@@ -22,7 +22,7 @@ def runner(sliding_window_size=None, name="LlamaForCausalLM", **fields):
         **{"attention_arch": AttentionArch.MHA},
         **fields,
     }
-    hf = SimpleNamespace(architectures=[name], index_topk=fields.pop("topk", None))
+    hf = SimpleNamespace(architectures=[name])
     config = SimpleNamespace(hf_config=hf, **values)
     return SimpleNamespace(model_config=config, sliding_window_size=sliding_window_size)
 
@@ -33,7 +33,7 @@ def runner(sliding_window_size=None, name="LlamaForCausalLM", **fields):
         ({"is_encoder_decoder": True}, "is an encoder-decoder"),
         ({"is_generation": False}, "does not generate"),
         ({"attention_chunk_size": 8192}, "attends within chunks"),
-        ({"name": "DeepseekV2ForCausalLM", "topk": 64}, "sparse attention"),
+        ({"name": "DeepseekV32ForCausalLM"}, "sparse attention"),
         ({"name": "MiniMaxM3SparseForCausalLM"}, "block-sparse attention"),
         ({"name": "NobodysForCausalLM"}, "no family that PARSE knows"),
         ({"name": "Qwen3NextForCausalLM"}, "recurrent state"),
