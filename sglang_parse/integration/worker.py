@@ -54,12 +54,12 @@ from sglang_parse.runtime.capacity import (
     longest_pass,
 )
 from sglang_parse.runtime.compat import (
+    capture_hidden_states,
     emits_nothing,
     hold,
     plan_plain_decode,
     release,
 )
-from sglang_parse.runtime.graphs import capture_hidden_states
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.ranks import Ranks
 from sglang_parse.runtime.slots import RoundSlots

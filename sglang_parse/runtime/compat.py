@@ -8,8 +8,9 @@ the need. tests/contract/test_compat.py fails when that file changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from http import HTTPStatus
 from typing import Any
 
@@ -19,6 +20,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
     configure_aux_hidden_state_capture,
 )
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
@@ -318,3 +320,56 @@ def emits_nothing(req: SchedulerRequest) -> None:
         histogram.append(0)
     histogram[-1] -= 1
     req.spec_num_correct_drafts += 1
+
+
+def capture_hidden_states(runner: Any) -> None:
+    """Have the target's graphs show the hidden states of all rows.
+
+    runner: the target's ModelRunner. Call it before graphs are captured.
+
+    What: the server's setting `return_hidden_states_mode` is `full` while the graphs
+    are captured, and what it was afterwards.
+    Why: a pass reads its hidden states, and an EAGLE-3 head those of prefills and plain
+    steps. A graph that was captured without them refuses such a batch.
+    Where: runner/base_runner.py, `BaseRunner.__init__`;
+    runner/prefill_cuda_graph_runner.py and runner/decode_cuda_graph_runner.py,
+    `capture_hidden_mode`.
+    Ends with: a method of CustomSpecAlgo that says what graphs have to show.
+    """
+    capture = runner.init_cuda_graphs
+
+    @wraps(capture)
+    def capture_with_hidden_states(*args: Any, **kwargs: Any) -> None:
+        with get_exec().features.override(return_hidden_states_mode="full"):
+            capture(*args, **kwargs)
+
+    runner.init_cuda_graphs = capture_with_hidden_states
+
+
+@contextmanager
+def replay_pass(runner: Any, graphs: Any, *, num_sequences: int) -> Iterator[None]:
+    """Have the forwards inside the block replay a prefill graph, whatever their mode.
+
+    What: the runner's decode graphs are out of the way inside the block, its prefill
+    graphs take the batch, and their buffers of lengths are long enough.
+    Why: SGLang refuses passes in verify mode since its own spec inputs have no place in
+    these graphs; ours is read by the attention layers alone, which run outside. The
+    buffers have a place for each request, and a pass has several sequences a request.
+    Nothing that is captured of a dense or sparse decoder reads them.
+    Where: runner/prefill_cuda_graph_runner.py, `can_replay_locally` and
+    `_prefill_static_buffers`; model_executor/model_runner.py, `_forward_raw`.
+    Ends with: prefill graphs that take a CustomSpecAlgo's pass.
+    """
+    with ExitStack() as stack:
+        decode = runner.decode_cuda_graph_runner
+        stack.callback(setattr, runner, "decode_cuda_graph_runner", decode)
+        runner.decode_cuda_graph_runner = None
+        stack.callback(graphs.__dict__.pop, "can_run_graph", None)
+        graphs.can_run_graph = lambda batch: True
+        buffers = graphs._prefill_static_buffers
+        if any(len(b) < num_sequences for b in buffers.values()):
+            stack.callback(setattr, graphs, "_prefill_static_buffers", buffers)
+            graphs._prefill_static_buffers = {
+                name: b.new_zeros((num_sequences,)) for name, b in buffers.items()
+            }
+        yield

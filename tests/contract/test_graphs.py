@@ -1,12 +1,9 @@
-"""SGLang's graph runners are as runtime/graphs.py expects them."""
+"""SGLang's graph runners are as runtime/graphs.py and compat.py expect them."""
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
-
-from sglang_parse.runtime import graphs
 
 pytestmark = pytest.mark.usefixtures("plugins")
 
@@ -18,21 +15,6 @@ def runner_source(name: str = "") -> str:
 
     found = getattr(PrefillCudaGraphRunner, name) if name else PrefillCudaGraphRunner
     return inspect.getsource(found)
-
-
-def test_every_change_has_its_file_and_its_end():
-    """Red if a change to SGLang's objects does not say what would end it."""
-    import sglang
-
-    root = Path(sglang.__file__).parent / "srt"
-    for function in (graphs.capture_hidden_states, graphs.replay_pass):
-        text = inspect.getdoc(function)
-        for part in ("What: ", "Why: ", "Where: ", "Ends with: "):
-            assert text.count(part) == 1, (function.__name__, part)
-        where = text[text.index("Where: ") : text.index("Ends with: ")]
-        for file in re.findall(r"[\w/]+\.py", where):
-            name = file.removeprefix("model_executor/")
-            assert (root / "model_executor" / name).exists(), file
 
 
 def test_a_forward_asks_the_runner_whether_it_takes_the_batch():
