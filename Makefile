@@ -7,6 +7,8 @@
 VENV ?= .venv
 # Test files run in so many processes; most of their time is waiting for servers.
 WORKERS ?= 2
+# Threads of torch in each process. Beside others, threads mostly wait for each other.
+THREADS ?= 1
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
@@ -24,7 +26,7 @@ demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
 test: lint docs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The tests of the real model, which `make test` leaves out. 93 MB are fetched first.
 test-real: install

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace, url: str, target_url: str) -> Report | Waits:
         return fuzz(
             url,
             seconds=args.seconds,
+            num_requests=args.requests,
             seed=args.seed,
             concurrency=args.concurrency,
             target_url=target_url,
@@ -104,6 +105,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         )
         if name == "fuzz":
             command.add_argument("--seconds", type=float, default=120.0)
+            command.add_argument("--requests", type=int, help="end after so many")
         else:
             command.add_argument("--minutes", type=float, default=60.0)
     heavy = commands.add_parser("freeze")

@@ -92,14 +92,22 @@ class TinyLlama(nn.Module):
 class Muon:
     """Muon for stacked matrices, AdamW for the rest; lr is set by the caller."""
 
-    def __init__(self, model: nn.Module, extra=(), lr=0.02, adam_lr=2e-3) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        extra=(),
+        lr=0.02,
+        adam_lr=2e-3,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """dtype: of the orthogonalisation."""
         self.matrices = [(model.wqkv, 3), (model.wo, 1), (model.wgu, 2), (model.wd, 1)]
         self.momentum = [torch.zeros_like(p) for p, _ in self.matrices]
         rest = [model.embed, model.head, model.norm, model.norm1, model.norm2, *extra]
         self.adam = torch.optim.AdamW(
             rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True
         )
-        self.lr, self.adam_lr = lr, adam_lr
+        self.lr, self.adam_lr, self.dtype = lr, adam_lr, dtype
         self.params = [*rest, *(p for p, _ in self.matrices)]
 
     @torch.no_grad()
@@ -111,7 +119,9 @@ class Muon:
             m.lerp_(p.grad, 0.05)
             g = p.grad.lerp(m, 0.95)
             g = g.view(g.shape[0] * parts, -1, g.shape[-1])
-            update = orthogonalize(g) * max(1, g.shape[1] / g.shape[2]) ** 0.5
+            update = (
+                orthogonalize(g.to(self.dtype)) * max(1, g.shape[1] / g.shape[2]) ** 0.5
+            )
             p.mul_(1 - decay * self.lr * scale)
             p.add_(update.view_as(p), alpha=-self.lr * scale)
         for p in self.params:
@@ -120,7 +130,7 @@ class Muon:
 
 def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
     """Newton-Schulz orthogonalisation of each matrix of g [N, rows, cols]."""
-    x = g.bfloat16()
+    x = g
     if tall := x.shape[1] > x.shape[2]:
         x = x.mT
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)

@@ -113,14 +113,19 @@ def target_texts(
     return out
 
 
-def head_loss(head: Eagle3Head, target: TinyLlama, batch: HeadBatch) -> list[Tensor]:
-    """Weighted loss against the target's distribution; share right at each step."""
+def head_loss(
+    head: Eagle3Head, target: TinyLlama, batch: HeadBatch, depth: int = DEPTH
+) -> list[Tensor]:
+    """Weighted loss against the target's distribution; share right at each step.
+
+    depth: draft steps that are trained.
+    """
     total, weights, right = torch.zeros(()), 0.0, []
     start = batch.start
     with torch.no_grad():
         soft = target.logits(batch.hidden[:, start:]).softmax(-1)
         soft = F.pad(soft[:, 1:], (0, 0, 0, 1))  # of token i + 2 in row i
-    hiddens = head.unroll(batch.ids, batch.features, DEPTH, start)
+    hiddens = head.unroll(batch.ids, batch.features, depth, start)
     for step, hidden in enumerate(hiddens):
         keep = batch.drafted(step)
         weights += DECAY**step

@@ -54,16 +54,21 @@ def fit(
     torch.manual_seed(options.seed)
     rng = random.Random(options.seed)
     groups = by_length(texts, options.batch)
+    known: dict[int, HeadBatch] = {}
     head = Eagle3Head(target)  # type: ignore[arg-type]
     head.scale_fc(states(target, groups[len(groups) // 2]).features)
-    optimizer = Muon(head, [head.fc, head.hidden_norm], LR, ADAM_LR)
+    extra = [head.fc, head.hidden_norm]
+    optimizer = Muon(head, extra, LR, ADAM_LR, dtype=torch.float32)
     begun, before = restore(options.state, head, optimizer)
-    start, step, left = time.monotonic(), begun, list[list[Text]]()
+    start, step, left = time.monotonic(), begun, list[int]()
     saved = start
     window: list[Tensor] = []
     while time.monotonic() < options.end:
-        left = left or rng.sample(groups, len(groups))
-        parts = head_loss(head, target, states(target, left.pop()))  # type: ignore[arg-type]
+        left = left or rng.sample(range(len(groups)), len(groups))
+        group = left.pop()
+        if group not in known:
+            known[group] = states(target, groups[group])
+        parts = head_loss(head, target, widened(known[group]), WIDTH)  # type: ignore[arg-type]
         parts[0].backward()
         spent = before + time.monotonic() - start
         optimizer.step(rate(step, spent, before + options.end - start))
@@ -88,9 +93,15 @@ def by_length(texts: list[Text], size: int) -> list[list[Text]]:
 
 
 def states(target: RealTarget, texts: list[Text]) -> HeadBatch:
-    """One batch with the target's states; those of all texts would fill memory."""
+    """One batch with the target's states, computed once: 4.6 kB a token in bfloat16."""
     (batch,) = head_batches(target, texts, len(texts))  # type: ignore[arg-type]
     return batch
+
+
+def widened(batch: HeadBatch) -> HeadBatch:
+    """The batch in float32, which most CPUs multiply several times faster."""
+    features, hidden = batch.features.float(), batch.hidden.float()
+    return replace(batch, features=features, hidden=hidden)
 
 
 def rate(step: int, spent: float, whole: float) -> float:

@@ -51,8 +51,11 @@ class RealTarget:
 
 
 def load_target(path: Path) -> tuple[Any, Any]:
-    """Model in bfloat16, without gradients, and tokenizer of a folder."""
-    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    """Model in float32, without gradients, and tokenizer of a folder.
+
+    Most CPUs multiply float32 several times faster than bfloat16.
+    """
+    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     return model.requires_grad_(False), AutoTokenizer.from_pretrained(path)
 
 

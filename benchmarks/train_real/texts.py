@@ -35,7 +35,7 @@ ASKS = (
     "Plan a lesson about {}.",
 )
 OWN = 0.5  # share of questions made here; the others are of the eight kinds
-BATCH = 16
+BATCH = 64
 
 
 def questions(count: int, seed: int) -> list[prompts.Conversation]:

@@ -1,4 +1,1 @@
-"""`sglang-parse bench` and `sglang-parse calibrate`.
-
-config -> arms -> run (servers, procedures, cells) -> grade -> summary -> table, plots.
-"""
+"""The commands that measure: `bench`, `calibrate`, `estimate` and `probe`."""

@@ -240,7 +240,11 @@ def check_judge(target: str) -> str:
         for (yes, no), ids in zip(config.verdict_pairs, judge.verdict_ids, strict=True)
     )
     form = "chat template" if judge.uses_chat_template else "plain text"
-    return f"judge: suffix of {len(judge.suffix)} tokens ({form}), verdicts {verdicts}"
+    text = tokenizer.decode(judge.suffix)
+    return (
+        f"judge: suffix of {len(judge.suffix)} tokens ({form}), verdicts {verdicts}, "
+        f"suffix {text!r}"
+    )
 
 
 def check_sampling(target: str) -> str:
@@ -264,7 +268,7 @@ def check_sampling(target: str) -> str:
 
 def check_draft_server(url: str) -> str:
     """It lists its models, with the API key of the environment."""
-    from sglang_parse.drafting.remote_streams import described, list_models
+    from sglang_parse.drafting.remote_protocol import described, list_models
     from sglang_parse.options.checks import DRAFT_KEY_ENV, check_url
 
     check_url(url, "--speculative-parse-draft-url")

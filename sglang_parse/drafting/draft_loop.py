@@ -6,7 +6,6 @@ included.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +131,6 @@ class DraftModel(DraftRunner):
         watch = StopWatch(requests, device)
         logits = self._catch_up(requests, rows, table)
         columns: list[Tensor] = []
-        pacer = StepPacer(device)
         last = [self._readable(r.tokens[-1]) for r in requests]
         input_ids = upload(last, device)
         while True:
@@ -143,7 +141,6 @@ class DraftModel(DraftRunner):
             for i, chain in chains:
                 chain.mask_next(logits[i : i + 1])
             columns.append(self._sample(logits, position, sampling))
-            pacer.mark()
             step = len(columns)
             if chains:
                 chains, refused = _advance(chains, columns[-1], requests, step)
@@ -156,7 +153,6 @@ class DraftModel(DraftRunner):
             input_ids = torch.where(position < end, columns[-1], input_ids)
             position = torch.minimum(position + 1, end)
             position_cpu = torch.minimum(position_cpu + 1, end_cpu)
-            pacer.wait()
             logits = self.decode(
                 input_ids, rows, position, position_cpu, table
             ).next_token_logits
@@ -261,33 +257,6 @@ def split_spans(
             batches[-1].append((i, at, at + num))
             at, left = at + num, left - num
     return batches
-
-
-class StepPacer:
-    """Keeps the host one draft step ahead of the device, not more.
-
-    One step ahead keeps the device busy. FlashInfer stages the plan of a captured
-    step in one page-locked buffer per batch size (flashinfer/decode.py,
-    `fast_decode_plan`); planned again before it is copied, a step would attend by the
-    plan of a later one. Nothing to pace on CPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = None if device.type == "cpu" else torch.get_device_module(device)
-        self._running: deque[Any] = deque()
-
-    def wait(self) -> None:
-        """Before a step: until the token before the last has been sampled. The copy of
-        the last step's plan comes right behind that on the device."""
-        if len(self._running) > 1:
-            self._running.popleft().synchronize()
-
-    def mark(self) -> None:
-        """After the sampling of a token is launched."""
-        if self._device is not None:
-            event = self._device.Event()
-            event.record()
-            self._running.append(event)
 
 
 class StopWatch:

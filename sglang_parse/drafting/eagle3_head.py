@@ -18,30 +18,16 @@ from sglang.srt.configs.draft_parallel import DraftTPExecution
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.pp_draft_embedding import resolve_draft_embed_and_head
-from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.utils import get_available_gpu_memory
 from torch import Tensor
 
+from sglang_parse.drafting.head_graphs import HeadGraphs, HeadInput
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.options.table import flag_name
 from sglang_parse.runtime.capacity import check_feature_room, longest_prefill
 from sglang_parse.runtime.compat import capture_features
 from sglang_parse.runtime.upload import upload
-
-
-class HeadInput(SpecInput):
-    """What the head's forward reads besides tokens: [tokens, width] hidden states, the
-    target's (three layers wide) or the head's own of the step before."""
-
-    capture_hidden_mode = CaptureHiddenMode.LAST
-    # Attention is planned from the request's row, not from SGLang's tree buffers.
-    kv_indptr: Tensor | None = None
-    kv_indices: Tensor | None = None
-
-    def __init__(self, hidden_states: Tensor) -> None:
-        super().__init__(SpecInputType.EAGLE_DRAFT)
-        self.hidden_states = hidden_states
 
 
 @dataclass(frozen=True)
@@ -111,6 +97,7 @@ class EagleHead(DraftRunner):
         self.longest_prefill = longest_prefill()
         layers = getattr(self.model.model, "num_aux_hidden_states", 3)
         self.features_width = layers * target.model_config.hidden_size
+        self.graphs = HeadGraphs(self.runner, self.features_width)
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         super().alloc_memory_pool(**kwargs)
@@ -149,15 +136,16 @@ class EagleHead(DraftRunner):
         self.hot_token_id: Tensor | None = None if hot is None else hot.to(embed.device)
 
     def init_attention_backends(self) -> None:
-        """It stays a speculative draft to SGLang: no decode step is captured, nor run
-        to tune kernels, without hidden states (runner/flashinfer_autotune.py)."""
+        """It stays a speculative draft to SGLang: no decode step is run to tune kernels
+        without hidden states (runner/flashinfer_autotune.py)."""
         with draft_tp_context(self.layout), draft_pp_context():
             self.worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        """No decode steps: a captured one has no room for the hidden states."""
+        """SGLang itself would capture decode steps without hidden states."""
         with draft_tp_context(self.layout), draft_pp_context():
             self.worker.init_cuda_graphs(capture_decode_cuda_graph=False)
+            self.graphs.capture()
 
     def follow(self, rows: Sequence[HeadRows], table: Tensor) -> list[HeadHint]:
         """Forward committed positions of some requests, one ragged pass; a hint each.
@@ -192,6 +180,7 @@ class EagleHead(DraftRunner):
         columns = [tokens]
         with draft_tp_context(self.layout), draft_pp_context():
             for _ in range(max(r.num_new for r in requests) - 1):
+                self.graphs.load(hidden)
                 output = self.decode(
                     tokens, rows, position, position_cpu, table, HeadInput(hidden)
                 )

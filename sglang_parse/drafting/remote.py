@@ -10,12 +10,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
 
 from sglang_parse.drafting.base import DrafterContext, DrafterResources, Prefill
+from sglang_parse.drafting.draft_prompt import CHAT_KEY, carried
+from sglang_parse.drafting.remote_protocol import Chat
 from sglang_parse.drafting.remote_streams import RemoteStreams, Stream
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.text_bridge import (
@@ -23,6 +25,7 @@ from sglang_parse.drafting.text_bridge import (
     TextEncoder,
     unfinished,
 )
+from sglang_parse.drafting.thinking import Marks, Thinking, marks_of
 from sglang_parse.drafting.transcript import common_length
 from sglang_parse.options.server import DRAFT_KEY_ENV
 from sglang_parse.reporting.telemetry import TELEMETRY
@@ -53,6 +56,8 @@ class Memory:
     req: SchedulerRequest
     #: The prompt as text.
     prompt: str
+    #: The same as a chat; None where it is none, or thinks.
+    chat: Chat | None = None
     #: Bytes of the answer so far, and output tokens that are in them.
     answer: bytearray = field(default_factory=bytearray)
     num_output: int = 0
@@ -90,13 +95,15 @@ class RemoteDrafter:
         encoder: TextEncoder,
         ranks: Ranks,
         clock: Callable[[], float] = time.monotonic,
+        marks: Marks | None = None,
     ) -> None:
-        """streams: None on all ranks but the first. encoder: of the target."""
+        """streams: None on all ranks but the first. encoder, marks: of the target."""
         self.streams = streams
         self.ranks = ranks
         self.pieces = encoder.pieces
         self.writer = DraftWriter(encoder)
         self.memories: dict[RequestState, Memory] = {}
+        self.marks = marks
         self._clock = clock
         self._is_up = True
         self._is_told = False
@@ -116,7 +123,12 @@ class RemoteDrafter:
                 most=config.draft_url_streams,
                 count=TELEMETRY.add_draft_stream,
             )
-        return cls(streams, TextEncoder(context.tokenizer), context.ranks)
+        return cls(
+            streams,
+            TextEncoder(context.tokenizer),
+            context.ranks,
+            marks=marks_of(context.tokenizer),
+        )
 
     @property
     def runners(self) -> Sequence[DraftRunner]:
@@ -237,8 +249,10 @@ class RemoteDrafter:
     # -- Streams -------------------------------------------------------------------
 
     def _remember(self, state: RequestState, req: SchedulerRequest) -> Memory:
-        prompt = self.pieces.join(req.origin_input_ids).decode(errors="replace")
-        memory = self.memories[state] = Memory(req, prompt)
+        ids = req.origin_input_ids
+        prompt = self.pieces.join(ids).decode(errors="replace")
+        chat = chat_of(req, Thinking(self.marks, None).state(self.pieces, ids))
+        memory = self.memories[state] = Memory(req, prompt, chat)
         return memory
 
     def _catch_up(
@@ -246,6 +260,8 @@ class RemoteDrafter:
     ) -> None:
         num = memory.num_output
         new = [*output[num:], *ready[max(0, num - len(output)) :]]
+        if self.marks is not None and not set(self.marks.ids).isdisjoint(new):
+            memory.chat = None  # a template drops what an answer has thought
         memory.answer += self.pieces.join(new)
         memory.num_output += len(new)
 
@@ -277,9 +293,12 @@ class RemoteDrafter:
             return
         assert self.streams is not None
         memory.start = len(memory.answer)
+        answer = memory.answer.decode(errors="replace")
+        chat = memory.chat
         memory.stream = self.streams.begin(
-            memory.prompt + memory.answer.decode(errors="replace"),
+            memory.prompt + answer,
             min(left, STREAM_TOKENS),
+            replace(chat, answer=chat.answer + answer) if chat else None,
         )
         if memory.stream is None:
             memory.not_before = self._clock() + memory.pause_s
@@ -301,6 +320,26 @@ def has_left(memory: Memory, stream: Stream) -> bool:
     if is_done:
         return len(answer) > len(text) or (len(answer) == len(text) and not has_ended)
     return bool(text) and len(answer) > len(text) + MAX_BEHIND
+
+
+def chat_of(req: SchedulerRequest, thinking: str) -> Chat | None:
+    """The chat that came with a request; None where there is none that another server
+    can go on from: it thinks already, or has tools. thinking: `Thinking.state`."""
+    found = carried(req, CHAT_KEY, dict)
+    if found is None or thinking == "open" or found.get("tools"):
+        return None
+    messages, options = found.get("messages"), found.get("options")
+    if not isinstance(messages, list) or not isinstance(options, dict):
+        return None
+    if thinking == "closed":
+        options = {"enable_thinking": False, "thinking": False} | options
+    last = messages[-1] if messages else None
+    if not isinstance(last, dict) or not found.get("is_continued"):
+        return Chat(messages, options=options) if messages else None
+    begun = last.get("content")
+    if not isinstance(begun, str):
+        return None
+    return Chat(messages[:-1], begun, options)
 
 
 def tell_of(state: RequestState, *, has_draft: bool, is_lost: bool) -> None:

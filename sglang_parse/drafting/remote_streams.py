@@ -8,35 +8,41 @@ and a server that fails is left alone for a while.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from sglang_parse.drafting.remote_protocol import (
+    CONNECT_S,
+    CONTINUING,
+    Chat,
+    ChatError,
+    RemoteError,
+    asked_of,
+    check_reply,
+    described,
+    headers_with,
+    lines_of,
+    read_event,
+    read_models,
+)
+
 logger = logging.getLogger(__name__)
 
-# Seconds: to connect, to the first text, and from one text to the next.
-CONNECT_S = 5.0
+# Seconds: to the first text, and from one text to the next.
 FIRST_TEXT_S = 30.0
 NEXT_TEXT_S = 30.0
-# Bytes of text that a stream may be ahead, and of one line of its reply.
+# Bytes of text that a stream may be ahead.
 MAX_TEXT = 16_384
-MAX_LINE = 65_536
-# Characters of a model's name.
-MAX_NAME = 200
 # Failures in a row after which the server is left alone, and for how many seconds: as
 # a rule, and at most.
 MAX_FAILURES = 3
 REST_S, MAX_REST_S = 10.0, 300.0
-
-
-class RemoteError(Exception):
-    """A reply that is no stream of text. The message holds nothing of the reply."""
 
 
 class Breaker:
@@ -77,6 +83,8 @@ class Stream:
 
     prompt: str
     max_tokens: int
+    #: The same as a chat, None where it is none.
+    chat: Chat | None = None
     #: UTF-8 that has come so far.
     text: bytearray = field(default_factory=bytearray)
     #: Whether nothing more comes, and whether the answer ends there.
@@ -110,6 +118,9 @@ class RemoteStreams:
         self.breaker = breaker or Breaker()
         self._count = count
         self._model = model
+        #: Owner of the model, None before the server was asked; of CONTINUING where it
+        #: is asked for chats.
+        self._owner: str | None = None
         self._key = key
         self._open: set[Stream] = set()
         self._loop = asyncio.new_event_loop()
@@ -125,13 +136,19 @@ class RemoteStreams:
         """Whether the server may be asked."""
         return not self.breaker.is_open
 
-    def begin(self, prompt: str, max_tokens: int) -> Stream | None:
+    def begin(
+        self, prompt: str, max_tokens: int, chat: Chat | None = None
+    ) -> Stream | None:
         """Have the server go on from a text; None where too many streams are open, or
-        the server is left alone."""
+        the server is left alone.
+
+        chat: what is asked for in place of the text where the server can go on from an
+        answer that has begun.
+        """
         most = 1 if self.breaker.is_failing else self.most
         if not self.is_up or len(self._open) >= most:
             return None
-        stream = Stream(prompt, max_tokens)
+        stream = Stream(prompt, max_tokens, chat)
         self._open.add(stream)
         self._count("begun")
         self._loop.call_soon_threadsafe(self._start, stream)
@@ -183,21 +200,35 @@ class RemoteStreams:
             self.breaker.succeed()
         except asyncio.CancelledError:
             pass  # nobody wants the rest
+        except ChatError:
+            self._owner = ""  # its completions are asked from now on
+            stream.has_failed = True
+            self._count("failed")
         except Exception as error:
             stream.has_failed = True
             self._note(error)
 
     async def _read(self, stream: Stream) -> None:
         async with asyncio.timeout(FIRST_TEXT_S) as limit:
+            if self._owner is None:
+                await self._look_up()
+            told = CONTINUING.get(self._owner or "")
+            chat = stream.chat if told is not None else None
+            if chat is None:
+                route, asked = "completions", {"prompt": stream.prompt}
+            else:
+                route, asked = "chat/completions", asked_of(chat, told or {})
             body = {
-                "model": self._model or await self._first_model(),
-                "prompt": stream.prompt,
+                "model": self._model,
                 "max_tokens": stream.max_tokens,
                 "temperature": 0,
                 "stream": True,
+                **asked,
             }
-            url = f"{self.url}/completions"
+            url = f"{self.url}/{route}"
             async with self._client.stream("POST", url, json=body) as reply:
+                if chat is not None and reply.status_code in (400, 404, 405, 422):
+                    raise ChatError(f"HTTP {reply.status_code}")
                 check_reply(reply)
                 async for line in lines_of(reply):
                     text, reason, is_last = read_event(line)
@@ -215,15 +246,24 @@ class RemoteStreams:
                         return
         raise RemoteError("the stream broke off")
 
-    async def _first_model(self) -> str:
-        async with self._client.stream("GET", f"{self.url}/models") as reply:
-            self._model = (await read_models(reply))[0]
-        return self._model
+    async def _look_up(self) -> None:
+        """Ask which models there are. A model that was named needs no list: then a
+        server without one is asked for completions."""
+        try:
+            async with self._client.stream("GET", f"{self.url}/models") as reply:
+                models = await read_models(reply)
+        except RemoteError:
+            if not self._model:
+                raise
+            models = []
+        owners = {one.name: one.owner for one in models}
+        self._model = self._model or models[0].name
+        self._owner = owners.get(self._model, "")
 
     async def _probe(self) -> None:
         try:
             async with asyncio.timeout(FIRST_TEXT_S):
-                await self._first_model() if not self._model else None
+                await self._look_up()
         except Exception as error:
             logger.warning(
                 "PARSE: the draft server at %s cannot be used now (%s); the target "
@@ -249,91 +289,3 @@ class RemoteStreams:
                 self.url,
                 described(error),
             )
-
-
-def headers_with(key: str) -> dict[str, str]:
-    """Of every request. A compressed reply would grow behind our bounds."""
-    headers = {"accept-encoding": "identity"}
-    return headers | ({"authorization": f"Bearer {key}"} if key else {})
-
-
-def described(error: Exception) -> str:
-    """An error in a few words, without anything that the server sent."""
-    if isinstance(error, RemoteError):
-        return str(error)
-    if isinstance(error, TimeoutError):
-        return "no text in time"
-    return type(error).__name__
-
-
-def check_reply(reply: httpx.Response) -> None:
-    """Raises RemoteError on what is no plain success."""
-    if reply.status_code != 200:
-        raise RemoteError(f"HTTP {reply.status_code}")
-    if reply.headers.get("content-encoding", "identity") != "identity":
-        raise RemoteError("the reply is compressed")
-
-
-async def read_models(reply: httpx.Response) -> list[str]:
-    """Names of the models that a server lists, one at least. Raises RemoteError."""
-    check_reply(reply)
-    body = bytearray()
-    async for chunk in reply.aiter_raw():
-        body += chunk
-        if len(body) > MAX_LINE:
-            raise RemoteError("the list of models is too long")
-    try:
-        names = [str(one["id"])[:MAX_NAME] for one in json.loads(bytes(body))["data"]]
-    except (ValueError, LookupError, TypeError, RecursionError) as e:
-        raise RemoteError("the list of models cannot be read") from e
-    if not names:
-        raise RemoteError("the list of models is empty")
-    return names
-
-
-def list_models(url: str, key: str = "") -> list[str]:
-    """Names of a server's models. Raises RemoteError, or what httpx raises."""
-
-    async def ask() -> list[str]:
-        async with (
-            asyncio.timeout(2 * CONNECT_S),
-            httpx.AsyncClient(timeout=CONNECT_S, headers=headers_with(key)) as client,
-            client.stream("GET", url.rstrip("/") + "/models") as reply,
-        ):
-            return await read_models(reply)
-
-    return asyncio.run(ask())
-
-
-async def lines_of(reply: httpx.Response) -> AsyncIterator[bytes]:
-    """Lines of a reply. Raises RemoteError on one that is too long."""
-    held = bytearray()
-    async for chunk in reply.aiter_raw():
-        held += chunk
-        *lines, rest = held.split(b"\n")
-        held = bytearray(rest)
-        for line in lines:
-            if len(line) > MAX_LINE:
-                raise RemoteError("a line of the stream is too long")
-            yield bytes(line)
-        if len(held) > MAX_LINE:
-            raise RemoteError("a line of the stream is too long")
-
-
-def read_event(line: bytes) -> tuple[bytes, str, bool]:
-    """New text of one line of a stream, why the answer ends there or "", and whether
-    no line follows. Raises RemoteError on what is no event of a completion."""
-    if not line.startswith(b"data:"):
-        return b"", "", False  # an empty line, a comment or another field
-    data = line[5:].strip()
-    if data == b"[DONE]":
-        return b"", "", True
-    try:
-        choices = json.loads(data)["choices"]
-        if not choices:
-            return b"", "", False
-        text = choices[0].get("text") or ""
-        reason = choices[0].get("finish_reason") or ""
-        return text.encode(errors="replace"), str(reason), False
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
-        raise RemoteError("an event of the stream cannot be read") from e

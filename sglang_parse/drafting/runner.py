@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from sglang.srt.speculative.spec_info import SpecInput, SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
+from sglang_parse.drafting.pacing import StepPacer
 from sglang_parse.runtime.architecture import check_architecture
 from sglang_parse.runtime.batches import build_batch, extend_fields, mark_extend
 from sglang_parse.runtime.compat import plan_plain_decode
@@ -81,6 +83,10 @@ class DraftRunner:
         with draft_tp_context(self.layout), draft_pp_context():
             self.worker.init_cuda_graphs()
 
+    @cached_property
+    def _pacer(self) -> StepPacer:
+        return StepPacer(self.runner)
+
     def extend(
         self,
         ids: list[int],
@@ -113,7 +119,8 @@ class DraftRunner:
         """One draft step: token `input_ids` at `position`; logits [bs, vocab].
 
         Reads nothing back: its tokens stay on the device, its lengths are known on the
-        host. A captured graph runs it where there is one.
+        host. A captured graph runs it where there is one. Waits until the step before
+        the last is done.
         """
         batch = self._forward_batch(
             ForwardMode.DECODE,
@@ -125,7 +132,10 @@ class DraftRunner:
             seq_lens_cpu=position_cpu + 1,
         )
         batch.spec_info = spec_info
-        return self._forward(batch)
+        self._pacer.wait()
+        output = self._forward(batch)
+        self._pacer.mark()
+        return output
 
     def _forward_batch(self, mode: ForwardMode, **fields: Tensor) -> ForwardBatch:
         return build_batch(

@@ -6,18 +6,17 @@ drafts.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-#: Sentencepiece writes a space so.
-SPACE = "\u2581"
+from sglang_parse.drafting.token_names import TextError, reader_of
+
+# What a tokenizer in Python has to write again at start-up.
+PROBE = "Step 1: 3.14 + 2,718 = 12345\n\tIt's naïve – 你好, привет 👍🏽. Yes"
 # Put before a text whose tokenizer puts a space before the first word.
 ANCHOR = "\n"
-
-
-class TextError(ValueError):
-    """A tokenizer whose tokens cannot be taken for text; the end of a sentence."""
 
 
 class TokenBytes:
@@ -27,19 +26,8 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: a Hugging Face one with a Rust backend."""
-        if not getattr(tokenizer, "is_fast", False):
-            raise TextError("it has no fast (Rust) form")
-        decoder = decoder_types(tokenizer.backend_tokenizer)
-        if "ByteLevel" in decoder:
-            read = _byte_level
-        elif {"ByteFallback", "Metaspace", "Replace"} & decoder:
-            read = _sentencepiece
-        else:
-            raise TextError(
-                f"its decoder is {', '.join(sorted(decoder)) or 'none'}, which is "
-                "neither byte-level nor sentencepiece"
-            )
+        """tokenizer: a Hugging Face one, with a Rust backend or in Python."""
+        read = reader_of(tokenizer)
         added = tokenizer.added_tokens_decoder
         special = set(tokenizer.all_special_ids)
         special |= {i for i, token in added.items() if token.special}
@@ -60,6 +48,21 @@ class TokenBytes:
             if text and i not in added
         }
 
+    def renamed(
+        self, names: Mapping[int, bytes], *, special: bool = False
+    ) -> TokenBytes:
+        """The same, with tokens that write something else.
+
+        special: whether they stand for no text.
+        """
+        made = copy.copy(self)
+        made._of = list(self._of)
+        for token, text in names.items():
+            made._of[token] = text
+        chosen = frozenset(names)
+        made.special = self.special | chosen if special else self.special - chosen
+        return made
+
     def __getitem__(self, token: int) -> bytes:
         """Of a special token its name; of an id beyond the vocabulary nothing."""
         return self._of[token] if 0 <= token < len(self._of) else b""
@@ -71,14 +74,26 @@ class TokenBytes:
 class TextEncoder:
     """Text -> ids of one tokenizer."""
 
-    def __init__(self, tokenizer: Any, pieces: TokenBytes | None = None) -> None:
-        """pieces: of this tokenizer, where they are known already."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        pieces: TokenBytes | None = None,
+        marks: Mapping[str, int] | None = None,
+    ) -> None:
+        """pieces: of this tokenizer, where they are known already. marks: texts that
+        become one token each, whatever the tokenizer makes of them."""
         self.pieces = pieces or TokenBytes(tokenizer)
-        self._backend = tokenizer.backend_tokenizer
-        first = self._backend.encode("a", add_special_tokens=False).ids
+        self._marks = dict(marks or {})
+        self._split = re.compile("(" + "|".join(map(re.escape, self._marks)) + ")")
+        is_fast = getattr(tokenizer, "is_fast", False)
+        self._backend = tokenizer.backend_tokenizer if is_fast else None
+        self._tokenizer = tokenizer
+        first, _ = self._read(PROBE)
         self._anchor: list[int] = []
         if first and self.pieces[first[0]].startswith(b" "):
-            self._anchor = self._backend.encode(ANCHOR, add_special_tokens=False).ids
+            self._anchor = self._read(ANCHOR)[0]
+        if not is_fast and self.pieces.join(first).strip() != PROBE.encode():
+            raise TextError("it is in Python, and its tokens do not write their text")
 
     def encode(self, text: str) -> tuple[list[int], list[int | None]]:
         """Ids of a text that something precedes, and the word that each is in.
@@ -86,17 +101,42 @@ class TextEncoder:
         Words are what the tokenizer never joins; they are numbered. Markers in the text
         become the tokens that they name.
         """
+        if not self._marks:
+            return self._encode(text)
+        ids: list[int] = []
+        words: list[int | None] = []
+        for part in filter(None, self._split.split(text)):
+            first = max((w for w in words if w is not None), default=-1) + 1
+            new, of_new = (
+                ([self._marks[part]], [0])
+                if part in self._marks
+                else self._encode(part)
+            )
+            ids += new
+            words += [None if w is None else first + w for w in of_new]
+        return ids, words
+
+    def _encode(self, text: str) -> tuple[list[int], list[int | None]]:
         anchor = self._anchor
-        found = self._backend.encode(
-            ANCHOR + text if anchor else text, add_special_tokens=False
-        )
-        ids, words = found.ids, found.word_ids
+        ids, words = self._read(ANCHOR + text if anchor else text)
         if anchor:
             if ids[: len(anchor)] == anchor:
                 return ids[len(anchor) :], words[len(anchor) :]
-            found = self._backend.encode(text, add_special_tokens=False)
-            return found.ids, found.word_ids
+            return self._read(text)
         return ids, words
+
+    def _read(self, text: str) -> tuple[list[int], list[int | None]]:
+        """Ids and words. A tokenizer in Python knows no words."""
+        if self._backend is None:
+            try:
+                ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+            except Exception as e:
+                raise TextError(
+                    f"it is in Python and fails ({type(e).__name__})"
+                ) from e
+            return ids, [0] * len(ids)
+        found = self._backend.encode(text, add_special_tokens=False)
+        return found.ids, found.word_ids
 
 
 class DraftWriter:
@@ -199,45 +239,3 @@ def unfinished(text: bytes | bytearray) -> int:
         if byte < 0x80:
             return 0
     return 0
-
-
-def decoder_types(backend: Any) -> set[str]:
-    """Types of a Rust tokenizer's decoder and of its parts."""
-    state = backend.decoder
-    if state is None:
-        return set()
-    return _types(json.loads(state.__getstate__()))
-
-
-def _types(state: Any) -> set[str]:
-    found = {state["type"]}
-    for part in state.get("decoders", ()):
-        found |= _types(part)
-    return found
-
-
-def _bytes_to_chars() -> dict[str, int]:
-    """GPT-2's writing of bytes: printable ones stand for themselves."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in kept]
-    table = {chr(b): b for b in kept}
-    return table | {chr(256 + n): b for n, b in enumerate(rest)}
-
-
-BYTES = _bytes_to_chars()
-
-
-def _byte_level(piece: str) -> bytes:
-    try:
-        return bytes(BYTES[c] for c in piece)
-    except KeyError:
-        return piece.encode()
-
-
-def _sentencepiece(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        try:
-            return bytes([int(piece[3:5], 16)])
-        except ValueError:
-            pass
-    return piece.replace(SPACE, " ").encode()

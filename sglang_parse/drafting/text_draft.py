@@ -16,9 +16,11 @@ from torch import Tensor
 
 from sglang_parse.drafting.base import DrafterContext, DrafterResources, Prefill
 from sglang_parse.drafting.draft_loop import DraftRequest
+from sglang_parse.drafting.draft_prompt import prompt_of
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_model import TextModel
+from sglang_parse.drafting.thinking import Thinking, encoders_of, marks_of
 from sglang_parse.drafting.transcript import LOOKBACK, Transcript
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
@@ -72,13 +74,18 @@ class TextDrafter:
     reads_features = False
 
     def __init__(
-        self, model: TextModel, target: TextEncoder, draft: TextEncoder
+        self,
+        model: TextModel,
+        target: TextEncoder,
+        draft: TextEncoder,
+        thinking: Thinking | None = None,
     ) -> None:
         """target, draft: of the two tokenizers."""
         self.model = model
         self.pieces = target.pieces
         self.writer = DraftWriter(target)
         self.encoder = draft
+        self.thinking = thinking or Thinking(None, None)
         self.memories: dict[RequestState, Memory] = {}
         #: (tokens, bytes) that were seen lately, of the draft and of the target.
         self._lengths = [[TRUST, 4 * TRUST], [TRUST, 4 * TRUST]]
@@ -101,7 +108,11 @@ class TextDrafter:
             context.context_len,
             tokenizer=tokenizer,
         )
-        return cls(model, TextEncoder(context.tokenizer), TextEncoder(tokenizer))
+        return cls(
+            model,
+            *encoders_of(context.tokenizer, tokenizer),
+            Thinking(marks_of(context.tokenizer), marks_of(tokenizer)),
+        )
 
     @property
     def runners(self) -> Sequence[DraftRunner]:
@@ -182,7 +193,11 @@ class TextDrafter:
         return Order(r, memory, room, memory.num_bytes + len(pending))
 
     def _remember(self, r: RequestRound) -> Memory:
-        prompt = self.pieces.join(r.req.origin_input_ids)
+        ids = r.req.origin_input_ids
+        prompt = self.pieces.join(ids)
+        if own := prompt_of(r.req, len(prompt)):
+            state = self.thinking.state(self.pieces, ids)
+            prompt = self.thinking.fit(own, state).encode(errors="replace")
         transcript = Transcript(self.encoder)
         transcript.follow(0, prompt)
         memory = Memory(r.req, transcript, len(prompt), len(prompt))

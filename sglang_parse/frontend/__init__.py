@@ -1,8 +1,4 @@
-"""PARSE in SGLang programs: `parse_gen` and `parse_verify` inside `@sgl.function`.
-
-adapter.py holds the one seam in SGLang's frontend language, primitives.py the calls,
-portable.py what they do without a PARSE server, engine.py the `sgl.Engine` backend.
-"""
+"""PARSE in SGLang programs: `parse_gen` and `parse_verify` inside `@sgl.function`."""
 
 from sglang_parse.frontend.adapter import ParseUnavailableError
 from sglang_parse.frontend.engine import EngineBackend

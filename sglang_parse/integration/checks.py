@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_parse.drafting.text_bridge import TextError, TokenBytes
+from sglang_parse.drafting.text_bridge import TextEncoder
+from sglang_parse.drafting.token_names import TextError
 from sglang_parse.integration.extensions import check_asked
 from sglang_parse.judging.vocabularies import Agreement, compare
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
 from sglang_parse.runtime.tokenizers import load_tokenizer
+
+# A small draft whose tokens are known as text.
+ANY_TARGETS = "Qwen/Qwen3-0.6B"
 
 
 def penalty_sentence(defaults: Mapping[str, Any]) -> str:
@@ -72,7 +76,7 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
         check_draft_tokenizer(target, load_tokenizer(server_args, of_draft=True))
     if config.draft_url:
         try:
-            TokenBytes(target)
+            TextEncoder(target)
         except TextError as e:
             raise ValueError(
                 f"{flag_name('draft_url')} needs a target whose tokens are known as "
@@ -86,13 +90,16 @@ def check_draft_tokenizer(target: Any, draft: Any) -> Agreement:
     agreement = compare(target, draft)
     if agreement.shares_ids:
         return agreement
-    for tokenizer, whose in ((target, "the target's"), (draft, "the draft's")):
+    for tokenizer, whose, advice in (
+        (target, "the target's", "take a draft with the target's own tokenizer"),
+        (draft, "the draft's", f"a draft such as {ANY_TARGETS} works"),
+    ):
         try:
-            TokenBytes(tokenizer)
+            TextEncoder(tokenizer)
         except TextError as e:
             raise ValueError(
                 "--speculative-draft-model-path needs the target's tokenizer, or two "
                 f"whose tokens are known as text, but {agreement.difference}, and of "
-                f"{whose} {e}."
+                f"{whose} {e}; {advice}."
             ) from e
     return agreement

@@ -91,6 +91,20 @@ HOOKS = (
         "the end of a stop string in a long round is found in little time",
     ),
     Hook(
+        "sglang.srt.managers.scheduler_components.batch_result_processor."
+        "SchedulerBatchResultProcessor._accept_grammar_tokens",
+        lazy("sglang_parse.integration.grammars:blame_grammar"),
+        HookType.AFTER,
+        "a grammar that no text satisfies gets HTTP 400",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.batch_result_processor."
+        "SchedulerBatchResultProcessor._apply_prefill_grammar",
+        lazy("sglang_parse.integration.grammars:blame_grammar"),
+        HookType.AFTER,
+        "a grammar that no text satisfies gets HTTP 400",
+    ),
+    Hook(
         "sglang.srt.managers.tokenizer_manager._slice_streaming_output_meta_info",
         lazy("sglang_parse.integration.report_streamer:keep_report"),
         HookType.AROUND,
@@ -146,6 +160,12 @@ HOOKS = (
         lazy("sglang_parse.integration.scheduler_hooks:admit_texts"),
         HookType.AROUND,
         "clients' texts of one prefill fit into one pass",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.validate_spec_sampling_mask_request",
+        lazy("sglang_parse.integration.scheduler_hooks:check_sampling_mask"),
+        HookType.AROUND,
+        "`return_sampling_mask` is served",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",

@@ -19,6 +19,7 @@ import orjson
 
 from sglang_parse.integration.answers import Message, Receive, Scope, Send, refuse
 from sglang_parse.integration.carried import CHAT, GENERATE, may_carry, take_carried
+from sglang_parse.integration.draft_prompts import DraftPrompts
 from sglang_parse.integration.probe_pairs import add_pairs_route
 from sglang_parse.integration.shield_hooks import add_shield, guard_outputs
 from sglang_parse.options.checks import (
@@ -213,8 +214,9 @@ def _check_combination(body: Mapping[str, Any]) -> None:
 class ParseEndpoints:
     """ASGI layer. Requests it has nothing to do for pass through unchanged."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, prompts: DraftPrompts | None = None) -> None:
         self.app = app
+        self.prompts = prompts or DraftPrompts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Servers put their root path before the path (--fastapi-root-path).
@@ -232,6 +234,8 @@ class ParseEndpoints:
             try:
                 before = body.copy()
                 exchange = translate(path, body)
+                if ALIASES.get(path, path) == CHAT:
+                    self.prompts.add_to(body)
                 if body != before:
                     raw = dump(body)
             except (orjson.JSONEncodeError, RecursionError):
@@ -356,4 +360,6 @@ def add_endpoints(server_args: Any, *_: Any, **__: Any) -> None:
     add_pairs_route(app, server_args)
     add_shield(server_args)
     # The innermost: behind the API key, CORS, the metrics, and decompression.
-    app.user_middleware.append(Middleware(ParseEndpoints))
+    app.user_middleware.append(
+        Middleware(ParseEndpoints, prompts=DraftPrompts.of(server_args))
+    )

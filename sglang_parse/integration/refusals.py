@@ -74,6 +74,13 @@ REFUSED = (
         "--grammar-backend",
         "xgrammar, llguidance or none",
     ),
+    # What runs then is none of the models that families.toml names.
+    Refused(
+        "model_impl",
+        lambda value: bool(value not in ("auto", "sglang")),
+        "--model-impl",
+        "auto or sglang",
+    ),
     # Masks rows of experts by a count that captured graphs of our batches lack.
     Refused("ep_size", _above_one, "--ep-size", "1"),
     # SGLang starts those HTTP workers without its plugins: no bad option would be

@@ -14,7 +14,9 @@ from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from torch import Tensor
 
 from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.runtime.protocols import SchedulerRequest
 from sglang_parse.runtime.sampling import ROW_LISTS
+from sglang_parse.runtime.sampling_masks import empty_rows, lay_out
 from sglang_parse.runtime.upload import upload
 
 
@@ -66,10 +68,12 @@ def build_result(
     seq_lens: Tensor,
     return_logprob: bool,
     return_hidden_states: bool,
+    reqs: Sequence[SchedulerRequest] = (),
 ) -> GenerationBatchResult:
     """Pad the tokens to one stride (sglang/srt/managers/utils.py).
 
-    round: of the requests that took part. seq_lens: [bs] before the round.
+    round: of the requests that took part. seq_lens: [bs] before the round. reqs: of the
+    batch, to be asked which of them want to know what their tokens are drawn from.
     """
     device = seq_lens.device
     lens = [len(one.tokens) for one in emitted]
@@ -82,6 +86,7 @@ def build_result(
         _fill_logprobs(output, emitted, round, stride)
     if round is not None and return_hidden_states:
         _fill_hidden_states(output, emitted, round, stride)
+    _fill_sampling_masks(output, emitted, round, reqs, device)
     return GenerationBatchResult(
         logits_output=output,
         next_token_ids=upload(tokens, device).flatten(),
@@ -138,3 +143,27 @@ def _fill_logprobs(
         rows_of: Any = getattr(source, name)
         if rows_of is not None:
             setattr(output, name, [rows_of[i] for i in place])
+
+
+def _fill_sampling_masks(
+    output: LogitsProcessorOutput,
+    emitted: Sequence[Emitted],
+    round: Round | None,
+    reqs: Sequence[SchedulerRequest],
+    device: Any,
+) -> None:
+    """What the tokens of the requests that asked are drawn from. These are followed
+    token by token, so each of their tokens was sampled in this round."""
+    asking = [
+        (req, one)
+        for req, one in zip(reqs, emitted, strict=False)
+        if req.return_sampling_mask
+    ]
+    if not asking:
+        return
+    masks = round.sampled.sampling_mask_output if round is not None else None
+    output.sampling_mask_output = lay_out(
+        empty_rows(0, device) if masks is None else masks,
+        [one.r.places[: len(one.tokens)] if one.r else [] for _, one in asking],
+        [req.sampling_logprobs_mode == "support" for req, _ in asking],
+    )

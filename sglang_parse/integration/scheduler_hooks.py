@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_parse.integration.active import serves_parse
 from sglang_parse.integration.rounds import NUM_WAITING
-from sglang_parse.options.request import CLIENT_TEXTS
+from sglang_parse.options.request import CLIENT_TEXTS, wants_verdict_only
 from sglang_parse.runtime.capacity import longest_pass
 from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
 
@@ -47,6 +47,26 @@ def admit_texts(
 
             return AddReqResult.OTHER
     return original(adder, req, *args, **kwargs)
+
+
+def check_sampling_mask(
+    original: Callable[..., Any], req: SchedulerRequest, algorithm: Any
+) -> str | None:
+    """AROUND hook on validate_spec_sampling_mask_request: why a request cannot be told
+    what its tokens are drawn from, None where it can.
+
+    Such a request is followed token by token, and each of its tokens is sampled as
+    SGLang samples in a decode step.
+    """
+    if not serves_parse():
+        told: str | None = original(req, algorithm)
+        return told
+    if wants_verdict_only(req):
+        return (
+            "return_sampling_mask is true beside custom_params.parse_verify, which "
+            "samples nothing; leave one of them out."
+        )
+    return None
 
 
 def text_rows(req: SchedulerRequest) -> int:

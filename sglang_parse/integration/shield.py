@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 
 from sglang_parse.options.checks import shown
+from sglang_parse.runtime.families import reads_images_of
 
 GENERATE, CHAT = "/generate", "/v1/chat/completions"
 ENDS, FAILS, BREAKS = "ends the scheduler", "HTTP 500", "breaks the response off"
@@ -366,17 +367,25 @@ def problem_of_input(obj: Any) -> str:
     return ""
 
 
-def problem_of_media(obj: Any) -> str:
-    """The sentence for a request with images, or ""; no test has proven them.
+def problem_of_media(obj: Any, architecture: str) -> str:
+    """The sentence for a request with media that no test has proven, or "".
 
-    obj: GenerateReqInput or EmbeddingReqInput of a multimodal model.
+    obj: GenerateReqInput or EmbeddingReqInput of a multimodal model. architecture: the
+    model's name.
     """
     contains = getattr(obj, "contains_mm_input", None)
     if contains is None or not contains():
         return ""
+    reads_images = reads_images_of(architecture)
+    others = bool(obj.video_data) or bool(obj.audio_data)
+    if reads_images and not others:
+        return ""
+    what = "video or audio" if reads_images else "images, video or audio"
+    wanted = "text and images" if reads_images else "text alone"
     return (
-        "The request has images, video or audio, which no test of PARSE has proven; "
-        "send text alone, or serve the model without --speculative-algorithm PARSE."
+        f"The request has {what}, which no test of PARSE has proven for "
+        f"{architecture}; send {wanted}, or serve the model without "
+        "--speculative-algorithm PARSE."
     )
 
 

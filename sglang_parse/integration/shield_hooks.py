@@ -126,7 +126,8 @@ def guard_outputs(result: AsyncIterator[Any], manager: Any, obj: Any) -> Any:
         return result
     told = problem_of_input(obj)
     if not told and manager.mm_processor is not None:
-        told = problem_of_media(obj)
+        (architecture, *_) = manager.model_config.hf_config.architectures
+        told = problem_of_media(obj, architecture)
     return Guarded(result, told)
 
 

@@ -331,6 +331,7 @@ class ParseWorker(BaseSpecWorker):
             seq_lens=batch.seq_lens,
             return_logprob=batch.return_logprob,
             return_hidden_states=batch.return_hidden_states,
+            reqs=batch.reqs,
         )
 
     def _emit(self, r: RequestRound) -> Emitted:

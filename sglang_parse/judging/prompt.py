@@ -15,6 +15,8 @@ from typing import Any
 from sglang_parse.options.checks import CUT_MARK
 
 FALLBACK_SUFFIX = "\n\nQuestion: {question}\nAnswer:"
+# What the user says in the exchange that templates render.
+FIRST_TURN = "PARSE-FIRST-TURN"
 # Make templates open the answer rather than a thinking block.
 NO_THINKING = {"enable_thinking": False, "thinking": False}
 
@@ -72,15 +74,22 @@ def _suffix_text(tokenizer: Any, question: str) -> tuple[str, str]:
         return FALLBACK_SUFFIX.format(question=question), " "
     before, _, text = _render(tokenizer, question).rpartition(CUT_MARK)
     if text.rstrip().endswith("<think>"):
-        text = text.rstrip() + "\n\n</think>\n\n"  # the template thinks regardless
-    # Templates such as Llama-2's write "[/INST] answer" but end in "[/INST]".
-    has_space = before.endswith(" ") and not text[-1:].isspace()
-    return text, " " if has_space else ""
+        # The template thinks regardless.
+        return text.rstrip() + "\n\n</think>\n\n", ""
+    # What the model itself writes in front of an answer: gpt-oss opens the channel
+    # "final"; Llama-2 writes a space behind the "[/INST]" that its prompts end in.
+    prompted = text.rpartition(question.strip())[2]
+    answered = before.rpartition(FIRST_TURN)[2]
+    is_longer = answered.startswith(prompted)
+    opening = answered[len(prompted) :] if is_longer else ""
+    if opening.strip():
+        return text + opening, ""
+    return text, " " if opening.endswith(" ") else ""
 
 
 def _render(tokenizer: Any, question: str) -> str:
     """The exchange in the model's chat format, with CUT_MARK as the first answer."""
-    turns = (("user", "X"), ("assistant", CUT_MARK), ("user", question))
+    turns = (("user", FIRST_TURN), ("assistant", CUT_MARK), ("user", question))
     error: Exception | None = None
     # Some templates want content as a list of parts, some tokenizers no extra options.
     for in_parts, options in product((False, True), (NO_THINKING, {})):

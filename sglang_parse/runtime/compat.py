@@ -7,11 +7,12 @@ the need. tests/contract/test_compat.py fails when that file changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
+from itertools import cycle
 from typing import Any
 
 from sglang.srt.environ import envs
@@ -373,3 +374,95 @@ def replay_pass(runner: Any, graphs: Any, *, num_sequences: int) -> Iterator[Non
                 name: b.new_zeros((num_sequences,)) for name, b in buffers.items()
             }
         yield
+
+
+@contextmanager
+def capture_head_prefills(runner: Any) -> Iterator[None]:
+    """Have a head's prefill graphs captured inside the block as those of SGLang's own.
+
+    runner: the head's ModelRunner.
+
+    What: its speculative algorithm is EAGLE3 inside the block.
+    Why: only then do the graphs read the target's hidden states, from a buffer that a
+    replay fills, and show the last one of each request.
+    Where: runner/prefill_cuda_graph_runner.py, `is_breakable_eagle_draft` and
+    `static_draft_hidden_states`.
+    Ends with: a method of CustomSpecAlgo that says what a draft's prefill reads.
+    """
+    before = runner.spec_algorithm
+    runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+    try:
+        yield
+    finally:
+        runner.spec_algorithm = before
+
+
+@contextmanager
+def capture_head_steps(
+    runner: Any, make_input: Callable[[int, int], Any]
+) -> Iterator[None]:
+    """Have a head's decode steps captured inside the block, with its hidden states.
+
+    runner: the head's ModelRunner. make_input: takes the tokens of a captured step and
+    the most of any, and gives its spec input.
+
+    What: the runner has no speculative algorithm inside the block, and
+    `get_spec_info` of SGLang's decode graphs asks `make_input`.
+    Why: under a speculative algorithm SGLang captures a verify pass; without one, a
+    step that reads no hidden states.
+    Where: runner/decode_cuda_graph_runner.py, `__init__`, which captures, and
+    `get_spec_info`.
+    Ends with: a method of CustomSpecAlgo that says what a draft's step reads.
+    """
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
+        DecodeCudaGraphRunner,
+    )
+
+    algorithm, get_spec_info = (
+        runner.spec_algorithm,
+        DecodeCudaGraphRunner.get_spec_info,
+    )
+
+    def with_states(graphs: Any, num_tokens: int) -> Any:
+        return make_input(num_tokens, graphs.max_num_token)
+
+    runner.spec_algorithm = SpeculativeAlgorithm.NONE
+    DecodeCudaGraphRunner.get_spec_info = with_states
+    try:
+        yield
+    finally:
+        DecodeCudaGraphRunner.get_spec_info = get_spec_info
+        runner.spec_algorithm = algorithm
+
+
+def plan_buffers_in_turn(backend: Any) -> Callable[[], None]:
+    """What makes an attention backend stage its next captured decode step in the other
+    of two page-locked buffers. Call the result before each step.
+
+    backend: of a runner whose graphs are captured. Nothing happens with one that has no
+    such buffers, as Triton's.
+
+    What: replaces `_pin_memory_int_workspace_buffer` of the wrappers of captured steps
+    by turns. The second buffer serves all batch sizes.
+    Why: the device copies a plan when its turn comes. Planned again before that, a step
+    would attend by the plan of a later one; SGLang plans once a round and then waits.
+    Where: layers/attention/flashinfer_backend.py, `decode_cuda_graph_metadata`;
+    outside SGLang, `fast_decode_plan` of FlashInfer.
+    Ends with: a wrapper of FlashInfer that stages plans in turns itself.
+    """
+    name = "_pin_memory_int_workspace_buffer"
+    captured = getattr(backend, "decode_cuda_graph_metadata", {}).values()
+    second: dict[int, Tensor] = {}
+    pairs = []
+    for wrappers in captured:
+        for i, wrapper in enumerate(wrappers):
+            own: Tensor = getattr(wrapper, name)
+            if i not in second:
+                second[i] = own.new_empty(own.shape, pin_memory=own.is_pinned())
+            pairs.append((wrapper, cycle((second[i], own))))
+
+    def turn() -> None:
+        for wrapper, buffers in pairs:
+            setattr(wrapper, name, next(buffers))
+
+    return turn

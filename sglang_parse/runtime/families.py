@@ -31,6 +31,8 @@ class Family:
     why: str = ""
     #: What a served one is served with, where that is not everything.
     limits: str = ""
+    #: Whether requests with images are served, in `exact` at most.
+    images: bool = False
     #: What has run; "" where no model of the family has.
     tested: str = ""
     #: Models with its tokenizer that are small enough to draft.
@@ -62,6 +64,11 @@ def refusal_of(architecture: str) -> str:
     return "belongs to no family that PARSE knows"
 
 
+def reads_images_of(architecture: str) -> bool:
+    """Whether requests with images are served by a model."""
+    return any(architecture in f.architectures and f.images for f in families())
+
+
 def served_table() -> str:
     """The families that are served, as a Markdown table."""
     rows = ["| Family | Architectures | Limits | What has run | Drafts |"]
@@ -72,7 +79,7 @@ def served_table() -> str:
             cells = (
                 family.name,
                 _names(family),
-                family.limits or "none",
+                _limits(family),
                 tested,
                 family.drafts or "none known",
             )
@@ -87,6 +94,11 @@ def refused_table() -> str:
         if not family.is_served:
             rows.append(f"| {family.name} | {_names(family)} | It {family.why}. |")
     return "\n".join(rows)
+
+
+def _limits(family: Family) -> str:
+    images = "images in `exact` at most" if family.images else ""
+    return "; ".join(filter(None, (images, family.limits))) or "none"
 
 
 def _names(family: Family) -> str:

@@ -24,7 +24,7 @@ def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
         path = server_args.tokenizer_path or server_args.model_path
         revision = server_args.revision
     try:
-        return get_tokenizer(
+        found = get_tokenizer(
             path,
             tokenizer_mode=server_args.tokenizer_mode,
             trust_remote_code=server_args.trust_remote_code,
@@ -33,6 +33,13 @@ def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
     except Exception as e:  # of Hugging Face, which names neither
         told = str(e).strip().partition("\n")[0] or type(e).__name__
         raise ValueError(f"{flag} {path!r} has no usable tokenizer: {told}") from e
+    if not hasattr(found, "get_vocab"):
+        raise ValueError(
+            f"{flag} {path!r} has a {type(found).__name__}, which lists no vocabulary; "
+            "expected a folder with a tokenizer of Hugging Face's, such as "
+            "Qwen/Qwen3-0.6B has."
+        )
+    return found
 
 
 def agreement_of(server_args: Any) -> Agreement:

@@ -16,8 +16,8 @@ from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.sampling import (
     expand_rows,
     join_outputs,
-    logprob_needs,
     sample_rows,
+    token_needs,
 )
 from sglang_parse.runtime.slots import RoundSlots
 from sglang_parse.runtime.upload import upload
@@ -83,7 +83,7 @@ class TargetModel:
             sampling_info=expand_rows(batch.sampling_info, list(owner), device),
             positions=upload(positions, device),
             grammar_mask=mask_for_rows([r.grammar for r in requests], owner, offset),
-            needs=logprob_needs(batch, owner),
+            needs=token_needs(batch, owner),
         )
         chosen: list[int] = tokens.tolist()
         return chosen, sampled

@@ -2,8 +2,11 @@
 
 import inspect
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import sglang
 
 pytestmark = pytest.mark.usefixtures("plugins")
 
@@ -110,3 +113,96 @@ def test_a_logits_buffer_of_another_size_is_left_alone():
     assert re.search(r"if out is not None and out\.shape != \(\s*hidden_states", source)
     source = inspect.getsource(LogitsProcessor._copy_logits_to_buffer)
     assert "tuple(logits_buffer.shape) == tuple(" in source
+
+
+def test_a_heads_prefills_are_captured_with_the_targets_states():
+    """Red if SGLang captures prefills of its own EAGLE-3 heads in another way, or a
+    replay takes their input from elsewhere than the batch's spec input."""
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
+    from sglang.srt.speculative.eagle_utils import (
+        get_draft_input_from_target_hidden_dim,
+    )
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    init = inspect.getsource(ModelRunner.init_prefill_cuda_graph)
+    assert "force_for_draft_worker=force_for_draft_worker" in init
+    capture = inspect.getsource(cuda_graph_setup.capture_prefill_graph)
+    skip = "if model_runner.is_draft_worker and not force_for_draft_worker:"
+    assert skip in capture
+    assert "check_cuda_graph_backend(Phase.PREFILL, Backend.DISABLED)" in capture
+    source = runner_source("__init__")
+    assert "is_eagle = model_runner.spec_algorithm.is_eagle()" in source
+    assert "self.capture_hidden_mode = CaptureHiddenMode.LAST" in source
+    assert "get_draft_input_from_target_hidden_dim(model_runner)" in source
+    load = runner_source("load_batch")
+    assert "forward_batch.spec_info.hidden_states" in load
+    assert "padded_spec_info = dataclasses.replace(" in load
+    config = SimpleNamespace(target_hidden_size=8, num_aux_hidden_states=3)
+    runner = SimpleNamespace(
+        spec_algorithm=SpeculativeAlgorithm.EAGLE3,
+        model_config=SimpleNamespace(hf_config=config, hidden_size=5),
+    )
+    assert get_draft_input_from_target_hidden_dim(runner) == 24
+
+
+def test_a_heads_steps_are_captured_with_our_input():
+    """Red if a decode graph asks elsewhere for what a step reads beside tokens, or its
+    hidden states are not captured."""
+    from sglang.srt.model_executor.forward_batch_info import (
+        CaptureHiddenMode,
+        get_required_capture_hidden_mode,
+    )
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
+        DecodeCudaGraphRunner,
+    )
+
+    prepare = inspect.getsource(DecodeCudaGraphRunner.capture_prepare)
+    assert "spec_info = self.get_spec_info(num_tokens)" in prepare
+    assert "get_required_capture_hidden_mode(" in prepare
+    assert "spec_info=spec_info" in prepare
+    wanted = SimpleNamespace(capture_hidden_mode=CaptureHiddenMode.LAST)
+    found = get_required_capture_hidden_mode(CaptureHiddenMode.NULL, wanted)
+    assert found == CaptureHiddenMode.LAST
+    init = inspect.getsource(DecodeCudaGraphRunner.__init__)
+    assert "if model_runner.spec_algorithm.is_speculative():" in init
+    assert init.index("self.max_num_token =") < init.index("self.capture()")
+    assert "DecodeCudaGraphRunner" in inspect.getsource(
+        ModelRunner._decode_cuda_graph_runner_cls
+    )
+    decode = inspect.getsource(ModelRunner.init_decode_cuda_graph)
+    assert "capture_decode_graph(model_runner=self)" in decode
+    capture = inspect.getsource(cuda_graph_setup.capture_decode_graph)
+    assert "Phase.DECODE, Backend.DISABLED" in capture
+
+
+def test_a_captured_step_is_planned_from_the_requests_row():
+    """Red if FlashInfer reads a draft's columns from its spec input although that has
+    none, or Triton has come to read them from the row too."""
+    root = Path(sglang.__file__).parent / "srt/layers/attention"
+    flashinfer = (root / "flashinfer_backend.py").read_text(encoding="utf-8")
+    assert 'spec_info is None or getattr(spec_info, "kv_indptr", None) is None' in (
+        flashinfer
+    )
+    triton = (root / "triton_backend.py").read_text(encoding="utf-8")
+    assert "if forward_mode.is_decode_or_idle() and spec_info is not None:" in triton
+
+
+def test_plans_of_captured_steps_are_staged_in_page_locked_memory():
+    """Red if FlashInfer stages them elsewhere, or copies them at once: then
+    `plan_buffers_in_turn` changes nothing."""
+    import flashinfer
+
+    root = Path(flashinfer.__file__).parent
+    decode = (root / "decode.py").read_text(encoding="utf-8")
+    fast = decode[decode.index("def fast_decode_plan(") :]
+    assert fast.count("self._pin_memory_int_workspace_buffer,") >= 2
+    scheduler = root / "data/include/flashinfer/attention/scheduler.cuh"
+    copies = scheduler.read_text(encoding="utf-8")
+    assert "cudaMemcpyAsync(int_buffer, page_locked_int_buffer" in copies
+    backend = Path(sglang.__file__).parent / "srt/layers/attention"
+    source = (backend / "flashinfer_backend.py").read_text(encoding="utf-8")
+    assert "w.begin_forward = partial(fast_decode_plan, w)" in source
+    assert "for w in self.decode_cuda_graph_metadata[bs]:" in source

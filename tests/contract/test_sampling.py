@@ -66,7 +66,7 @@ def test_ranks_agree_on_sampled_tokens(monkeypatch, tp_size):
         sampling_info=info,
         positions=torch.zeros(1),
         grammar_mask=None,
-        needs=sampling.LogprobNeeds(False, [0], [None]),
+        needs=sampling.TokenNeeds(False, [0], [None]),
     )
     monkeypatch.setattr(sampling, "expand_rows", lambda *_: SimpleNamespace())
     monkeypatch.setattr(sampling.dataclasses, "replace", lambda *_, **__: None)
@@ -85,3 +85,23 @@ def test_sampling_params_verify_is_the_gate_of_requests():
     bad = SamplingParams(custom_params={"parse_mode": "loud"})
     with pytest.raises(ValueError, match=r"custom_params\.parse_mode"):
         bad.verify(1000)
+
+
+def test_a_sampled_draft_step_does_not_wait_for_the_device(monkeypatch):
+    """Red if drawing a token by temperature alone makes the host wait, as
+    torch.multinomial does: then no draft step runs ahead."""
+    import torch
+    from sglang.srt.environ import envs
+    from sglang.srt.layers import sampler
+
+    from tests.support.device_trace import HostWaits
+
+    assert envs.SGLANG_OPT_USE_GUMBEL_SAMPLE.get()
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    drawn: list[object] = []
+    monkeypatch.setattr(torch, "multinomial", lambda *a, **_: drawn.append(a))
+    with HostWaits() as waits:
+        probs = torch.empty(4, 100, device="cuda")
+        tokens = sampler.sampling_from_probs_torch(probs)
+    assert not drawn and waits.total == 0, dict(waits.counts)
+    assert tokens.shape == (4,)

@@ -20,7 +20,7 @@ from sglang_parse.embedded import (
 )
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import CHUNK, Server, chat_ids
-from tests.support.other_drafts import write_permuted_draft
+from tests.support.other_drafts import OTHER_MARKERS, write_permuted_draft
 
 MAX_ALIVE = 2
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
@@ -113,7 +113,7 @@ class ServerPool:
                 environment.setenv(key, value)
             flags = FLAGS[name]
             if name == "permuted":
-                draft = write_permuted_draft(self.log_dir / "permuted")
+                draft = write_permuted_draft(self.log_dir / name, OTHER_MARKERS)
                 flags = (*flags, "--speculative-draft-model-path", str(draft))
             process = ServerProcess(flags, name, self.log_dir / f"{name}.log")
         self.alive[name] = process

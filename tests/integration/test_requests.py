@@ -109,25 +109,81 @@ def test_lone_surrogate_in_the_suffix_is_no_server_error(parse, prompts):
 # A rule without an end: the grammar takes "Step" and allows nothing behind it.
 NO_END = 'root ::= "Step" x\nx ::= x "b"'
 ALLOWED = {
-    "stop tokens that are none": ({"stop_token_ids": [1 << 63, -5, 10**7]}, 200),
-    "a grammar without an end": ({"ebnf": NO_END}, 500),
-    "a grammar without a beginning": ({"ebnf": 'root ::= x\nx ::= x "b"'}, 500),
-    "many stop expressions": ({"stop_regex": ["no such text"] * 32}, 200),
+    "stop tokens that are none": {"stop_token_ids": [1 << 63, -5, 10**7]},
+    "many stop expressions": {"stop_regex": ["no such text"] * 32},
 }
 
 
 @pytest.mark.parametrize("mode", ["semantic", "exact"])
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_sglang_outlives_parse_does(parse, target, prompts, name, mode):
-    """Red if a request that ends in an answer, or an error of its own, beside the
-    target stops the scheduler of a PARSE server."""
-    sampling, status = ALLOWED[name]
-    alone = target.post("/generate", target.body(prompts[0], **sampling))
+    """Red if a request that ends in an answer beside the target stops the scheduler of
+    a PARSE server."""
+    alone = target.generate(prompts[0], **ALLOWED[name])
     custom = {"parse_mode": mode}
-    reply = parse.post("/generate", parse.body(prompts[0], custom=custom, **sampling))
-    assert (alone.status_code, reply.status_code) == (status, status)
-    if mode == "exact" and status == 200:
-        assert reply.json()["output_ids"] == alone.json()["output_ids"]
+    got = parse.generate(prompts[0], custom=custom, **ALLOWED[name])
+    if mode == "exact":
+        assert got["output_ids"] == alone["output_ids"]
+    assert parse.is_alive()
+
+
+ENDLESS = {
+    "without an end": {"ebnf": NO_END},
+    "without a beginning": {"ebnf": 'root ::= x\nx ::= x "b"'},
+}
+BROKEN = {
+    "no regex": {"regex": "("},
+    "no grammar": {"ebnf": "root ::="},
+    "no schema": {"json_schema": "{"},
+    "a schema that is none": {"json_schema": '{"type": "nothing"}'},
+    "a schema that nothing satisfies": {
+        "json_schema": '{"type": "integer", "minimum": 5, "maximum": 4}'
+    },
+    "no structural tag": {"structural_tag": "{}"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", [*ENDLESS, *BROKEN])
+def test_a_grammar_without_text_is_the_request_s_fault(parse, prompts, name, stream):
+    """Red if a grammar that no text satisfies is told as the server's fault."""
+    sampling = (ENDLESS | BROKEN)[name]
+    body = parse.body(prompts[0], max_new_tokens=8, **sampling) | {"stream": stream}
+    reply = parse.post("/generate", body)
+    assert reply.status_code == 400 or '"status_code":400' in reply.text, reply.text
+    assert ("allows no token" in reply.text) == (name in ENDLESS)
+    assert parse.is_alive()
+
+
+FORMATS = {
+    "broken regex": {"regex": "("},
+    "broken ebnf": {"ebnf": "root ::="},
+    "endless ebnf": {"ebnf": NO_END},
+    "empty schema": {"response_format": {"type": "json_schema"}},
+    "no format": {"response_format": {}},
+    "unknown format": {"response_format": {"type": "poem"}},
+    "impossible schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "a",
+                "schema": {"type": "integer", "minimum": 5, "maximum": 4},
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_format_of_an_answer_is_the_server_s_fault(parse, name, path):
+    """Red if a broken or empty format is answered with HTTP 500 there."""
+    body = CHAT | FORMATS[name]
+    if path == "/v1/completions":
+        messages = body.pop("messages")
+        body["prompt"] = messages[0]["content"]
+    reply = parse.post(path, body)
+    assert reply.status_code in (200, 400), reply.text[:300]
     assert parse.is_alive()
 
 

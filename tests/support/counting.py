@@ -11,6 +11,7 @@ import torch
 
 from sglang_parse.drafting.draft_loop import DraftModel
 from sglang_parse.drafting.eagle3_head import EagleHead
+from sglang_parse.drafting.head_graphs import HeadGraphs
 
 VOCAB = 64
 GREEDY = SimpleNamespace(is_all_greedy=True, grammars=None)
@@ -26,7 +27,7 @@ class CountingDraft(DraftModel):
         self.num_embeddings = VOCAB
         self.unshared: frozenset[int] = frozenset()
         self.longest_extend = longest_extend
-        self.runner = SimpleNamespace(decode_cuda_graph_runner=None)
+        self.runner = SimpleNamespace(decode_cuda_graph_runner=None, device="cpu")
         self.batches: list[SimpleNamespace] = []
 
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:
@@ -49,7 +50,8 @@ class CountingHead(EagleHead):
         self.hot_token_id = None
         self.layout = None
         self.longest_prefill = 8
-        self.runner = SimpleNamespace(dtype=torch.float32)
+        self.runner = SimpleNamespace(dtype=torch.float32, device="cpu")
+        self.graphs = HeadGraphs(self.runner, features_width=1)
         self.batches: list[SimpleNamespace] = []
 
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:

@@ -11,11 +11,17 @@ from transformers import AutoTokenizer
 from sglang_parse.embedded import DRAFT_PATH
 from tests.support.tokenizer_kinds import permuted
 
+# Markers of the embedded pair, and what a draft with a chat template of its own has.
+OTHER_MARKERS = (("<|im_start|>", "<|turn|>"), ("<|im_end|>", "<|close|>"))
 
-def write_permuted_draft(path: Path) -> Path:
-    """The embedded draft's weights behind its own tokens under other ids."""
+
+def write_permuted_draft(path: Path, names=()) -> Path:
+    """The embedded draft's weights behind its own tokens under other ids.
+
+    names: (name, other name) of markers.
+    """
     path.mkdir(parents=True, exist_ok=True)
-    tokenizer, old = permuted(AutoTokenizer.from_pretrained(DRAFT_PATH))
+    tokenizer, old = permuted(AutoTokenizer.from_pretrained(DRAFT_PATH), names=names)
     tokenizer.save_pretrained(path)
     weights = load_file(DRAFT_PATH / "model.safetensors")
     for name in ("model.embed_tokens.weight", "lm_head.weight"):

@@ -26,6 +26,7 @@ CPU_ENVIRONMENT = {
     "TORCH_COMPILE_DISABLE": "1",
 }
 START_SECONDS = 180
+SEND_MS = 20_000
 ANSWER_SECONDS = 120
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = ["tests.support.tiny_engine_child"]
@@ -218,6 +219,8 @@ class Sockets:
         self.to_tokenizer = get_zmq_socket(
             context, zmq.PULL, ports["tokenizer_ipc_name"], True
         )
+        # A scheduler that has ended takes nothing more; a test must not wait for it.
+        self.to_scheduler.setsockopt(zmq.SNDTIMEO, SEND_MS)
         self.seen: dict[str, int] = {}
 
     def send(self, what) -> None:

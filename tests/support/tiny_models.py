@@ -7,12 +7,13 @@ that it agrees often and not always.
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from sglang_parse.embedded import TARGET_PATH
 
@@ -38,6 +39,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 DRAFT_NOISE = 0.02
 
 
+CODE = """from transformers import PretrainedConfig
+
+
+class {name}(PretrainedConfig):
+    model_type = "{model_type}"
+"""
+
+
 @dataclass(frozen=True)
 class TinyModel:
     """How to build one family's model."""
@@ -48,9 +57,17 @@ class TinyModel:
     model: str = ""
     #: Builds its processor of images around a tokenizer, where it is multimodal.
     processor: Callable[[Any], Any] | None = None
+    #: Class of the config of its language model alone, where it is multimodal.
+    text: str = ""
+    #: Beginnings of names of weights as checkpoints have them, and the class has not.
+    names: tuple[tuple[str, str], ...] = ()
+    #: Fields of config.json that SGLang reads and Hugging Face's class has not.
+    more: dict[str, Any] = field(default_factory=dict)
+    #: Whether a checkpoint brings its class of config as code, as real ones do.
+    has_code: bool = False
 
-    def build(self, folder: Path, *, seed: int = 0, noise: float = 0.0) -> Path:
-        """Write the model to `folder`."""
+    def model_of(self, seed: int = 0) -> Any:
+        """Hugging Face's model, with its random weights."""
         config = getattr(transformers, self.config)(**self.fields)
         torch.manual_seed(0)
         build: Callable[..., Any] = transformers.AutoModelForCausalLM.from_config
@@ -58,19 +75,50 @@ class TinyModel:
             build = getattr(transformers, self.model)
         model = build(config).float().eval()
         randomize(model, seed)
-        if noise:
-            add_noise(model, noise)
+        return model
+
+    def build(self, folder: Path) -> Path:
+        """Write the model to `folder`."""
+        return self._save(self.model_of(), folder, self.processor, self.more)
+
+    def build_draft(self, folder: Path) -> Path:
+        """Write a model that often writes the same: its language model with noise."""
+        model, more = self.model_of(), self.more
+        if self.text:
+            fields = dict(self.fields["text_config"])
+            if "rope_parameters" in fields:
+                fields["rope_parameters"] = ROPE  # of text, whose positions are one
+            config = getattr(transformers, self.text)(**fields)
+            text = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+            text.model.load_state_dict(model.model.language_model.state_dict())
+            text.lm_head.load_state_dict(model.lm_head.state_dict())
+            model, more = text, {}
+        add_noise(model, DRAFT_NOISE)
+        return self._save(model, folder, None, more)
+
+    def _save(self, model: Any, folder: Path, processor: Any, more: Any) -> Path:
         model.generation_config.eos_token_id = 2
         model.save_pretrained(folder)
         for name in TOKENIZER_FILES:
             shutil.copy(TARGET_PATH / name, folder / name)
-        if self.processor is not None:
+        if processor is not None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            self.processor(tokenizer).save_pretrained(folder)
+            processor(tokenizer).save_pretrained(folder)
+        for file in folder.glob("*.safetensors") if self.names else ():
+            weights = load_file(file)
+            for old, new in self.names:
+                weights = {k.replace(old, new): v for k, v in weights.items()}
+            save_file(weights, file, metadata={"format": "pt"})
         path = folder / "config.json"
         saved = json.loads(path.read_text())
         saved["architectures"] = [type(model).__name__]
         saved["dtype"] = saved["torch_dtype"] = "float32"
+        saved.update(more)
+        if self.has_code:
+            del saved["rope_parameters"]
+            saved["auto_map"] = {"AutoConfig": f"configuration.{self.config}"}
+            code = CODE.format(name=self.config, model_type=saved["model_type"])
+            (folder / "configuration.py").write_text(code)
         path.write_text(json.dumps(saved))
         return folder
 
@@ -95,9 +143,14 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
                 # Experts are [experts, in, out] or [experts, out, in]: both are near.
                 scale = 3.0 if "lm_head" in name else 1.0
                 p.copy_(scale * noise / p.shape[-1] ** 0.5)
+        for name, b in sorted(model.named_buffers()):
+            if "e_score_correction_bias" in name:
+                noise = 0.2 * torch.randn(b.shape, generator=generator)
+                b.copy_(noise.bfloat16().float())
 
 
 def add_noise(model: torch.nn.Module, noise: float) -> None:
+    """Add to matrices a share of their spread."""
     generator = torch.Generator().manual_seed(99)
     with torch.no_grad():
         for _, p in sorted(model.named_parameters()):
@@ -118,6 +171,48 @@ def pixtral_processor(tokenizer: Any) -> Any:
     )
 
 
+def qwen_processor(name: str) -> Callable[[Any], Any]:
+    """Builds a Qwen-VL processor whose images are of 8 by 8 pixels a token."""
+
+    def build(tokenizer: Any) -> Any:
+        video = "Qwen3VL" if name.startswith("Qwen3") else "Qwen2VL"
+        sizes = {
+            **{"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2},
+            "size": {"shortest_edge": 64, "longest_edge": 4096},
+        }
+        return getattr(transformers, name)(
+            image_processor=transformers.Qwen2VLImageProcessor(**sizes),
+            tokenizer=tokenizer,
+            video_processor=getattr(transformers, f"{video}VideoProcessor")(**sizes),
+            chat_template=tokenizer.chat_template,
+        )
+
+    return build
+
+
+def gemma_processor(tokenizer: Any) -> Any:
+    tokenizer.add_special_tokens(
+        {
+            "additional_special_tokens": [
+                *("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+            ]
+        }
+    )
+    tokenizer.boi_token = "<start_of_image>"
+    tokenizer.eoi_token = "<end_of_image>"
+    tokenizer.image_token = "<image_soft_token>"
+    tokenizer.boi_token_id, tokenizer.eoi_token_id = 581, 582
+    tokenizer.image_token_id = 583
+    return transformers.Gemma3Processor(
+        image_processor=transformers.Gemma3ImageProcessor(
+            size={"height": 16, "width": 16}
+        ),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+        image_seq_length=4,
+    )
+
+
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # As in DeepSeek's checkpoints; SGLang knows no other latent attention on a CPU.
 YARN = {
@@ -129,6 +224,23 @@ MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
+}
+# Tokens of images, behind those that the tokenizer knows.
+VISION_START, VISION_END, IMAGE, VIDEO = 601, 602, 603, 604
+QWEN_VL = {
+    **{"image_token_id": IMAGE, "video_token_id": VIDEO, "tie_word_embeddings": False},
+    **{"vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END},
+}
+QWEN_VISION = {
+    **{"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64},
+    **{"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    "out_hidden_size": 32,
+}
+MLA = {
+    **{**COMMON, "num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32},
+    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    **{"n_shared_experts": 1, "rope_parameters": YARN},
 }
 FAMILIES = {
     "llama": TinyModel("LlamaConfig", COMMON),
@@ -165,17 +277,117 @@ FAMILIES = {
     "deepseek_v2": TinyModel(
         "DeepseekV2Config",
         {
-            **{**COMMON, "num_key_value_heads": 4, "first_k_dense_replace": 2},
-            **{"q_lora_rank": None, "kv_lora_rank": 32, "qk_rope_head_dim": 8},
-            **{"qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4},
-            **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
-            **{
-                "n_shared_experts": 1,
-                "topk_method": "greedy",
-                "moe_layer_freq": 1,
-                "rope_parameters": YARN,
+            **{**MLA, "first_k_dense_replace": 2, "q_lora_rank": None},
+            **{"topk_method": "greedy", "moe_layer_freq": 1},
+        },
+    ),
+    "deepseek_v3": TinyModel(
+        "DeepseekV3Config",
+        {
+            **{**MLA, "first_k_dense_replace": 1, "q_lora_rank": 24},
+            **{"n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+            **{"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+            "rope_interleave": True,
+        },
+        more={
+            **{"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+            "moe_layer_freq": 1,
+        },
+    ),
+    "gemma2": TinyModel(
+        "Gemma2Config",
+        {
+            **{**COMMON, "tie_word_embeddings": True, "sliding_window": WINDOW},
+            **{"query_pre_attn_scalar": 16, "num_hidden_layers": 3},
+            **{"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0},
+        },
+        more={"hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "gemma3_images": TinyModel(
+        "Gemma3Config",
+        {
+            "text_config": {
+                **{**COMMON, "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+                **{"num_hidden_layers": 3, "tie_word_embeddings": True},
+                "layer_types": [
+                    *("sliding_attention", "full_attention", "sliding_attention")
+                ],
+            },
+            "vision_config": {
+                **{"hidden_size": 32, "intermediate_size": 48, "image_size": 16},
+                **{"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4},
+            },
+            **{"mm_tokens_per_image": 4, "boi_token_index": 581},
+            **{"eoi_token_index": 582, "image_token_index": 583},
+            "tie_word_embeddings": True,
+        },
+        "Gemma3ForConditionalGeneration",
+        gemma_processor,
+        text="Gemma3TextConfig",
+        names=(("vision_tower.", "vision_tower.vision_model."),),
+    ),
+    "qwen2_5_vl": TinyModel(
+        "Qwen2_5_VLConfig",
+        {
+            **QWEN_VL,
+            "text_config": {
+                **COMMON,
+                "hidden_size": 64,  # Qwen2's heads have the hidden size's share
+                "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]},
+            },
+            "vision_config": {
+                **{**QWEN_VISION, "window_size": 56, "fullatt_block_indexes": [1]},
+                "out_hidden_size": 64,
             },
         },
+        "Qwen2_5_VLForConditionalGeneration",
+        qwen_processor("Qwen2_5_VLProcessor"),
+        text="Qwen2Config",
+    ),
+    "qwen3_vl": TinyModel(
+        "Qwen3VLConfig",
+        {
+            **QWEN_VL,
+            "text_config": {
+                **COMMON,
+                "rope_parameters": {
+                    **{**ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+                },
+            },
+            "vision_config": {
+                **{**QWEN_VISION, "num_position_embeddings": 16},
+                "deepstack_visual_indexes": [0],
+            },
+        },
+        "Qwen3VLForConditionalGeneration",
+        qwen_processor("Qwen3VLProcessor"),
+        text="Qwen3Config",
+    ),
+    "mimo_v2": TinyModel(
+        "MiMoV2FlashConfig",
+        {
+            **{**COMMON, **MOE, "num_hidden_layers": 3, "v_head_dim": 8},
+            **{"n_routed_experts": 4, "sliding_window": WINDOW},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "rope_parameters": {
+                "full_attention": {**ROPE, "partial_rotary_factor": 0.5},
+                "sliding_attention": {
+                    **{"rope_type": "default", "rope_theta": 1000.0},
+                    "partial_rotary_factor": 0.5,
+                },
+            },
+        },
+        more={
+            **{"hybrid_layer_pattern": [0, 1, 0], "moe_layer_freq": [0, 1, 1]},
+            **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4},
+            **{"swa_head_dim": 16, "swa_v_head_dim": 8, "rope_theta": 10000.0},
+            **{"swa_rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+            **{"sliding_window_size": WINDOW, "layernorm_epsilon": 1e-5},
+            **{"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+            "add_swa_attention_sink_bias": True,
+        },
+        has_code=True,
     ),
     "mistral3": TinyModel(
         "Mistral3Config",
@@ -190,5 +402,6 @@ FAMILIES = {
         },
         "Mistral3ForConditionalGeneration",
         pixtral_processor,
+        text="MistralConfig",
     ),
 }

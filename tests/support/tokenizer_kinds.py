@@ -99,8 +99,11 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     )
 
 
-def permuted(tokenizer: PreTrainedTokenizerFast, seed: int = 0):
-    """The same tokens under other ids, and the old id of each new one."""
+def permuted(tokenizer: PreTrainedTokenizerFast, seed: int = 0, names=()):
+    """The same tokens under other ids, and the old id of each new one.
+
+    names: (name, other name) of markers, in the chat template too.
+    """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     old = list(range(len(tokenizer)))
     random.Random(seed).shuffle(old)
@@ -109,10 +112,16 @@ def permuted(tokenizer: PreTrainedTokenizerFast, seed: int = 0):
     for token in state["added_tokens"]:
         token["id"] = new[token["id"]]
     state["added_tokens"].sort(key=lambda token: token["id"])
+
+    def named(text):
+        for name, other in names:
+            text = text and text.replace(name, other)
+        return text
+
     made = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
-        eos_token=tokenizer.eos_token,
-        pad_token=tokenizer.pad_token,
-        chat_template=tokenizer.chat_template,
+        tokenizer_object=Tokenizer.from_str(named(json.dumps(state))),
+        eos_token=named(tokenizer.eos_token),
+        pad_token=named(tokenizer.pad_token),
+        chat_template=named(tokenizer.chat_template),
     )
     return made, old

@@ -2,7 +2,7 @@
 
 Run by test_backends.py in a process of its own with TRITON_INTERPRET=1, which Triton
 reads when it is imported. Prints one line of JSON: the largest deviation from the
-oracle of each seed, first without and then with a sliding window and sinks. On a
+oracle of each seed: as is, deterministic, and with a sliding window and sinks. On a
 machine with a card tests/gpu runs the same compiled.
 """
 
@@ -11,7 +11,11 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+from sglang.kernels.ops.attention.extend_attention import (
+    build_unified_kv_indices,
+    extend_attention_fwd,
+    extend_attention_fwd_unified,
+)
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
@@ -75,10 +79,18 @@ def make_backend(case: Pass, window: int | None) -> TritonAttnBackend:
 
 
 def run(
-    case: Pass, window: int | None = None, sinks: torch.Tensor | None = None
+    case: Pass,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    *,
+    deterministic: bool = False,
 ) -> torch.Tensor:
-    """[tokens, heads, dim] of one attention layer. sinks: [heads]."""
+    """[tokens, heads, dim] of one attention layer. sinks: [heads]. deterministic: as
+    under --enable-deterministic-inference."""
     backend = make_backend(case, window)
+    backend.enable_deterministic = deterministic
+    backend.build_unified_kv_indices = build_unified_kv_indices
+    backend.extend_attention_fwd_unified = extend_attention_fwd_unified
     spec_info = build_verify_input(
         "virtual", "triton", case.plan, case.slots, torch.tensor([0])
     )
@@ -127,7 +139,9 @@ if __name__ == "__main__":
     deviations = []
     for seed in map(int, sys.argv[1:]):
         case = make_pass(seed)
-        deviations.append(float((run(case) - case.oracle()).abs().max()))
+        for deterministic in (False, True):
+            seen = run(case, deterministic=deterministic) - case.oracle()
+            deviations.append(float(seen.abs().max()))
         sinks = torch.linspace(-1.0, 2.0, HEADS)
         seen = run(case, window=5, sinks=sinks) - case.oracle(5, sinks.tolist())
         deviations.append(float(seen.abs().max()))

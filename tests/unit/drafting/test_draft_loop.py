@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sglang_parse.drafting import draft_loop
 from sglang_parse.drafting.draft_loop import (
     DraftRequest,
-    StepPacer,
     StopWatch,
 )
 from sglang_parse.judging.vocabularies import Agreement
@@ -266,46 +265,6 @@ def test_loop_ends_at_the_first_look_after_all_have_stopped():
     model = CountingDraft(4)
     propose(model, [request(0, [1], 30, stop_ids=frozenset({3}))])
     assert len(model.batches) == 4  # the catch-up and three steps, then one look
-
-
-class FakeEvent:
-    log: list[str] = []
-
-    def __init__(self) -> None:
-        self.number = sum("record" in line for line in self.log) + 1
-
-    def record(self) -> None:
-        self.log.append(f"record {self.number}")
-
-    def synchronize(self) -> None:
-        self.log.append(f"wait {self.number}")
-
-
-def test_pacer_lets_the_host_be_one_step_ahead(monkeypatch):
-    """Red if the host waits for what it has just launched, or runs away."""
-    monkeypatch.setattr(FakeEvent, "log", [])
-    monkeypatch.setattr(
-        torch, "get_device_module", lambda _: SimpleNamespace(Event=FakeEvent)
-    )
-    pacer = StepPacer(torch.device("cuda"))
-    for _ in range(4):
-        pacer.mark()
-        pacer.wait()
-    assert FakeEvent.log == [
-        "record 1",
-        *("record 2", "wait 1"),
-        *("record 3", "wait 2"),
-        *("record 4", "wait 3"),
-    ]
-
-
-def test_nothing_is_paced_on_cpu():
-    """Red if CPU drafts pay for events."""
-    pacer = StepPacer(torch.device("cpu"))
-    for _ in range(5):
-        pacer.mark()
-        pacer.wait()
-    assert not pacer._running
 
 
 def test_what_the_tokenizers_do_not_share_is_neither_drafted_nor_read():

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.drafting.base import Prefill, PrefillRequest
+from sglang_parse.drafting.draft_prompt import CHAT_KEY
 from sglang_parse.drafting.remote import FIRST_PAUSE_S, MAX_BEHIND, RemoteDrafter
 from sglang_parse.drafting.remote_streams import Stream
+from sglang_parse.drafting.thinking import Marks
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.runtime.ranks import Ranks
 from tests.support.fake_engine import (
@@ -63,10 +65,10 @@ class Streams:
         self.begun: list[Stream] = []
         self.ended: list[Stream] = []
 
-    def begin(self, prompt: str, max_tokens: int) -> Stream | None:
+    def begin(self, prompt: str, max_tokens: int, chat=None) -> Stream | None:
         if not self.is_up:
             return None
-        stream = Stream(prompt, max_tokens)
+        stream = Stream(prompt, max_tokens, chat)
         text, stream.is_done, stream.has_ended = self.write(prompt)
         stream.text += text
         stream.has_failed = stream.is_done and not text
@@ -278,3 +280,56 @@ def test_other_ranks_take_what_the_first_read():
         server = FakeServer(FakeTarget(own, lambda before: 0.9), [drafter])
         drafts.append(server.round(req).requests[0].draft)
     assert drafts[0] == drafts[1] and drafts[0].num_by("remote") == 20 - 1 + 1 - 1
+
+
+def asking(custom, *, tokens=()):
+    """Chats of a request's streams at its prefill, and after an answer of `tokens`."""
+    streams = Streams(lambda prompt: (b"", False, False))
+    ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
+    marks = Marks("<a>", "</a>", (MARK, MARK + 1))
+    drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: 1.0, marks)
+    req = make_request("exact", prompt=PROMPT, output=())
+    req.input_embeds, req.finished = None, lambda: False
+    req.sampling_params.custom_params = custom
+    batch = [PrefillRequest(req, req.state, 0, 0, 3)]
+    drafter.before_prefill(Prefill(None, batch))
+    memory = drafter.memories[req.state]
+    drafter._catch_up(memory, list(tokens), ())
+    drafter._begin(memory)
+    return [stream.chat for stream in streams.begun]
+
+
+def test_a_chat_is_asked_for_as_one():
+    """Red if a draft server reads another template's words where it has the messages,
+    or the answer so far is left out of them."""
+    messages = [{"role": "user", "content": "hi"}]
+    chat = {"messages": messages, "options": {"x": 1}, "is_continued": False}
+    options = {"x": 1}
+    first, second = asking({CHAT_KEY: chat}, tokens=(4, 5))
+    assert (first.messages, first.answer, first.options) == (messages, "", options)
+    assert second.answer == text_of((4, 5))
+    begun = {"role": "assistant", "content": "So "}
+    continued = chat | {"messages": [*messages, begun], "is_continued": True}
+    first, second = asking({CHAT_KEY: continued}, tokens=(4,))
+    assert (first.messages, first.answer) == (messages, "So ")
+    assert second.answer == "So " + text_of((4,))
+    # What was thought is lost in a template, so the text is asked for from there on.
+    assert asking({CHAT_KEY: chat}, tokens=(4, MARK))[1] is None
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        None,
+        5,
+        {},
+        {"messages": []},
+        {"messages": [], "options": {}},
+        {"messages": "x", "options": {}},
+        {"messages": [5], "options": {}, "is_continued": True, "tools": [1]},
+        {"messages": [{}], "options": {}, "is_continued": True},
+    ],
+)
+def test_a_chat_that_cannot_be_read_is_asked_for_as_text(chat):
+    """Red if what a client puts in place of a chat ends the round."""
+    assert asking({CHAT_KEY: chat}) == [None, None]

@@ -12,15 +12,18 @@ import httpx
 import pytest
 
 from sglang_parse.drafting import remote_streams
+from sglang_parse.drafting.remote_protocol import (
+    Chat,
+    RemoteError,
+    list_models,
+    read_event,
+)
 from sglang_parse.drafting.remote_streams import (
     MAX_FAILURES,
     MAX_TEXT,
     REST_S,
     Breaker,
-    RemoteError,
     RemoteStreams,
-    list_models,
-    read_event,
 )
 
 KEY = "sk-never-shown"
@@ -32,10 +35,12 @@ def event(text: str, reason: str | None = None) -> bytes:
 
 
 class Fake:
-    """A draft server; `answer` writes the body of each completion."""
+    """A draft server; `answer` writes the body of each completion. owner: of its
+    models."""
 
-    def __init__(self, answer, status: int = 200, headers=()) -> None:
+    def __init__(self, answer, status: int = 200, headers=(), owner: str = "") -> None:
         self.bodies: list[dict] = []
+        self.routes: list[str] = []
         self.keys: list[str | None] = []
         self.gone = threading.Event()
         fake = self
@@ -46,13 +51,15 @@ class Fake:
             def do_GET(self) -> None:
                 self.send_response(200)
                 self.end_headers()
-                self.wfile.write(b'{"data": [{"id": "small"}]}')
+                models = [{"id": "small", "owned_by": owner}]
+                self.wfile.write(json.dumps({"data": models}).encode())
 
             def do_POST(self) -> None:
                 size = int(self.headers["content-length"])
                 fake.bodies.append(json.loads(self.rfile.read(size)))
                 fake.keys.append(self.headers["authorization"])
-                self.send_response(status)
+                fake.routes.append(self.path.removeprefix("/v1/"))
+                self.send_response(status(self.path) if callable(status) else status)
                 for name, value in headers:
                     self.send_header(name, value)
                 self.end_headers()
@@ -74,8 +81,8 @@ def serve():
     """Starts a fake server and its streams; both end with the test."""
     made = []
 
-    def start(answer, *, status=200, headers=(), url=None, **settings):
-        fake = Fake(answer, status, headers)
+    def start(answer, *, status=200, headers=(), url=None, owner="", **settings):
+        fake = Fake(answer, status, headers, owner)
         streams = RemoteStreams(url or fake.url, **settings)
         made.append((fake, streams))
         return fake, streams
@@ -111,6 +118,81 @@ def test_a_stream_reads_to_the_end(serve):
     assert fake.bodies[0]["prompt"] == "Once" and fake.bodies[0]["max_tokens"] == 50
     assert fake.bodies[0]["model"] == "small"
     assert fake.keys == [f"Bearer {KEY}"]
+
+
+def delta(text: str, reason: str | None = None, key: str = "content") -> bytes:
+    body = {"choices": [{"delta": {key: text}, "finish_reason": reason}]}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHATS, TEXTS = "chat/completions", "completions"
+
+
+def either(body):
+    """Answers chats and completions."""
+    yield (delta if "messages" in body else event)("so", "stop")
+
+
+@pytest.mark.parametrize("owner", ["sglang", "vllm"])
+@pytest.mark.parametrize("settings", [{}, {"model": "small"}], ids=["first", "named"])
+def test_a_server_that_continues_answers_is_asked_for_chats(serve, owner, settings):
+    """Red if a server that has the route reads the target's template as text, or begins
+    its answer anew behind one that has begun."""
+    fake, streams = serve(either, owner=owner, **settings)
+    assert done(streams.begin("text", 5, Chat(MESSAGES))).text == b"so"
+    chat = Chat(MESSAGES, "Well, ", {"enable_thinking": False})
+    assert done(streams.begin("text", 5, chat)).has_ended
+    assert done(streams.begin("text", 5)).text == b"so"
+    assert fake.routes == [CHATS, CHATS, TEXTS]
+    first, second, third = fake.bodies
+    assert first["messages"] == MESSAGES and "prompt" not in first
+    assert "continue_final_message" not in first
+    begun = {"role": "assistant", "content": "Well, "}
+    assert second["messages"] == [*MESSAGES, begun]
+    assert second["continue_final_message"] is True
+    # SGLang would take it for the target's, vLLM refuses the other without it.
+    assert ("add_generation_prompt" in second) == (owner == "vllm")
+    assert second["chat_template_kwargs"] == {"enable_thinking": False}
+    assert third["prompt"] == "text"
+    assert {one["model"] for one in fake.bodies} == {"small"}
+
+
+@pytest.mark.parametrize("owner", ["", "openai", "library"])
+def test_other_servers_are_asked_for_completions(serve, owner):
+    """Red if a server that cannot go on from an answer is asked for a chat."""
+    fake, streams = serve(either, owner=owner)
+    assert done(streams.begin("text", 5, Chat(MESSAGES, "Well, "))).text == b"so"
+    assert fake.routes == [TEXTS] and fake.bodies[0]["prompt"] == "text"
+
+
+def refuses(path: str) -> int:
+    return 400 if path.endswith(CHATS) else 200
+
+
+def thinks(body):
+    yield delta("hm", key="reasoning_content") if "messages" in body else event("so")
+    yield event("", "stop")
+
+
+@pytest.mark.parametrize(("answer", "status"), [(either, refuses), (thinks, 200)])
+def test_a_server_whose_chats_do_not_serve_is_asked_for_completions(
+    serve, answer, status
+):
+    """Red if one refused chat after the other opens the breaker."""
+    fake, streams = serve(answer, status=status, owner="vllm")
+    assert done(streams.begin("text", 5, Chat(MESSAGES))).has_failed
+    for _ in range(MAX_FAILURES):
+        stream = done(streams.begin("text", 5, Chat(MESSAGES)))
+        assert stream.text == b"so" and not stream.has_failed
+    assert fake.routes == [CHATS] + [TEXTS] * MAX_FAILURES and streams.is_up
+
+
+def test_a_named_model_needs_no_list(serve):
+    """Red if a hosted server without a list of models cannot draft."""
+    fake, streams = serve(either, model="named", owner="x" * 100_000)
+    assert done(streams.begin("text", 5, Chat(MESSAGES))).text == b"so"
+    assert fake.bodies[0]["model"] == "named"
 
 
 def test_what_has_come_can_be_read_before_the_end(serve):

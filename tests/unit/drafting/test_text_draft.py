@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sglang_parse.drafting.draft_loop import DraftProposal
+from sglang_parse.drafting.draft_prompt import PROMPT_KEY
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_draft import TextDrafter
 from sglang_parse.embedded import DRAFT_PATH
@@ -73,8 +74,10 @@ def make_state(stops=()) -> RequestState:
     return RequestState(None, frozenset(stops), None, report=None)
 
 
-def make_req(prompt, output=()) -> SimpleNamespace:
+def make_req(prompt, output=(), custom=None) -> SimpleNamespace:
     return SimpleNamespace(
+        sampling_params=SimpleNamespace(custom_params=custom),
+        session=None,
         origin_input_ids=list(prompt),
         output_ids=list(output),
         input_embeds=None,
@@ -180,6 +183,25 @@ def test_drafts_follow_whatever_the_target_decides(target, other):
                 break
         drafter._close(list(drafter.memories.values()))
         model.rows.check_whole()
+
+
+def test_a_chat_is_read_in_the_drafts_own_template(target, other):
+    """Red if the draft goes on from the target's template where it has one of its own,
+    or what follows is put behind another text."""
+    model = ScriptedModel(other, follower(PROMPT + ANSWER + END))
+    drafter = TextDrafter(model, target, other)
+    answer = target.encode(ANSWER)[0]
+    custom = {PROMPT_KEY: "Own words: " + PROMPT}
+    req = make_req(target.encode("Other words")[0], answer[:4], custom)
+    state = make_state({2})
+    for _ in range(2):
+        r = record(req, state)
+        run(drafter, r)
+        text = bytes(drafter.memories[state].transcript.text)
+        assert text.startswith(f"Own words: {PROMPT}".encode())
+        assert f"Own words: {PROMPT}{ANSWER}".encode().startswith(text)
+        assert len(r.draft.tokens) > 8
+        req.output_ids += list(r.draft.tokens)
 
 
 def test_pending_tokens_are_part_of_the_text(target, other):
@@ -301,12 +323,15 @@ class RealModel(ScriptedModel):
 @torch.no_grad()
 def greedy(model, ids, most: int, stop: int) -> list[int]:
     new: list[int] = []
+    fresh, past = list(ids), None
     while len(new) < most:
-        logits = model(torch.tensor([[*ids, *new]])).logits
-        token = int(logits[0, -1].argmax())
+        with torch.no_grad():
+            out = model(torch.tensor([fresh]), past_key_values=past, use_cache=True)
+        token, past = int(out.logits[0, -1].argmax()), out.past_key_values
         if token == stop:
             break
         new.append(token)
+        fresh = [token]
     return new
 
 
@@ -319,15 +344,15 @@ def test_the_same_weights_behind_other_ids_write_the_same(target, tmp_path):
     weights = LlamaForCausalLM.from_pretrained(DRAFT_PATH, dtype=torch.float32)
     tokenizer = tokenizers.embedded()
     num_ended = 0
-    for k, problem in enumerate(make_problems(6, seed=5)):
+    for k, problem in enumerate(make_problems(4, seed=5)):
         prompt = chat_ids(tokenizer, problem.prompt)
         answer = target.encode(render_answer(problem, "AB"[k % 2]))[0]
-        output = answer[: 1 + 15 * k]
-        expected = greedy(weights, [*prompt, *output], 40, 2)
-        r = record(make_req(prompt, output), make_state({2}), window=39)
+        output = answer[: 1 + 20 * k]
+        expected = greedy(weights, [*prompt, *output], 24, 2)
+        r = record(make_req(prompt, output), make_state({2}), window=23)
         run(drafter, r)
         r.req.finished = lambda: True
-        assert list(r.draft.tokens) == expected[:39]
-        assert r.draft.ended == (len(expected) < 40)
+        assert list(r.draft.tokens) == expected[:23]
+        assert r.draft.ended == (len(expected) < 24)
         num_ended += r.draft.ended
-    assert 0 < num_ended < 6
+    assert 0 < num_ended < 4

@@ -278,7 +278,10 @@ def test_the_layer_is_the_innermost(monkeypatch):
     app = Starlette(middleware=[Middleware(CORSMiddleware)])
     monkeypatch.setattr(http_server, "app", app)
     endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="EAGLE"))
-    endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="parse"))
+    args = SimpleNamespace(
+        speculative_algorithm="parse", speculative_draft_model_path=None
+    )
+    endpoints.add_endpoints(args)
     app.add_middleware(CORSMiddleware)
     kinds = [one.cls for one in app.user_middleware]
     assert kinds == [*[CORSMiddleware] * 2, RequestShield, ParseEndpoints]

@@ -47,6 +47,10 @@ REFUSED = {
     "mixed chunk": ((*DRAFT, "--enable-mixed-chunk"), "mixed-chunk|mixed_chunk"),
     "adaptive": ((*DRAFT, "--speculative-adaptive"), "--speculative-adaptive"),
     "expert parallel": ((*DRAFT, "--tp", "2", "--ep-size", "2"), "--ep-size 2"),
+    "another implementation": (
+        (*DRAFT, "--model-impl", "transformers"),
+        "does not support --model-impl transformers; expected auto or sglang",
+    ),
     "tokenizer workers": (
         (*DRAFT, "--tokenizer-worker-num", "2"),
         "does not support --tokenizer-worker-num 2",

@@ -92,3 +92,15 @@ def test_a_server_without_parse_admits_as_sglang_does(admit, monkeypatch):
     """Red if the plugin changes who is served where nobody asked for PARSE."""
     monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: False)
     assert admit([text_request("a" * 99)], text_request("b" * 99))
+
+
+def test_sampling_masks_are_served_unless_nothing_is_sampled(monkeypatch):
+    """Red if SGLang's refusal for speculative decoding stands, if it goes on other
+    servers, or if a text to verify is let in."""
+    check = scheduler_hooks.check_sampling_mask
+    req, verify = text_request("a"), text_request("a", field="parse_verify")
+    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: True)
+    assert check(lambda *_: "no", req, None) is None
+    assert "parse_verify" in check(lambda *_: None, verify, None)
+    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: False)
+    assert check(lambda *_: "no", req, None) == "no"

@@ -9,7 +9,7 @@ import pytest
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sglang_parse.integration import shield_hooks
+from sglang_parse.integration import shield, shield_hooks
 from sglang_parse.integration.shield_hooks import RequestShield, _progress
 from tests.unit.integration.test_shield import VOCAB, tokenized
 
@@ -101,17 +101,33 @@ def test_more_answers_than_there_is_memory_for_are_refused(params):
         asyncio.run(outputs.__anext__())
 
 
-@pytest.mark.parametrize("images", [None, ["image"]])
+PROVEN, UNPROVEN = "Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration"
+IMAGE, VIDEO = {"image_data": ["image"]}, {"video_data": ["video"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "media", "told"),
+    [
+        (UNPROVEN, {}, ""),
+        (UNPROVEN, IMAGE, "The request has images.*Gemma3.*send text alone"),
+        (PROVEN, IMAGE, ""),
+        (PROVEN, IMAGE | VIDEO, "The request has video.*send text and images"),
+    ],
+)
 @pytest.mark.parametrize("processor", [None, object()])
-def test_images_for_a_multimodal_model_are_refused(images, processor):
-    """Red if a request that no test has proven reaches the scheduler, or text does
-    not."""
+def test_unproven_media_for_a_multimodal_model_are_refused(
+    name, media, told, processor, monkeypatch
+):
+    """Red if a request that no test has proven reaches the scheduler, or one that is
+    proven does not."""
+    monkeypatch.setattr(shield, "reads_images_of", PROVEN.__eq__)
     one = manager()
     one.mm_processor = processor
-    obj = GenerateReqInput(text="Hi", image_data=images, sampling_params={})
+    one.model_config.hf_config = SimpleNamespace(architectures=[name])
+    obj = GenerateReqInput(text="Hi", sampling_params={}, **media)
     outputs = shield_hooks.guard_outputs(_outputs(None, True), one, obj)
-    if images and processor:
-        with pytest.raises(ValueError, match="send text alone"):
+    if told and processor:
+        with pytest.raises(ValueError, match=told):
             asyncio.run(outputs.__anext__())
     else:
         assert asyncio.run(outputs.__anext__()) == 1

@@ -15,6 +15,7 @@ WAITS, FAILS = "waits", "fails"
 
 class Req:
     grammar = to_finish = None
+    return_sampling_mask = False
 
     def __init__(self, kind: str = "") -> None:
         self.kind = kind

@@ -22,6 +22,19 @@ SPECIAL = (
     "<|eot_id|>",
     "<think>",
     "</think>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "[INST]",
+    "[/INST]",
+    "</s>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜end▁of▁sentence｜>",
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<|im_middle|>",
 )
 CHATML = (
     "{% for m in messages %}"
@@ -56,6 +69,47 @@ LLAMA2 = (
     "{{ '<bos>[INST] ' + m['content'] + ' [/INST]' }}"
     "{% else %}{{ ' ' + m['content'] + ' <|eot_id|>' }}{% endif %}{% endfor %}"
 )
+# gpt-oss: an answer is in the channel "final", which the model itself opens.
+HARMONY = (
+    "{{ '<|start|>system<|message|>Valid channels: analysis, final.<|end|>' }}"
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + m['content'] + '<|end|>' }}"
+    "{% else %}"
+    "{{ '<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+# Mistral: roles alternate, and the system prompt is folded into the last user turn.
+MISTRAL = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = 'Be brief.' %}"
+    "{% set turns = messages %}{% endif %}{{ '<bos>' }}{% for m in turns %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' and loop.last %}"
+    "{{ '[INST] ' + system + '\n\n' + m['content'] + '[/INST]' }}"
+    "{% elif m['role'] == 'user' %}{{ '[INST] ' + m['content'] + '[/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] + '</s>' }}{% endif %}{% endfor %}"
+)
+# Qwen2.5: a system prompt of its own where there is none.
+OWN_SYSTEM = "{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}" + CHATML
+# DeepSeek-V3.1 closes the thinking that it was asked to leave out; R1 always thinks.
+DEEPSEEK_TURNS = (
+    "{{ '<bos>' }}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{{ '<｜User｜>' + m['content'] }}{% else %}{{ '<｜Assistant｜>CLOSED'"
+    " + m['content'].split('</think>')[-1] + '<｜end▁of▁sentence｜>' }}"
+    "{% endif %}{% endfor %}"
+)
+DEEPSEEK_V3 = DEEPSEEK_TURNS.replace("CLOSED", "") + "{{ '<｜Assistant｜>' }}"
+DEEPSEEK_V31 = DEEPSEEK_TURNS.replace("CLOSED", "</think>") + (
+    "{{ '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}"
+)
+DEEPSEEK_R1 = DEEPSEEK_TURNS.replace("CLOSED", "") + "{{ '<｜Assistant｜><think>\n' }}"
+KIMI = (
+    "{% for m in messages %}{{ '<|im_' + m['role'] + '|>' + m['role']"
+    " + '<|im_middle|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    "{{ '<|im_assistant|>assistant<|im_middle|>' }}"
+)
 PARTS_ONLY = CHATML.replace("m['content']", "m['content'][0]['text']")
 REFUSES = "{{ raise_exception('one turn only') }}"
 
@@ -88,6 +142,33 @@ EXPECTED = {
     "parts_only": (
         PARTS_ONLY,
         f"<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "harmony": (
+        HARMONY,
+        f"<|end|><|start|>user<|message|>{QUESTION}<|end|><|start|>assistant"
+        "<|channel|>final<|message|>",
+    ),
+    "mistral": (MISTRAL, f"</s>[INST] Be brief.\n\n{QUESTION}[/INST]"),
+    "own_system": (
+        OWN_SYSTEM,
+        f"<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "deepseek_v3": (
+        DEEPSEEK_V3,
+        f"<｜end▁of▁sentence｜><｜User｜>{QUESTION}<｜Assistant｜>",
+    ),
+    "deepseek_v31": (
+        DEEPSEEK_V31,
+        f"<｜end▁of▁sentence｜><｜User｜>{QUESTION}<｜Assistant｜></think>",
+    ),
+    "deepseek_r1": (
+        DEEPSEEK_R1,
+        f"<｜end▁of▁sentence｜><｜User｜>{QUESTION}<｜Assistant｜><think>\n\n</think>\n\n",
+    ),
+    "kimi": (
+        KIMI,
+        f"<|im_end|><|im_user|>user<|im_middle|>{QUESTION}<|im_end|>"
+        "<|im_assistant|>assistant<|im_middle|>",
     ),
     "none": (None, f"\n\nQuestion: {QUESTION}\nAnswer:"),
 }
@@ -141,8 +222,8 @@ def test_suffix_follows_chat_template(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_verdict_words_are_tokens_that_open_the_answer(name):
     tokenizer = build_tokenizer(EXPECTED[name][0])
-    # Llama-2's answers and the plain-text fallback's begin with a space.
-    lead = "Ġ" if name in ("llama2", "none") else ""
+    # Llama-2's and Mistral's answers and the plain-text fallback's begin with a space.
+    lead = "Ġ" if name in ("llama2", "mistral", "none") else ""
     (pair,) = build_judge_prompt(tokenizer, QUESTION, PAIRS).verdict_ids
     assert tokenizer.convert_ids_to_tokens(pair) == [lead + "Yes", lead + "No"]
 

@@ -84,6 +84,7 @@ def request(custom_params=None, **overrides):
         "positional_embed_overrides": None,
         "return_logprob": False,
         "return_hidden_states": False,
+        "return_sampling_mask": False,
         "custom_logit_processor": None,
         "multimodal_inputs": None,
     }
@@ -281,6 +282,7 @@ EXACT = {
     "grammar": {"grammar": object()},
     "logprobs": {"return_logprob": True},
     "hidden_states": {"return_hidden_states": True},
+    "sampling_mask": {"return_sampling_mask": True},
     "logit_bias": {"logit_bias": {"5": 1.0}},
     "input_embeds": {"input_embeds": [[0.0]]},
 }

@@ -79,6 +79,7 @@ def request(custom_params):
         positional_embed_overrides=None,
         return_logprob=False,
         return_hidden_states=False,
+        return_sampling_mask=False,
         custom_logit_processor=None,
     )
 

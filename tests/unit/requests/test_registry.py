@@ -22,9 +22,11 @@ class Request:
             stop_token_ids=None,
         )  # fmt: skip
         self.custom_logit_processor = self.grammar = self.input_embeds = None
+        self.multimodal_inputs = None
         self.positional_embed_overrides = None
         self.tokenizer = self.refusal = None
         self.return_logprob = self.return_hidden_states = False
+        self.return_sampling_mask = False
         self.eos_token_ids, self.output_ids = {9}, []
         self.vocab_size = 640
 
@@ -65,17 +67,26 @@ def test_no_request_stops_the_scheduler(custom_params, changes, message):
     assert state.options.mode == "off" and state.client is None
 
 
-@pytest.mark.parametrize("field", ["parse_draft", "parse_verify"])
-def test_text_behind_embeddings_is_refused(field):
+@pytest.mark.parametrize(
+    ("field", "embeds", "told"),
+    [
+        ("parse_draft", "input_embeds", "input_embeds"),
+        ("parse_verify", "input_embeds", "input_embeds"),
+        # A text to go on from is left out with images, which are served in `off`.
+        ("parse_verify", "multimodal_inputs", "prompt has images"),
+    ],
+)
+def test_text_behind_embeddings_is_refused(field, embeds, told):
     """Red if the prompt's last token is computed again from an id that stands for an
     embedding."""
     req = Request(**{field: "abc"})
-    req.input_embeds = [[0.0]]
+    setattr(req, embeds, [[0.0]])
     state = states().of(req)
-    assert "input_embeds" in str(req.refusal) and state.client is None
+    assert told in str(req.refusal) and state.client is None
     other = Request()
-    other.input_embeds = [[0.0]]
-    assert states().of(other).options.mode == "exact" and other.refusal is None
+    setattr(other, embeds, [[0.0]])
+    limit = "exact" if embeds == "input_embeds" else "off"
+    assert states().of(other).options.mode == limit and other.refusal is None
 
 
 def test_a_session_takes_no_text_to_verify():

@@ -47,6 +47,7 @@ class Sampling:
     acc_additive_penalties: Any = None
     acc_scaling_penalties: Any = None
     grammars: Any = None
+    sampling_mask_batch_indices: Any = None
     vocab_size: int = VOCAB
 
     def filter_batch(self, index, rows) -> None: ...
@@ -171,7 +172,6 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(draft_loop, "draft_rows", lambda *_: GREEDY)
     monkeypatch.setattr(draft_loop, "draft_tp_context", lambda _: nullcontext())
     monkeypatch.setattr(draft_loop, "draft_pp_context", nullcontext)
-    monkeypatch.setattr(draft_loop.StepPacer, "mark", lambda self: None)
 
 
 def waits_of(num: int, monkeypatch) -> HostWaits:

@@ -5,22 +5,24 @@ from types import SimpleNamespace
 import torch
 
 from sglang_parse.runtime import views
-from sglang_parse.runtime.sampling import logprob_needs
+from sglang_parse.runtime.sampling import token_needs
 from sglang_parse.runtime.views import batch_view
 
 
-def test_logprob_needs_follow_the_rows():
+def test_needs_follow_the_rows():
     """Red if a row gets the logprob settings of another request."""
     batch = SimpleNamespace(
         return_logprob=True,
         top_logprobs_nums=[0, 5],
         token_ids_logprobs=[None, [3, 4]],
+        sampling_info=SimpleNamespace(sampling_mask_batch_indices=None),
     )
-    needs = logprob_needs(batch, [1, 1, 0])
+    needs = token_needs(batch, [1, 1, 0])
     assert needs.top_logprobs_nums == [5, 5, 0]
     assert needs.token_ids_logprobs == [[3, 4], [3, 4], None]
+    assert not needs.sampling_masks
     batch.return_logprob = False
-    assert not logprob_needs(batch, [0]).return_logprob
+    assert not token_needs(batch, [0]).return_logprob
 
 
 def test_view_of_some_requests_keeps_what_belongs_to_them(monkeypatch):

@@ -244,7 +244,8 @@ def test_torch_backend_counts_a_window_in_positions(seed, window, kind):
 
 def test_triton_backend_gives_the_oracles_attention():
     """Red if a suffix reads KV that is not in its request's row, or rows run over
-    buffers sized by requests. SGLang's own backend code and kernels, interpreted."""
+    buffers sized by requests; under --enable-deterministic-inference too. SGLang's own
+    backend code and kernels, interpreted."""
     script = ROOT / "tests" / "support" / "triton_pass.py"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     seeds = [str(s) for s in (0, 1, 2, 7)]
@@ -257,7 +258,7 @@ def test_triton_backend_gives_the_oracles_attention():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     deviations = json.loads(done.stdout.splitlines()[-1])
-    assert len(deviations) == 2 * len(seeds)
+    assert len(deviations) == 3 * len(seeds)
     assert max(deviations) < TOLERANCE
 
 

@@ -1,0 +1,165 @@
+"""What is said to an OpenAI-compatible server, and read of its replies.
+
+Nothing that it sends is trusted: lines and lists are bounded, and no error quotes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import httpx
+
+# Seconds to connect.
+CONNECT_S = 5.0
+# Bytes of one line of a reply, and of a list of models.
+MAX_LINE = 65_536
+# Characters of a model's name.
+MAX_NAME = 200
+# Servers, by what they say owns their models, whose chats go on from an answer that has
+# begun, and what they are told besides.
+CONTINUING: dict[str, dict[str, Any]] = {
+    # Thinking is to come as the text that it is.
+    "sglang": {"separate_reasoning": False},
+    "vllm": {"add_generation_prompt": False},
+}
+
+
+class RemoteError(Exception):
+    """A reply that is no stream of text. The message holds nothing of the reply."""
+
+
+class ChatError(RemoteError):
+    """The server's chats do not go on from an answer; its completions may."""
+
+
+class Model(NamedTuple):
+    """A model that a server lists."""
+
+    name: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat whose answer has begun."""
+
+    messages: list[Any]
+    #: The answer so far, "" where it has not begun.
+    answer: str = ""
+    #: What the chat template is told (`chat_template_kwargs`).
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def headers_with(key: str) -> dict[str, str]:
+    """Of every request. A compressed reply would grow behind our bounds."""
+    headers = {"accept-encoding": "identity"}
+    return headers | ({"authorization": f"Bearer {key}"} if key else {})
+
+
+def described(error: Exception) -> str:
+    """An error in a few words, without anything that the server sent."""
+    if isinstance(error, RemoteError):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "no text in time"
+    return type(error).__name__
+
+
+def check_reply(reply: httpx.Response) -> None:
+    """Raises RemoteError on what is no plain success."""
+    if reply.status_code != 200:
+        raise RemoteError(f"HTTP {reply.status_code}")
+    if reply.headers.get("content-encoding", "identity") != "identity":
+        raise RemoteError("the reply is compressed")
+
+
+def asked_of(chat: Chat, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a request that goes on from the answer of a chat.
+
+    told: what this server is told besides, of CONTINUING.
+    """
+    asked: dict[str, Any] = {"messages": chat.messages}
+    if chat.answer:
+        begun = {"role": "assistant", "content": chat.answer}
+        asked["messages"] = [*chat.messages, begun]
+        asked |= {"continue_final_message": True, **told}
+    elif "separate_reasoning" in told:
+        asked |= told
+    if chat.options:
+        asked["chat_template_kwargs"] = dict(chat.options)
+    return asked
+
+
+async def read_models(reply: httpx.Response) -> list[Model]:
+    """The models that a server lists, one at least. Raises RemoteError."""
+    check_reply(reply)
+    body = bytearray()
+    async for chunk in reply.aiter_raw():
+        body += chunk
+        if len(body) > MAX_LINE:
+            raise RemoteError("the list of models is too long")
+    try:
+        models = [
+            Model(str(one["id"])[:MAX_NAME], str(one.get("owned_by"))[:MAX_NAME])
+            for one in json.loads(bytes(body))["data"]
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise RemoteError("the list of models cannot be read") from e
+    if not models:
+        raise RemoteError("the list of models is empty")
+    return models
+
+
+def list_models(url: str, key: str = "") -> list[str]:
+    """Names of a server's models. Raises RemoteError, or what httpx raises."""
+
+    async def ask() -> list[str]:
+        async with (
+            asyncio.timeout(2 * CONNECT_S),
+            httpx.AsyncClient(timeout=CONNECT_S, headers=headers_with(key)) as client,
+            client.stream("GET", url.rstrip("/") + "/models") as reply,
+        ):
+            return [one.name for one in await read_models(reply)]
+
+    return asyncio.run(ask())
+
+
+async def lines_of(reply: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines of a reply. Raises RemoteError on one that is too long."""
+    held = bytearray()
+    async for chunk in reply.aiter_raw():
+        held += chunk
+        *lines, rest = held.split(b"\n")
+        held = bytearray(rest)
+        for line in lines:
+            if len(line) > MAX_LINE:
+                raise RemoteError("a line of the stream is too long")
+            yield bytes(line)
+        if len(held) > MAX_LINE:
+            raise RemoteError("a line of the stream is too long")
+
+
+def read_event(line: bytes) -> tuple[bytes, str, bool]:
+    """New text of one line of a stream, why the answer ends there or "", and whether
+    no line follows. Raises RemoteError on what is no event of a completion or chat."""
+    if not line.startswith(b"data:"):
+        return b"", "", False  # an empty line, a comment or another field
+    data = line[5:].strip()
+    if data == b"[DONE]":
+        return b"", "", True
+    try:
+        choices = json.loads(data)["choices"]
+        if not choices:
+            return b"", "", False
+        delta = choices[0].get("delta") or {}
+        if delta.get("reasoning_content") or delta.get("reasoning"):
+            raise ChatError("the server thinks apart from its answer")
+        text = choices[0].get("text") or delta.get("content") or ""
+        reason = choices[0].get("finish_reason") or ""
+        return text.encode(errors="replace"), str(reason), False
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise RemoteError("an event of the stream cannot be read") from e

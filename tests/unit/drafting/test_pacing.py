@@ -1,0 +1,135 @@
+"""Captured steps are planned while the device lags behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.drafting.draft_loop import DraftRequest
+from sglang_parse.drafting.pacing import StepPacer
+from tests.support.counting import GREEDY, CountingDraft
+
+BUFFER = "_pin_memory_int_workspace_buffer"
+
+
+class Device:
+    """Does what is launched in order, and nothing before somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.queue: deque = deque()
+        self.num_done = self.num_launched = self.waits = 0
+
+    def launch(self, work) -> None:
+        self.queue.append(work)
+        self.num_launched += 1
+
+    def run_until(self, number: int) -> None:
+        while self.num_done < number:
+            self.queue.popleft()()
+            self.num_done += 1
+
+    def event(device):  # noqa: N805
+        class Event:
+            def record(self) -> None:
+                self.number = device.num_launched
+
+            def synchronize(self) -> None:
+                device.waits += 1
+                device.run_until(self.number)
+
+        return Event
+
+
+class PlannedDraft(CountingDraft):
+    """Its captured steps attend by plans that the device copies when it comes to them,
+    as FlashInfer's do (flashinfer/decode.py, `fast_decode_plan`)."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(interval=100)
+        wrapper = SimpleNamespace(**{BUFFER: torch.zeros(4, dtype=torch.int64)})
+        self.wrapper, self.device = wrapper, device
+        self.attended: list[list[int]] = []
+        self.asked: list[list[int]] = []
+        self.ahead: list[int] = []
+        self.runner = SimpleNamespace(
+            device="cuda",
+            decode_cuda_graph_runner=object(),
+            attn_backend=SimpleNamespace(decode_cuda_graph_metadata={2: [wrapper]}),
+        )
+
+    def _forward(self, batch):
+        if not batch.mode.is_extend():
+            lens = batch.seq_lens_cpu.tolist()
+            buffer = getattr(self.wrapper, BUFFER)
+            buffer[: len(lens)] = torch.tensor(lens)
+            self.asked.append(lens)
+            self.device.launch(
+                lambda: self.attended.append(buffer[: len(lens)].tolist())
+            )
+            self.ahead.append(self.device.num_launched - self.device.num_done)
+        return super()._forward(batch)
+
+
+@pytest.fixture
+def lagging(monkeypatch) -> Device:
+    device = Device()
+    module = SimpleNamespace(Event=device.event())
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    return device
+
+
+def orders(num_new: int, num_missing: int) -> list[DraftRequest]:
+    return [
+        DraftRequest(
+            row=row,
+            tokens=[5] * length,
+            num_cached=length - num_missing,
+            num_new=num_new,
+            stop_ids=frozenset(),
+            batch_index=row,
+        )
+        for row, length in ((0, 4), (1, 9))
+    ]
+
+
+@pytest.mark.parametrize("num_missing", [1, 2, 4])
+def test_a_step_attends_by_its_own_plan(lagging, num_missing):
+    """Red if a plan is overwritten before the device has copied it: between steps, or
+    between those that catch up with one or two tokens."""
+    model = PlannedDraft(lagging)
+    table = 100 * torch.arange(4)[:, None] + torch.arange(40)
+    for _ in range(2):  # a second round begins while the first is under way
+        model._propose(orders(7, num_missing), table, GREEDY)
+    lagging.run_until(lagging.num_launched)
+    assert len(model.asked) >= 12
+    assert model.attended == model.asked
+
+
+def test_the_host_is_one_step_ahead(lagging):
+    """Red if the host waits for what it has just launched, or runs away."""
+    model = PlannedDraft(lagging)
+    table = 100 * torch.arange(4)[:, None] + torch.arange(40)
+    model._propose(orders(9, 1), table, GREEDY)
+    assert model.ahead == [1, *[2] * (len(model.ahead) - 1)]
+    assert lagging.waits == len(model.ahead) - 2
+
+
+def test_nothing_is_paced_on_cpu():
+    """Red if CPU drafts pay for events."""
+    pacer = StepPacer(SimpleNamespace(device="cpu"))
+    for _ in range(5):
+        pacer.wait()
+        pacer.mark()
+    assert not pacer._running
+
+
+def test_a_backend_without_page_locked_plans_is_left_alone(lagging):
+    """Red if Triton's drafts fail for want of FlashInfer's buffers."""
+    pacer = StepPacer(SimpleNamespace(device="cuda", attn_backend=object()))
+    for _ in range(3):
+        pacer.wait()
+        pacer.mark()
+    assert lagging.waits == 1

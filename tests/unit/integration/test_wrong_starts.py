@@ -1,0 +1,182 @@
+"""Sixty starts that cannot work: each ends with one sentence that names the flag.
+
+A command line takes the way of a real start up to where models would be loaded. Some
+run as real processes, which have to end at once and without a traceback.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.integration.start_checks import StartError
+from tests.support.resolution import DRAFT, TARGET, resolve
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+OWN = "--speculative-parse-"
+DRAFT_FLAG = "--speculative-draft-model-path"
+HEAD_FLAG = f"{OWN}eagle-model-path"
+CONFIG = f"{OWN}config"
+
+# Values of our own flags.
+VALUES = (
+    *(("mode", "fast"), ("mode", ""), ("threshold", "2.5"), ("threshold", "-1")),
+    *(("threshold", "high"), ("keep-rule", "first"), ("segmenter", "words")),
+    *(("segmenter", "fixed:0"), ("judge-every", "-1"), ("judge-every", "two")),
+    *(("window", "-1"), ("window", "1.5"), ("window", "8k"), ("judge-suffix", "")),
+    *(("recover-segments", "some"), ("max-segments", "-1"), ("max-segments", "x")),
+    *(("verdict-tokens", ""), ("max-round-ms", "soon"), ("verify-route", "fast")),
+    *(("compose", "eagle2"), ("compose", "eagle3"), ("eagle-steps", "-1")),
+    *(("drafters", "parrot"), ("drafters", "remote"), ("ngram-tokens", "-1")),
+    *(("draft-url", "no address"), ("draft-url-streams", "0"), ("judge", "nobody")),
+    *(("probe", "/no/probe"), ("probe-check", "2"), ("probe-agreement", "2")),
+)
+# Of SGLang's flags, with values where they take one.
+REFUSED = (
+    *(("--grpc-mode",), ("--smg-grpc-mode",), ("--enable-lora",)),
+    *(("--enable-hierarchical-cache",), ("--enable-mixed-chunk",)),
+    *(("--page-size", "16"), ("--grammar-backend", "outlines")),
+    *(("--tokenizer-worker-num", "2"), ("--skip-tokenizer-init",)),
+    *(("--attention-backend", "fa3"), ("--quantization", "fp8")),
+    *(("--device", "cuda"), ("--speculative-token-map", "x")),
+    *(("--disaggregation-mode", "prefill"), ("--enable-streaming-session",)),
+)
+# What a folder lacks or has broken, by the name of its maker below.
+FOLDERS = (
+    *("missing", "empty", "a file", "no name", "cut weights", "no weights"),
+    *("broken config", "listed config", "broken tokenizer", "no tokenizer"),
+)
+CONFIGS = ("missing", "no name", "no JSON", "a list", "unknown key", "wrong value")
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Kind of a broken folder -> its path."""
+
+    def make(kind):
+        folder = tmp_path / "model"
+        if kind == "missing":
+            return "/no/such/model"
+        if kind == "no name":
+            return ""
+        if kind == "a file":
+            folder.write_text("no folder")
+            return str(folder)
+        if kind == "empty":
+            folder.mkdir()
+            return str(folder)
+        shutil.copytree(DRAFT_PATH, folder)
+        if kind == "cut weights":
+            file = next(folder.glob("*.safetensors"))
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        for gone in {"no weights": ["*.safetensors"], "no tokenizer": ["token*"]}.get(
+            kind, ()
+        ):
+            for file in folder.glob(gone):
+                file.unlink()
+        for name, text in {
+            "broken config": {"config.json": "{"},
+            "listed config": {"config.json": "[]"},
+            "broken tokenizer": {"tokenizer.json": "{"},
+        }.get(kind, {}).items():
+            (folder / name).write_text(text)
+        return str(folder)
+
+    return make
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Kind of a wrong file of settings -> its path."""
+
+    def make(kind):
+        if kind in ("missing", "no name"):
+            return "/no/such/file" if kind == "missing" else ""
+        file = tmp_path / "parse.json"
+        file.write_text(
+            {
+                "no JSON": "{",
+                "a list": "[1]",
+                "unknown key": json.dumps({"windows": 3}),
+                "wrong value": json.dumps({"window": "many"}),
+            }[kind]
+        )
+        return str(file)
+
+    return make
+
+
+def told_of(capsys, *flags):
+    """What ends the start of a server with these flags."""
+    with pytest.raises((StartError, ValueError, SystemExit)) as error:
+        resolve(*TARGET, *flags)
+    if isinstance(error.value, SystemExit):  # argparse shows its usage in front
+        assert error.value.code == 2
+        return capsys.readouterr().err.strip().splitlines()[-1]
+    return str(error.value)
+
+
+def check(told, flag):
+    assert flag in told, told
+    assert "\n" not in told and "Traceback" not in told
+    assert len(told) < 2500
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES, ids=str)
+def test_wrong_values(capsys, name, value):
+    """Red if a wrong value of our flags is taken, or told without its flag."""
+    check(told_of(capsys, *DRAFT, f"{OWN}{name}={value}"), f"{OWN}{name}")
+
+
+@pytest.mark.parametrize("flags", REFUSED, ids=lambda flags: flags[0])
+def test_flags_that_parse_cannot_serve(capsys, flags):
+    """Red if SGLang's own flag is served wrongly, or told without its name."""
+    check(told_of(capsys, *DRAFT, *flags), flags[0])
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_broken_folders_of_a_draft(capsys, broken, kind):
+    """Red if Hugging Face's own error, which names no flag, ends the start."""
+    path = broken(kind)
+    told = told_of(capsys, DRAFT_FLAG, path)
+    check(told, DRAFT_FLAG)
+    assert repr(path) in told
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_wrong_files_of_settings(capsys, settings, kind):
+    """Red if a file is ignored or told without the flag that names it."""
+    flag = f"{OWN}window" if kind == "wrong value" else CONFIG
+    check(told_of(capsys, *DRAFT, CONFIG, settings(kind)), flag)
+
+
+def test_other_combinations(capsys, broken):
+    """Red if one flag without the other one starts a server."""
+    eagle = (f"{OWN}compose", "eagle3", HEAD_FLAG)
+    check(told_of(capsys, *DRAFT, *eagle, "/no/head"), HEAD_FLAG)
+    check(told_of(capsys, *DRAFT, *eagle, str(TARGET_PATH)), HEAD_FLAG)
+    check(told_of(capsys, *DRAFT, HEAD_FLAG, str(HEAD_PATH)), f"{OWN}compose")
+    check(told_of(capsys, *DRAFT, f"{OWN}drafters", "ngram"), f"{OWN}drafters")
+
+
+def test_there_are_sixty():
+    """Red if the table shrinks below what was promised."""
+    assert len(VALUES) + len(REFUSED) + len(FOLDERS) + len(CONFIGS) >= 60
+
+
+def test_a_real_start_ends_in_one_line():
+    """Red if a process of a wrong start goes on, or shows a traceback."""
+    given = (*TARGET, f"{DRAFT_FLAG}=/no/such/model")
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang.launch_server", *given],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode not in (0, None)
+    assert "Traceback" not in done.stderr
+    assert DRAFT_FLAG in done.stderr.strip().splitlines()[-1], done.stderr[-2000:]
