@@ -100,9 +100,8 @@ class HeadGraphs:
 
     def _capture_prefills(self) -> None:
         runner = self.runner
-        try:
-            with capture_head_prefills(runner):
-                runner.init_prefill_cuda_graph(force_for_draft_worker=True)
+        with capture_head_prefills(runner):
+            runner.init_prefill_cuda_graph(force_for_draft_worker=True)
             graphs = runner.prefill_cuda_graph_runner
             states = getattr(graphs, "static_draft_hidden_states", None)
             width = 0 if states is None else states.shape[1]
@@ -111,9 +110,6 @@ class HeadGraphs:
                     f"SGLang captured {width} features a token, expected "
                     f"{self.features_width}"
                 )
-        except Exception:
-            runner.prefill_cuda_graph_runner = None
-            raise
 
     def _capture_steps(self) -> None:
         runner = self.runner
@@ -129,9 +125,8 @@ class HeadGraphs:
         try:
             with capture_head_steps(runner, make_input):
                 runner.init_decode_cuda_graph()
-            if runner.decode_cuda_graph_runner is None:
-                raise ValueError("SGLang captured none")
+                if runner.decode_cuda_graph_runner is None:
+                    raise ValueError("SGLang captured none")
         except Exception:
             self.states = None
-            runner.decode_cuda_graph_runner = runner.eager_runner
             raise

@@ -382,17 +382,22 @@ def capture_head_prefills(runner: Any) -> Iterator[None]:
 
     runner: the head's ModelRunner.
 
-    What: its speculative algorithm is EAGLE3 inside the block.
+    What: its speculative algorithm is EAGLE3 inside the block. Where the block raises,
+    the runner has no prefill graphs.
     Why: only then do the graphs read the target's hidden states, from a buffer that a
-    replay fills, and show the last one of each request.
+    replay fills, and show the last one of each request. Half-captured graphs would be
+    replayed.
     Where: runner/prefill_cuda_graph_runner.py, `is_breakable_eagle_draft` and
-    `static_draft_hidden_states`.
+    `static_draft_hidden_states`; model_executor/model_runner.py, `_forward_raw`.
     Ends with: a method of CustomSpecAlgo that says what a draft's prefill reads.
     """
     before = runner.spec_algorithm
     runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
     try:
         yield
+    except Exception:
+        runner.prefill_cuda_graph_runner = None
+        raise
     finally:
         runner.spec_algorithm = before
 
@@ -407,11 +412,13 @@ def capture_head_steps(
     the most of any, and gives its spec input.
 
     What: the runner has no speculative algorithm inside the block, and
-    `get_spec_info` of SGLang's decode graphs asks `make_input`.
+    `get_spec_info` of SGLang's decode graphs asks `make_input`. Where the block raises,
+    steps run eagerly.
     Why: under a speculative algorithm SGLang captures a verify pass; without one, a
-    step that reads no hidden states.
+    step that reads no hidden states. Half-captured graphs would be replayed.
     Where: runner/decode_cuda_graph_runner.py, `__init__`, which captures, and
-    `get_spec_info`.
+    `get_spec_info`; model_executor/model_runner.py, `init_decode_cuda_graph`, which
+    gives a runner without graphs its `eager_runner`.
     Ends with: a method of CustomSpecAlgo that says what a draft's step reads.
     """
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
@@ -430,6 +437,9 @@ def capture_head_steps(
     DecodeCudaGraphRunner.get_spec_info = with_states
     try:
         yield
+    except Exception:
+        runner.decode_cuda_graph_runner = runner.eager_runner
+        raise
     finally:
         DecodeCudaGraphRunner.get_spec_info = get_spec_info
         runner.spec_algorithm = algorithm

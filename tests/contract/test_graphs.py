@@ -206,3 +206,15 @@ def test_plans_of_captured_steps_are_staged_in_page_locked_memory():
     source = (backend / "flashinfer_backend.py").read_text(encoding="utf-8")
     assert "w.begin_forward = partial(fast_decode_plan, w)" in source
     assert "for w in self.decode_cuda_graph_metadata[bs]:" in source
+
+
+def test_a_runner_without_graphs_holds_its_eager_runner_and_no_prefills():
+    """Red if SGLang marks a runner without graphs otherwise than compat.py does where a
+    head's capture fails."""
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    forward = inspect.getsource(ModelRunner._forward_raw)
+    assert "and self.prefill_cuda_graph_runner is not None" in forward
+    recapture = inspect.getsource(ModelRunner)
+    assert "self.decode_cuda_graph_runner is self.eager_runner" in recapture
+    assert "self.eager_runner = capture.eager_runner" in recapture

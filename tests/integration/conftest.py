@@ -50,7 +50,7 @@ FLAGS = {
     # runs; `default` and the small pool serve with them.
     "parse": (*COMMON, *PARSE, *MORE, "--no-speculative-parse-adaptive"),
     "default": (*COMMON, *PARSE),
-    "other": (*COMMON, *OTHER, *EAGLE),
+    "other": (*COMMON, *OTHER, *EAGLE, "--no-speculative-parse-adaptive"),
     # Its draft is written where the server's log is.
     "permuted": (*COMMON, *PARSE[:2], "--no-speculative-parse-adaptive"),
     "small": (*COMMON, *PARSE, *EAGLE, *SMALL_POOL),
