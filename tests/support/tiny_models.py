@@ -268,8 +268,8 @@ FAMILIES = {
         "GptOssConfig",
         {
             **{**COMMON, "sliding_window": WINDOW, "num_local_experts": 4},
-            **{"num_experts_per_tok": 2, "num_hidden_layers": 4},
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
             "rope_parameters": ROPE,
             "intermediate_size": 32,
         },
