@@ -110,7 +110,8 @@ def kernels_sentence(paths: Sequence[str], capability: int) -> str:
     if lacking := [n for n, at in (("nvcc", nvcc), ("ninja", ninja)) if not at]:
         raise ValueError(
             f"FlashInfer has to compile {what} and finds no "
-            f"{' and no '.join(lacking)}; install the CUDA toolkit and ninja, or the package flashinfer-jit-cache."
+            f"{' and no '.join(lacking)}; install the CUDA toolkit "
+            "and ninja, or the package flashinfer-jit-cache."
         )
     return (
         f"FlashInfer compiles {what} at the first start, which takes minutes, with "
