@@ -68,6 +68,8 @@ def bound_tokens_per_ms(records: list[Record], serve: Record) -> float | None:
 
     W drafts cost W c_d and one pass; of them the pinned share is kept, and a bonus.
     """
+    if serve.get("tp", 1) > 1:
+        return None  # forwards are measured on one card
     kept = serve["pinned"].get("kept_fraction")
     window = serve["window"]
     drafts = only(records, kind="draft", context=serve["context"], bs=1)

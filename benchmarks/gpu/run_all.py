@@ -39,9 +39,9 @@ SMALL_PAIR = "llama-8b-1b"
 LARGE_PAIR_MIB = 100_000
 
 
-def stages_on(memory_mib: int) -> tuple[Stage, ...]:
+def stages_on(memory_mib: int, num_cards: int = 1) -> tuple[Stage, ...]:
     """What to measure on a card: both pairs, or the small one where the other does not
-    fit. memory_mib: of the card."""
+    fit; and whole servers over several cards. memory_mib: of a card."""
     pair = LARGE_PAIR if memory_mib >= LARGE_PAIR_MIB else SMALL_PAIR
     stages = (
         Stage("forwards", "benchmarks.gpu.forwards", ("--pair", pair), share_s=300),
@@ -56,6 +56,14 @@ def stages_on(memory_mib: int) -> tuple[Stage, ...]:
             share_s=120,
         ),
     )
+    if num_cards > 1:
+        tp = str(1 << min(num_cards, 8).bit_length() - 1)
+        args = ("--pair", pair, "--tp", tp, "--concurrency", "1", "8")
+        stages = (
+            *stages[:2],
+            Stage("serve-tp", "benchmarks.gpu.serve", args, share_s=400),
+            *stages[2:],
+        )
     if pair == SMALL_PAIR:
         return stages
     return (
@@ -73,14 +81,14 @@ def stages_on(memory_mib: int) -> tuple[Stage, ...]:
     )
 
 
-def card_memory_mib() -> int:
-    """Of the first card, as nvidia-smi says; 0 without one."""
+def cards_memory_mib() -> list[int]:
+    """Of each card, as nvidia-smi says; empty without one."""
     query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-        return int(done.stdout.split()[0])
-    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
-        return 0
+        return [int(line) for line in done.stdout.split()]
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return []
 
 
 TINY = (
@@ -153,7 +161,9 @@ def main() -> None:
         p.error(f"{out} holds results; give another --out, or --resume to go on there")
     end = time.monotonic() + args.budget_s
     failed = []
-    for stage in TINY if args.dry_run else stages_on(card_memory_mib()):
+    cards = cards_memory_mib()
+    stages = TINY if args.dry_run else stages_on(min(cards, default=0), len(cards))
+    for stage in stages:
         if args.stages is not None and stage.name not in args.stages:
             continue
         left = end - time.monotonic()

@@ -30,10 +30,11 @@ from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.engine.simulated import ACCEPT_ENV, KEEP_ENV
 
 MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
-# Drafts a step of the token-level arms, and tokens a step with 80% agreement a token:
-# 1 + p + .. + p^5.
+# Drafts a step of the token-level arms, the agreement a token that arms have as a rule,
+# and those that the adaptive arm and the head are measured with too.
 CHAIN = 5
-ACCEPT_LENGTH = 3.69
+AGREEMENT = 0.8
+SWEEP = (0.7, 0.9, 0.95)
 START_S = 420.0  # the first server may compile kernels
 
 
@@ -52,8 +53,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--segment", type=int, default=16)
     p.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 32])
     p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--tp", type=int, default=1)
     p.add_argument("--budget-s", type=float, default=500.0)
     return p
+
+
+def accept_length(agreement: float) -> float:
+    """Tokens a step of the token-level arms: 1 + p + .. + p^5."""
+    return round(sum(agreement**i for i in range(CHAIN + 1)), 2)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,8 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
     )
     fixed = ("--no-speculative-parse-adaptive",)
 
-    def parse(name: str, keep: float, *more: str) -> Arm:
+    def parse(name: str, keep: float, *more: str, agreement: float = AGREEMENT) -> Arm:
+        accept = accept_length(agreement)
         return Arm(
             name,
             (
@@ -98,24 +106,27 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
                 *("--speculative-parse-recover-segments", "0"),
                 *more,
             ),
-            {KEEP_ENV: str(keep), ACCEPT_ENV: str(ACCEPT_LENGTH)},
-            {"kept_fraction": keep, "accept_length": ACCEPT_LENGTH},
+            {KEEP_ENV: str(keep), ACCEPT_ENV: str(accept)},
+            {"kept_fraction": keep, "accept_length": accept},
         )
 
     def by_sglang(name: str, algorithm: str, flags: tuple[str, ...]) -> Arm:
         return Arm(
             name,
             (*flags, "--speculative-algorithm", algorithm, *chain),
-            {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)},
-            {"accept_length": ACCEPT_LENGTH},
+            {"SGLANG_SIMULATE_ACC_LEN": str(accept_length(AGREEMENT))},
+            {"accept_length": accept_length(AGREEMENT)},
         )
 
-    eagle3 = Arm(
-        "eagle3",
-        (*alone, "--speculative-algorithm", "PARSE", *composed, *fixed),
-        {ACCEPT_ENV: str(ACCEPT_LENGTH)},
-        {"accept_length": ACCEPT_LENGTH},
-    )
+    def eagle3(name: str, agreement: float) -> Arm:
+        accept = accept_length(agreement)
+        return Arm(
+            name,
+            (*alone, "--speculative-algorithm", "PARSE", *composed, *fixed),
+            {ACCEPT_ENV: str(accept)},
+            {"accept_length": accept},
+        )
+
     with_head = (*alone, "--speculative-draft-model-path", head)
     arms = [
         Arm("target", alone),
@@ -125,14 +136,18 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
         parse("parse-0.9-eagle3", 0.9, *composed, *fixed),
         by_sglang("sglang-eagle3", "EAGLE3", with_head),
         parse("parse-0.7", 0.7, *fixed),
-        eagle3,
+        eagle3("eagle3", AGREEMENT),
     ]
+    for a in SWEEP:
+        arms.append(parse(f"parse-0.9-adaptive-agree-{a}", 0.9, agreement=a))
+        arms.append(eagle3(f"eagle3-agree-{a}", a))
     return [a for a in arms if args.arms is None or a.name in args.arms]
 
 
 def server_flags(args: argparse.Namespace, arm: Arm) -> list[str]:
     most = max(args.concurrency)
-    flags = [*arm.flags, "--max-running-requests", str(most)]
+    tp = ("--tp", str(args.tp)) if args.tp > 1 else ()
+    flags = [*arm.flags, *tp, "--max-running-requests", str(most)]
     if PAIRS[args.pair].target is not None:
         flags += ["--attention-backend", args.backend]
         flags += ["--cuda-graph-max-bs-decode", str(most)]
@@ -198,16 +213,21 @@ def run_arm(arm: Arm, args: argparse.Namespace, records: Records, clock: Clock) 
     """Start the arm's server, measure every concurrency, stop it."""
 
     def cell(concurrency: int) -> str:
-        return f"{args.pair}/{arm.name}/c{args.context}/n{concurrency}"
+        return f"{args.pair}/{name}/c{args.context}/n{concurrency}"
+
+    name = arm.name if args.tp == 1 else f"{arm.name}-tp{args.tp}"
 
     todo = [n for n in args.concurrency if not records.has(cell(n))]
     if not todo or clock.left_s() < 60:
         print(f"serve {arm.name}: {'done' if not todo else 'no time left'}", flush=True)
         return
-    log = args.logs / f"server-{args.pair}-{arm.name}.log"
+    log = args.logs / f"server-{args.pair}-{name}.log"
     flags = server_flags(args, arm)
     limit = min(START_S, clock.left_s())
-    common = {"pair": args.pair, "arm": arm.name, "args": flags, "pinned": arm.pinned}
+    common = {
+        **{"pair": args.pair, "arm": name, "tp": args.tp},
+        **{"args": flags, "pinned": arm.pinned},
+    }
     try:
         with (
             environment(arm.env),

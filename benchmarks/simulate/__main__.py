@@ -1,6 +1,7 @@
 """How close does the shipped policy come to the bound, and to the best fixed setting?
 
     python -m benchmarks.simulate bound --out bound.jsonl
+    python -m benchmarks.simulate followed
     python -m benchmarks.simulate regret --oracle oracle.json --out regret.jsonl
     python -m benchmarks.simulate plot bound.jsonl --svg bound.svg
 
@@ -11,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.simulate.report import (
     bound_row,
     bound_table,
+    followed_row,
+    followed_table,
     plot_bound,
     regret_row,
     regret_table,
@@ -43,6 +47,15 @@ def parser() -> argparse.ArgumentParser:
     bound.add_argument("--seeds", type=int, default=2)
     bound.add_argument("--out", type=Path)
     bound.set_defaults(command=bound_command)
+    followed = commands.add_parser("followed", help="exact mode and EAGLE-3 alone")
+    followed.add_argument(
+        "--pairs", nargs="+", choices=list(PAIRS), default=["235b+8b-h100-tp8"]
+    )
+    followed.add_argument("--concurrency", nargs="+", type=int, default=[1])
+    followed.add_argument("--agreement", type=float, default=0.8)
+    followed.add_argument("--steps", type=int, default=5, help="of the EAGLE-3 head")
+    followed.add_argument("--out", type=Path)
+    followed.set_defaults(command=followed_command)
     regret = commands.add_parser("regret", help="against the best fixed setting")
     regret.add_argument("--only", default="", help="scenarios whose name holds this")
     regret.add_argument("--oracle", type=Path, help="settings found before; kept here")
@@ -72,6 +85,23 @@ def bound_command(args: argparse.Namespace) -> None:
                     )
                     print(bound_table([row], header=not rows), flush=True)
                     rows.append(row)
+    write(args.out, rows)
+
+
+def followed_command(args: argparse.Namespace) -> None:
+    rows: list[dict[str, Any]] = []
+    for pair, concurrency, graphs, head in product(
+        args.pairs, args.concurrency, (True, False), (0, args.steps)
+    ):
+        row = followed_row(
+            pair,
+            head=head,
+            agreement=args.agreement,
+            concurrency=concurrency,
+            graphs=graphs,
+        )
+        print(followed_table([row], header=not rows), flush=True)
+        rows.append(row)
     write(args.out, rows)
 
 

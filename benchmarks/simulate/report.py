@@ -62,6 +62,51 @@ def time_by_kind(runs: Sequence[Result]) -> dict[str, float]:
     }
 
 
+def followed_row(
+    pair: str, *, head: int, agreement: float, concurrency: int, graphs: bool
+) -> Row:
+    """Token by token: exact mode, or an EAGLE-3 head of so many steps."""
+    scenario = Scenario(
+        costs=pair_costs(pair, graphs=graphs),
+        concurrency=concurrency,
+        drafts=Drafts(0.9, agreement),
+        answers=(4000, 8000),
+        num_tokens=12000 * min(concurrency, 4),
+        warm_tokens=1000 * concurrency,
+        mode="exact",
+        head=head,
+        head_agreement=agreement,
+    )
+    run, alone = World(scenario).run(), target_alone(scenario)
+    return {
+        "pair": pair,
+        "graphs": graphs,
+        "drafter": f"EAGLE-3, {head} steps" if head else "exact mode",
+        "agreement": agreement,
+        "concurrency": concurrency,
+        "speedup": run.rate / alone.rate,
+        "time": time_by_kind([run]),
+    }
+
+
+def followed_table(rows: Sequence[Row], *, header: bool) -> str:
+    """Markdown; all figures are simulated."""
+    lines = []
+    if header:
+        lines = [
+            "| pair | graphs | drafter | agreement | c | over the target alone "
+            "| followed | plain |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+    for row in rows:
+        lines.append(
+            f"| {row['pair']} | {'on' if row['graphs'] else 'off'} | {row['drafter']} "
+            f"| {row['agreement']} | {row['concurrency']} | {row['speedup']:.2f}x "
+            f"| {row['time']['followed']:.0%} | {row['time']['plain']:.0%} |"
+        )
+    return "\n".join(lines)
+
+
 def bound_table(rows: Sequence[Row], *, header: bool) -> str:
     """Markdown; all figures are simulated."""
     lines = []

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from sglang_parse.runtime.model_folder import problem_of
+from sglang_parse.cli.doctor_pair import Memory, kernels_sentence, memory_sentence
+from sglang_parse.runtime.model_folder import context_length, problem_of
 
 PLUGIN_GROUP, PLATFORM_GROUP = "sglang.srt.plugins", "sglang.srt.platforms"
 REINSTALL = "reinstall with: pip install -e ."
@@ -51,6 +53,9 @@ def run_checks(target: str, draft: str, draft_url: str = "") -> Iterator[Finding
         partial(check_model, target, "--model-path"),
         partial(check_model, draft, "--speculative-draft-model-path"),
         partial(check_tokenizers, target, draft),
+        partial(check_contexts, target, draft),
+        partial(check_kernels, target, draft),
+        partial(check_pair_memory, target, draft),
         partial(check_judge, target),
         partial(check_sampling, target),
         check_memory,
@@ -226,6 +231,41 @@ def check_tokenizers(target: str, draft: str) -> str:
     if not agreement.shares_ids:
         return f"the draft drafts in text; {agreement}"
     return f"{agreement} ({len(ours.get_vocab())} tokens)"
+
+
+def check_contexts(target: str, draft: str) -> str:
+    """The draft reads as long a text as the target."""
+    from sglang_parse.integration.start_checks import check_context
+
+    pair = {"model_path": target, "speculative_draft_model_path": draft}
+    check_context(SimpleNamespace(**pair), "")
+    most = [context_length(path) for path in (target, draft)]
+    if None in most:
+        return "context lengths not checked: a config.json does not say them plainly"
+    return f"context lengths fit: target {most[0]} tokens, draft {most[1]}"
+
+
+def check_kernels(target: str, draft: str) -> str:
+    """FlashInfer has the pair's kernels, or can compile them."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "FlashInfer is not used on CPU and compiles nothing"
+    capability, _ = torch.cuda.get_device_capability()
+    return kernels_sentence((target, draft), capability)
+
+
+def check_pair_memory(target: str, draft: str) -> str:
+    """Weights and some KV of the pair fit."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        _, total = torch.cuda.mem_get_info()
+        memory = Memory(total, torch.cuda.device_count())
+    else:
+        memory = Memory(psutil.virtual_memory().available)
+    return memory_sentence(target, draft, memory, context_length(target) or 0)
 
 
 def check_judge(target: str) -> str:

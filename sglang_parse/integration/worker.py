@@ -11,12 +11,14 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_parse.drafting.base import DrafterContext, DrafterResources
 from sglang_parse.drafting.registry import create_drafters
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.engine.client_pass import ClientPass, Text
 from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
+from sglang_parse.engine.outcome import largest_wave
 from sglang_parse.engine.prefill import PrefillEngine
 from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
@@ -52,6 +54,7 @@ from sglang_parse.runtime.capacity import (
     describe_pools,
     full_pass_rows,
     longest_pass,
+    warn_of_logits,
 )
 from sglang_parse.runtime.compat import (
     capture_hidden_states,
@@ -166,6 +169,15 @@ class ParseWorker(BaseSpecWorker):
         )
         self._open_drafters(num_requests=req_to_token_pool.size)
         self._build_engine()
+        runner = self.verifier.runner
+        free_gb = get_available_gpu_memory(
+            runner.device, runner.gpu_id, empty_cache=False
+        )
+        warn_of_logits(
+            num_rows=largest_wave(req_to_token_pool.size),
+            vocab_size=runner.model_config.vocab_size,
+            free_bytes=int(free_gb * (1 << 30)),
+        )
         logger.info(
             describe_pools(
                 target_pool=self.verifier.runner.token_to_kv_pool,

@@ -100,7 +100,7 @@ class Controller:
         costs, plain_ms = self.costs.at(bs), self.costs.plain_ms(bs)
         if costs.token_draft.count < 2 or costs.plain.count < 2:
             # Its second round is the first that counts; so is the second plain one.
-            return costs.token_draft.count < 2 or self.drafts.token_level.rate < 0.8
+            return costs.token_draft.count < 2
         model = Goodput(bs, costs, self.drafts, 0, plain_ms)
         choice = model.token_level(steps)
         lost_ms = choice.round_ms * (1 - choice.rate * plain_ms / bs)
@@ -134,6 +134,15 @@ class Controller:
         most = max(FIRST_STEPS[0], FIRST_STEPS[1] // asked.bs)
         return replace(judged, steps=min(judged.steps, most))
 
+    def _measures_plain(self, asked: Asked) -> bool:
+        """Whether the next round is plain so that its time is known: a pass may take
+        far longer, and says little of it. First requests are judged before that."""
+        if self.costs.at(asked.bs).plain.count >= 2:
+            return False
+        if asked.can_judge:
+            return self._num_rounds > SEEN_ROUNDS
+        return self.costs.at(asked.bs).is_known
+
     # -- The choice ------------------------------------------------------------
 
     def _best(self, asked: Asked) -> tuple[Choice, str]:
@@ -146,7 +155,7 @@ class Controller:
             plain_ms,
         )
         plain = Choice(judged=asked.can_judge, rate=asked.bs / plain_ms)
-        if not asked.most:
+        if not asked.most or self._measures_plain(asked):
             return plain, ""
         others = [plain]
         if asked.can_follow:

@@ -76,8 +76,11 @@ def round_timing(round_: Round) -> dict[str, float]:
     }
 
 
-def learn_costs(costs: CostModel, round_: Round) -> float:
-    """Milliseconds of the round. What they tell of rounds to come is learnt."""
+def learn_costs(costs: CostModel, round_: Round, *, is_behind: bool = False) -> float:
+    """Milliseconds of the round. What they tell of rounds to come is learnt.
+
+    is_behind: the draft model read several tokens of plain rounds first.
+    """
     seconds, bs = round_.seconds, len(round_)
     ms = 1000 * sum(seconds.values())
     own = costs.at(bs)
@@ -96,7 +99,8 @@ def learn_costs(costs: CostModel, round_: Round) -> float:
         own.draft.add(steps, 1000 * seconds["draft"], tells_speed=False)
     elif steps and not token_steps:
         # The draft model may have read a prompt beside.
-        learn = own.draft.add_most if has_prompts(round_) else own.draft.add
+        reads = is_behind or has_prompts(round_)
+        learn = own.draft.add_most if reads else own.draft.add
         learn(steps, 1000 * seconds["draft"])
     elif token_steps and not steps:
         own.token_draft.add(token_steps, 1000 * seconds["draft"])

@@ -105,6 +105,7 @@ class RoundPlanner:
         self.segment_level = [d for d in drafters if not d.token_level]
         self.token_level = [d for d in drafters if d.token_level and d is not copier]
         self._is_told = False
+        self._was_plain = False
         self._failures: WeakKeyDictionary[RequestState, list[float]] = (
             WeakKeyDictionary()
         )
@@ -302,7 +303,10 @@ class RoundPlanner:
 
     def observe(self, round: Round) -> None:
         """Learn from what a round cost."""
-        ms = learn_costs(self.controller.costs, round)
+        # Between judged rounds such reading is the rule, and part of what they cost.
+        is_behind = self._was_plain and not round.judged
+        ms = learn_costs(self.controller.costs, round, is_behind=is_behind)
+        self._was_plain = "plain" in round.seconds
         self.controller.spend(ms)
         if round.judged and "plain" not in round.seconds and not has_prompts(round):
             tokens = sum(len(r.decision.accept_tokens) for r in round)

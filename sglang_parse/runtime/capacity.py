@@ -75,6 +75,23 @@ def check_feature_room(
         )
 
 
+def warn_of_logits(*, num_rows: int, vocab_size: int, free_bytes: int) -> None:
+    """Warn where the logits of a wave of rows may not fit.
+
+    num_rows: of the largest wave (engine/outcome.py). Logits are float32, and sampling
+    takes two copies more. free_bytes: left beside weights and pools.
+    """
+    wanted = 3 * 4 * num_rows * vocab_size
+    if wanted > free_bytes:
+        logger.warning(
+            "The logits of %d rows need %.2f GB and %.2f GB are free; lower "
+            "--max-running-requests or --mem-fraction-static.",
+            num_rows,
+            wanted / 1e9,
+            free_bytes / 1e9,
+        )
+
+
 def bytes_per_token(pool: Any) -> int:
     """Bytes of K and V that one token takes in a KV pool, as allocated; with a pool of
     its own for sliding windows, on the average. Latent KV is one tensor."""

@@ -23,7 +23,7 @@ from benchmarks.gpu.pairs import (
 )
 from benchmarks.gpu.records import Clock, Records, timed
 from benchmarks.gpu.run_all import stages_on
-from benchmarks.gpu.serve import arms_of, parser
+from benchmarks.gpu.serve import arms_of, parser, server_flags
 from sglang_parse.bench.simulate.scenarios import pair_costs
 from sglang_parse.bench.simulate.world import Scenario, World
 from sglang_parse.engine.simulated import PinnedVerdicts
@@ -87,6 +87,31 @@ def test_card_that_cannot_hold_the_large_pair_measures_the_small_one():
         assert len({s.name for s in stages}) == len(stages) >= 3
 
 
+def test_several_cards_are_measured_together_too(tmp_path):
+    """Red if no server runs over all cards, or its figures pass for those of one."""
+    stage = next(s for s in stages_on(143_771, num_cards=6) if s.name == "serve-tp")
+    argv = [*stage.args, "--out", str(tmp_path), "--models", str(tmp_path)]
+    args = parser().parse_args(argv)
+    arms = arms_of(args)
+    assert args.tp == 4 and arms[1].name == "parse-0.9-adaptive"
+    assert "--tp 4" in " ".join(server_flags(args, arms[1]))
+    assert not any(s.name == "serve-tp" for s in stages_on(143_771))
+    serve = {"pinned": {"kept_fraction": 0.5}, "window": 4, "context": 10}
+    assert plot.bound_tokens_per_ms(forwards_records(), serve | {"tp": 1})
+    assert plot.bound_tokens_per_ms(forwards_records(), serve | {"tp": 4}) is None
+
+
+def test_agreement_is_swept(tmp_path):
+    """Red if arms that depend on the agreement are measured at one value alone."""
+    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
+    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
+    for beginning in ("parse-0.9-adaptive", "eagle3"):
+        own = [a for a in arms if a.name.startswith(beginning)]
+        lengths = [a.pinned["accept_length"] for a in own]
+        assert sorted(lengths) == [2.94, 3.69, 4.69, 5.3]
+        assert not any(a.flags != own[0].flags for a in own)
+
+
 def test_failed_cells_fail_the_stage(tmp_path):
     """Red if a run whose cells all failed ends as if it had measured them."""
     records = Records(tmp_path / "cells.jsonl")
@@ -103,16 +128,19 @@ def test_arms_that_follow_token_by_token_agree_alike(pair, tmp_path):
     where the arm has none."""
     argv = ["--pair", pair, "--out", str(tmp_path), "--models", str(tmp_path)]
     arms = {arm.name: arm for arm in arms_of(parser().parse_args(argv))}
-    assert len(arms) == 8
+    assert len(arms) == 14
     for name, arm in arms.items():
         accept = {"SGLANG_PARSE_TEST_ACCEPT", "SGLANG_SIMULATE_ACC_LEN"} & set(arm.env)
         assert len(accept) == (name != "target")
-        assert {arm.env[key] for key in accept} <= {"3.69"}
+        agreement = float(name.partition("-agree-")[2] or 0.8)
+        tokens = str(round(sum(agreement**i for i in range(6)), 2))
+        assert {arm.env[key] for key in accept} <= {tokens}
         assert ("SGLANG_PARSE_TEST_KEEP" in arm.env) == name.startswith("parse-")
         head = "--speculative-parse-eagle-model-path" in arm.flags
-        assert head == (name in ("eagle3", "parse-0.9-eagle3"))
+        is_eagle = name.startswith("eagle3")
+        assert head == (is_eagle or name == "parse-0.9-eagle3")
         draft = "--speculative-draft-model-path" in arm.flags
-        assert draft == (name not in ("target", "eagle3"))
+        assert draft == (name != "target" and not is_eagle)
 
 
 def test_made_up_verdicts_measure_what_is_judged(tmp_path):

@@ -71,3 +71,20 @@ def test_the_reason_is_said_in_words():
     world.run()
     assert "verdicts do not pay here" in reasons[-1]
     assert "against 1.0x" in reasons[-1]
+
+
+@pytest.mark.parametrize("head", [0, 5])
+@pytest.mark.parametrize(("graphs", "least"), [(True, 1.05), (False, 0.96)])
+def test_token_by_token_is_not_slower_than_plain_decoding(head, graphs, least):
+    """Red if plain rounds are never timed where a pass takes far longer than they do,
+    or tokens read after them count as the cost of a short draft."""
+    one = Scenario(
+        pair_costs("235b+8b-h100-tp8", graphs=graphs),
+        answers=(4000, 8000),
+        num_tokens=4000,
+        warm_tokens=1000,
+        mode="exact",
+        head=head,
+        head_agreement=0.8,
+    )
+    assert World(one).run().rate > least * target_alone(one).rate

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.engine.outcome import largest_wave
 from sglang_parse.runtime import capacity
 from tests.support.kv_pools import pool_of_draft
 
@@ -71,3 +72,16 @@ def test_line_says_what_pools_hold_and_rounds_take(monkeypatch):
         target_pool=pool, draft_pools=[], window=0, max_judge_tokens=0
     )
     assert "0 for what drafts" in alone and "whole response" in alone
+
+
+def test_logits_that_may_not_fit_are_told(caplog):
+    """Red if nothing is said of Qwen3's logits where `--mem-fraction-static` leaves
+    less than 0.94 GB."""
+    rows = largest_wave(32)
+    assert rows == 512 and largest_wave(1) == 512 and largest_wave(128) == 1024
+    wanted = 3 * 512 * 151936 * 4
+    capacity.warn_of_logits(num_rows=rows, vocab_size=151936, free_bytes=wanted)
+    assert not caplog.text
+    capacity.warn_of_logits(num_rows=rows, vocab_size=151936, free_bytes=wanted - 1)
+    assert "512 rows need 0.93 GB" in caplog.text
+    assert "--mem-fraction-static" in caplog.text
