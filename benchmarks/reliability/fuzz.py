@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from benchmarks.reliability.canary import Canaries
 from benchmarks.reliability.cases import Case, draw
 from benchmarks.reliability.traffic import (
+    NAMES,
+    NO_ANSWER,
     Outcome,
     is_alive,
     send,
@@ -30,7 +32,7 @@ class Report:
 
     #: One sentence each; empty where all is well.
     findings: list[str] = field(default_factory=list)
-    #: Requests by HTTP status.
+    #: Requests by HTTP status, NO_ANSWER or CLIENT_LEFT.
     statuses: Counter[int] = field(default_factory=Counter)
     #: Seconds of the slowest answer.
     slowest_s: float = 0.0
@@ -51,7 +53,10 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        told = ", ".join(f"{k}: {n}" for k, n in sorted(self.statuses.items()))
+        told = ", ".join(
+            f"{NAMES.get(status, status)}: {num}"
+            for status, num in sorted(self.statuses.items())
+        )
         yield f"{self.num_requests} requests by status ({told})"
         yield f"slowest answer {self.slowest_s:.1f} s"
         yield from self.findings[:MAX_FINDINGS]
@@ -76,7 +81,7 @@ def drive(
     due = time.monotonic() + interval_s
     running: set[Future[Outcome]] = set()
     with ThreadPoolExecutor(concurrency) as threads:
-        while time.monotonic() < ends and report.statuses[0] < MAX_FINDINGS:
+        while time.monotonic() < ends and report.statuses[NO_ANSWER] < MAX_FINDINGS:
             for case in itertools.islice(cases, concurrency - len(running)):
                 running.add(threads.submit(send, url, case))
             if not running:

@@ -19,6 +19,9 @@ EXPECTED = (200, 400, 404, 422, 503)
 # A grammar without an answer, which SGLang calls its own fault.
 KNOWN_500 = ("Grammar accept_token failed",)
 HEADERS = {"content-type": "application/json"}
+# What stands for a status where the server sent none.
+NO_ANSWER, CLIENT_LEFT = 0, -1
+NAMES = {NO_ANSWER: "no answer", CLIENT_LEFT: "client left"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Outcome:
     """What became of one request."""
 
     case: Case
-    #: HTTP status, 0 where none came, -1 where the client left.
+    #: HTTP status, or NO_ANSWER or CLIENT_LEFT.
     status: int
     text: str
     seconds: float
@@ -34,11 +37,11 @@ class Outcome:
     @property
     def problem(self) -> str:
         """What is wrong with the answer, or ""."""
-        if self.status == -1 or self.status in EXPECTED:
+        if self.status == CLIENT_LEFT or self.status in EXPECTED:
             return ""
         if self.status == 500 and any(known in self.text for known in KNOWN_500):
             return ""
-        return f"status {self.status}"
+        return NAMES.get(self.status, f"status {self.status}")
 
 
 def send(url: str, case: Case) -> Outcome:
@@ -51,7 +54,8 @@ def send(url: str, case: Case) -> Outcome:
         )
         status, text = reply.status_code, reply.text
     except requests.RequestException as e:
-        status, text = (-1 if case.leaves_after else 0), type(e).__name__
+        status = CLIENT_LEFT if case.leaves_after else NO_ANSWER
+        text = type(e).__name__
     return Outcome(case, status, text[:2000], time.monotonic() - started)
 
 

@@ -83,7 +83,7 @@ def build_result(
     num_drafted = [one.num_drafted for one in emitted]
     output = LogitsProcessorOutput(next_token_logits=None)
     if round is not None and return_logprob:
-        _fill_logprobs(output, emitted, round, stride)
+        _fill_logprobs(output, emitted, round)
     if round is not None and return_hidden_states:
         _fill_hidden_states(output, emitted, round, stride)
     _fill_sampling_masks(output, emitted, round, reqs, device)
@@ -122,23 +122,26 @@ def _fill_logprobs(
     output: LogitsProcessorOutput,
     emitted: Sequence[Emitted],
     round: Round,
-    stride: int,
 ) -> None:
-    """Lay the sampled rows' logprobs out as [bs, stride].
+    """Lay the sampled rows' logprobs out as [bs, width].
 
-    Requests that asked for logprobs are never judged, so their rows start at the
-    round's first token. Source: batch_result_processor.py, `_apply_decode_logprobs`.
+    SGLang reads the width from the rows, of requests that asked alone; a long text of
+    another request does not widen them. Those that asked are never judged, so their
+    rows start at the round's first token. Source: batch_result_processor.py,
+    `_apply_decode_logprobs`.
     """
+    asking = (one for one in emitted if one.r and one.r.req.return_logprob)
+    width = max((1, *(len(one.tokens) for one in asking)))
     source = round.sampled
     place: list[int] = []
     for one in emitted:
         rows = one.r.places if one.r else [0]
         num_rows = one.r.decision.num_matched + 1 if one.r else 1
-        place += [rows[j if j < num_rows else 0] for j in range(stride)]
+        place += [rows[j if j < num_rows else 0] for j in range(width)]
     values = source.next_token_logprobs
     if values is not None:
         chosen = values[upload(place, values.device)]
-        output.next_token_logprobs = chosen.view(len(emitted), stride)
+        output.next_token_logprobs = chosen.view(len(emitted), width)
     for name in ROW_LISTS:
         rows_of: Any = getattr(source, name)
         if rows_of is not None:

@@ -11,9 +11,11 @@ from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 
-def record(tokens, *, ready=(), num_matched=0, **more) -> RequestRound:
+def record(tokens, *, ready=(), num_matched=0, asks=False, **more) -> RequestRound:
     state = RequestState(None, frozenset(), None, None, ready=ready)
-    r = RequestRound(None, state, 0, 5, 1, output_len=1, **more)
+    r = RequestRound(
+        SimpleNamespace(return_logprob=asks), state, 0, 5, 1, output_len=1, **more
+    )
     r.decision = Decision(tuple(tokens), 0, num_matched, ())
     return r
 
@@ -76,14 +78,26 @@ def test_each_token_has_its_own_logprob():
     """Red if a request that was never judged gets the logprobs of another row, or one
     that waits or was judged moves those of its neighbours."""
     judged = record((1, 2, 3), places=[1])
-    exact = record((4, 5), places=[0, 2, 3], num_matched=1)
+    exact = record((4, 5), places=[0, 2, 3], num_matched=1, asks=True)
     round = make_round(judged, exact, logprobs=[10.0, 11.0, 12.0, 13.0])
     emitted = [emit(judged), Emitted(), emit(exact)]
     output = result_of(emitted, round, return_logprob=True).logits_output
-    assert output.next_token_logprobs.shape == (3, 3)
+    assert output.next_token_logprobs.shape == (3, 2)
     assert output.next_token_logprobs[2, :2].tolist() == [10.0, 12.0]
-    assert len(output.next_token_top_logprobs_val) == 9
-    assert output.next_token_top_logprobs_val[6:8] == [[10.0] * 2, [12.0] * 2]
+    # SGLang finds the row of a token by the width of the logprobs.
+    assert len(output.next_token_top_logprobs_val) == 6
+    assert output.next_token_top_logprobs_val[4:6] == [[10.0] * 2, [12.0] * 2]
+
+
+def test_a_long_text_does_not_pad_the_logprobs_of_others():
+    """Red if rows of logprobs grow with a text whose request asked for none."""
+    long = record((1,), ready=(2,) * 6000, places=[1])
+    asking = record((4,), places=[0], asks=True)
+    round = make_round(long, asking, logprobs=[10.0, 11.0])
+    output = result_of([emit(r) for r in round], round, return_logprob=True)
+    assert output.speculative_output_stride == 6001
+    assert output.logits_output.next_token_logprobs.tolist() == [[11.0], [10.0]]
+    assert len(output.logits_output.next_token_top_logprobs_val) == 2
 
 
 def test_hidden_states_go_by_the_rows_of_the_pass():
