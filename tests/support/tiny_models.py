@@ -244,6 +244,10 @@ MLA = {
 }
 FAMILIES = {
     "llama": TinyModel("LlamaConfig", COMMON),
+    "qwen2": TinyModel(
+        "Qwen2Config",
+        {**COMMON, "hidden_size": 64, "rope_parameters": ROPE},
+    ),
     "qwen3": TinyModel("Qwen3Config", COMMON),
     "qwen3_moe": TinyModel(
         "Qwen3MoeConfig", {**COMMON, **MOE, "num_experts": 4, "decoder_sparse_step": 1}
@@ -342,7 +346,6 @@ FAMILIES = {
         },
         "Qwen2_5_VLForConditionalGeneration",
         qwen_processor("Qwen2_5_VLProcessor"),
-        text="Qwen2Config",
     ),
     "qwen3_vl": TinyModel(
         "Qwen3VLConfig",
