@@ -230,18 +230,19 @@ def test_a_second_turn_goes_to_its_prefix(workers, problems, tmp_path):
 
 
 def load(url, problems, stop):
-    """Statuses of chats, one after the other until `stop` is set."""
+    """(began, ended, status) of chats, one after the other until `stop` is set."""
     seen = []
     for problem in itertools.cycle(problems):
         if stop.is_set():
             break
+        began = time.monotonic()
         reply = requests.post(url + CHAT, json=chat(problem), timeout=WAIT_S)
-        seen.append(reply.status_code)
+        seen.append((began, time.monotonic(), reply.status_code))
     return seen
 
 
 def under_load(url, problems, act, num_clients=4):
-    """Statuses of all requests of a few clients while `act` runs and 2 s longer."""
+    """What `load` has of a few clients while `act` runs and 2 s longer."""
     stop = threading.Event()
     with ThreadPoolExecutor(num_clients) as threads:
         running = [
@@ -253,7 +254,24 @@ def under_load(url, problems, act, num_clients=4):
             time.sleep(2)
         finally:
             stop.set()
-        return [status for one in running for status in one.result()]
+        return [answer for one in running for answer in one.result()]
+
+
+def test_health_checks_pass_beside_full_queues(workers, problems, tmp_path):
+    """Red if a worker whose queue is full is taken for dead, by the router or by an
+    orchestrator."""
+    checks = []
+
+    def check():
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            for place in (url + "/readiness", *(w + "/health" for w in workers)):
+                checks.append(requests.get(place, timeout=WAIT_S).status_code)
+
+    with routed(workers, "power_of_two", tmp_path) as url:
+        seen = under_load(url, problems, check, num_clients=80)
+    assert len(checks) >= 3 and set(checks) == {200}
+    assert {status for *_, status in seen} == {200}
 
 
 @pytest.mark.skipif(SCALE not in os.environ, reason=f"{SCALE} restarts a server twice")
@@ -272,13 +290,27 @@ def test_a_worker_that_drains_and_one_that_is_killed(
                     time.sleep(0.2)
 
         seen = under_load(url, problems, drain)
-        assert seen and set(seen) == {200}
+        assert seen and {status for *_, status in seen} == {200}
         second.stop()
         second.start()
         second.wait_ready()
-        kill = under_load(url, problems, second.stop)
-        # Requests of the killed worker are sent to the other one again.
-        assert kill.count(200) >= len(kill) - 4
+        killed = []
+
+        def kill():
+            family = second.processes()
+            killed.append(time.monotonic())
+            for process in family:
+                process.kill()
+            killed.append(time.monotonic())
+
+        seen = under_load(url, problems, kill)
+        # Only what ran at that moment may be lost; what comes later is sent to the
+        # other worker.
+        first, last = killed
+        lost = [one for one in seen if one[2] != 200]
+        assert all(began < last and ended > first for began, ended, _ in lost)
+        assert any(began > last for began, *_ in seen)
+        second.stop()
         second.start()
         second.wait_ready()
         deadline = time.monotonic() + WAIT_S
