@@ -8,7 +8,14 @@ import pytest
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from sglang_parse.embedded.task import make_problems
-from tests.support.client import CHUNK, chat_ids, finish, outcome, report
+from tests.support.client import (
+    CHUNK,
+    chat_ids,
+    check_hidden_states,
+    finish,
+    outcome,
+    report,
+)
 
 # Both must equal the target token for token: every draft rejected, and exact mode.
 AS_TARGET = {
@@ -89,30 +96,6 @@ def test_draft_behind_the_end_of_a_grammar(target, parse, prompts, custom):
     assert all(finish(r)[0] == "stop" for r in results)
 
 
-@pytest.mark.parametrize("field", ["parse_draft", "parse_prediction"])
-@pytest.mark.parametrize("server", ["parse", "no-draft"])
-def test_grammar_holds_along_a_text_that_breaks_it(
-    pool, target, prompts, server, field
-):
-    """Red if a client's text is drafted past where the grammar ends it, which stopped
-    the scheduler once."""
-    sampling = {"regex": r"Step [1-9]: [a-z ,]{5,40}\.", "max_new_tokens": 60}
-    expected = target.generate(prompts[0], **sampling)
-    whole = expected["text"]
-    parse = pool.get(server)
-    for text in (
-        whole,
-        whole[: len(whole) // 2] + "\nAnswer: 7",
-        whole + " And then some more.",
-        "Answer: 7",
-    ):
-        result = parse.generate(prompts[0], custom={field: text}, **sampling)
-        assert outcome(result) == outcome(expected)
-        assert report(result)["mode"] == "exact"
-    kept = parse.generate(prompts[0], custom={field: whole}, **sampling)
-    assert report(kept)["kept_client_tokens"] > 5
-
-
 def test_judged_text_under_a_grammar_does_not_stop_the_server(parse, prompts):
     """Red if a text that is only judged is walked by a grammar."""
     custom = {"parse_verify": "Step 1: so\nAnswer: 7"}
@@ -132,30 +115,14 @@ def test_custom_logit_processor_equals_target(target, parse, prompts):
     assert report(result)["fallback"] == "custom_logit_processor"
 
 
-@pytest.mark.parametrize("server", ["parse", "eagle"])
-def test_hidden_states_equal_target(pool, target, prompts, server):
-    """Red if a state is another row's, or a judge suffix's, or the head's inputs."""
-    top = {"return_hidden_states": True}
-    sampling = {"max_new_tokens": 30}
-    ours = pool.get(server)
+def test_hidden_states_equal_target(target, parse, prompts):
+    """Red if a state is another row's, or a judge suffix's."""
+    top, sampling = {"return_hidden_states": True}, {"max_new_tokens": 30}
     target.flush()  # cached positions have no states
-    ours.flush()
+    parse.flush()
     expected = target.generate(prompts[7], top=top, **sampling)
-    result = ours.generate(prompts[7], top=top, **sampling)
-    assert outcome(result) == outcome(expected)
-    assert report(result)["fallback"] == "hidden_states"
-    found, theirs = (states_of(r) for r in (result, expected))
-    assert len(found) == len(theirs) > len(prompts[7])
-    for mine, own in zip(found, theirs, strict=True):
-        assert mine == pytest.approx(own, abs=1e-3)
-
-
-def states_of(result):
-    """Hidden states of a result, one flat list per position."""
-    rows = []
-    for entry in result["meta_info"]["hidden_states"]:
-        rows += entry if isinstance(entry[0], list) else [entry]
-    return rows
+    result = parse.generate(prompts[7], top=top, **sampling)
+    check_hidden_states(result, expected, len(prompts[7]))
 
 
 @pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())

@@ -207,6 +207,30 @@ def test_drafts_in_one_batch_with_others(parse, target, problems, asked):
 # -- A server without a draft model ----------
 
 
+@pytest.mark.parametrize("field", ["parse_draft", "parse_prediction"])
+@pytest.mark.parametrize("server", ["parse", "no-draft"])
+def test_grammar_holds_along_a_text_that_breaks_it(
+    pool, target, prompts, server, field
+):
+    """Red if a client's text is drafted past where the grammar ends it, which stopped
+    the scheduler once."""
+    sampling = {"regex": r"Step [1-9]: [a-z ,]{5,40}\.", "max_new_tokens": 60}
+    expected = target.generate(prompts[0], **sampling)
+    whole = expected["text"]
+    parse = pool.get(server)
+    for text in (
+        whole,
+        whole[: len(whole) // 2] + "\nAnswer: 7",
+        whole + " And then some more.",
+        "Answer: 7",
+    ):
+        result = parse.generate(prompts[0], custom={field: text}, **sampling)
+        assert outcome(result) == outcome(expected)
+        assert report(result)["mode"] == "exact"
+    kept = parse.generate(prompts[0], custom={field: whole}, **sampling)
+    assert report(kept)["kept_client_tokens"] > 5
+
+
 @pytest.mark.own_server
 def test_server_without_a_draft_model(pool, problems, asked):
     """Red if predictions need a draft model, or /metrics does not add up."""

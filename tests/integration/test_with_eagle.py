@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.embedded.task import make_problems
-from tests.support.client import chat_ids, outcome, report
+from tests.support.client import chat_ids, check_hidden_states, outcome, report
 
 NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "30"))
 
@@ -16,6 +16,9 @@ SAME = (
     {"regex": "Step 1: [a-z ]{3,9}[.]"},
     {"top": {"return_logprob": True}},
 )
+
+
+STATES = {"top": {"return_hidden_states": True}, "max_new_tokens": 30}
 
 
 def long_prompt(prompts) -> list[int]:
@@ -27,7 +30,9 @@ def reference(pool, prompts, tokenizer):
     """What the servers without a head say; they make room for those with one."""
     parse = pool.get("parse").generate_all(easy_prompts(tokenizer), 4)
     target = pool.get("target")
+    target.flush()  # cached positions have no hidden states
     return SimpleNamespace(
+        states=target.generate(prompts[7], **STATES),
         parse_passes=total(parse, "target_passes"),
         answers=[outcome(r) for r in target.generate_all(prompts[:NUM], 8)],
         long=target.generate(long_prompt(prompts), max_new_tokens=60),
@@ -163,6 +168,13 @@ def test_grammar_and_logprobs_are_served_right(eagle, reference, prompts, index)
         prompts[2], max_new_tokens=24, custom={"parse_mode": "exact"}, **SAME[index]
     )
     assert outcome(result) == outcome(reference.same[index])
+
+
+def test_hidden_states_equal_target(eagle, reference, prompts):
+    """Red if a state is one of the head's inputs."""
+    eagle.flush()
+    result = eagle.generate(prompts[7], **STATES)
+    check_hidden_states(result, reference.states, len(prompts[7]))
 
 
 def test_head_alone_is_eagle3(pool, prompts, expected):

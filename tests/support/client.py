@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import requests
 
 TIMEOUT_S = 300
@@ -117,3 +118,22 @@ def chat_ids(tokenizer: Any, text: str) -> list[int]:
         [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
     )
     return tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def states_of(result) -> list[list[float]]:
+    """Hidden states of a result, one list a position."""
+    rows = []
+    for entry in result["meta_info"]["hidden_states"]:
+        rows += entry if isinstance(entry[0], list) else [entry]
+    return rows
+
+
+def check_hidden_states(result, expected, prompt_len: int) -> None:
+    """A request that asks for hidden states gets the target's, and is told why it was
+    served without a draft."""
+    assert outcome(result) == outcome(expected)
+    assert report(result)["fallback"] == "hidden_states"
+    found, theirs = states_of(result), states_of(expected)
+    assert len(found) == len(theirs) > prompt_len
+    for mine, own in zip(found, theirs, strict=True):
+        assert mine == pytest.approx(own, abs=1e-3)
