@@ -1,13 +1,14 @@
-"""What could verdicts without rows give at most, before any probe is learnt?
+"""What do verdicts without rows give, and what could they give at most?
 
-    python -m benchmarks.probe_bound --out bound.json
+    python -m benchmarks.probe_bound --out benchmarks/results/probe.json
 
-Four servers of the embedded pair take turns: the target alone, `exact` and `suffix`
-(verdicts of the judge's question) of one PARSE server, and `free`: verdicts are made up
-that keep the share of drafts which the question kept, and take no rows of a pass. So
-`free` costs what a judge costs that is right and needs nothing. Prints output tokens a
-second over the target's, medians over repeats, and seconds by stage; the texts of
-`free` mean nothing. With --probe a server with that probe takes turns too.
+Servers of the embedded pair take turns: the target alone, its EAGLE-3 head alone, one
+PARSE server without a probe (`exact`, `suffix`) and one with the shipped probe
+(`probe`, `auto`). `free` is the bound: verdicts are made up that keep the share of
+drafts which the question kept, and take no rows of a pass. So `free` costs what a judge
+costs that is right and needs nothing; its texts mean nothing. Prints output tokens a
+second over the target's, medians over repeats, rows of judged passes, and seconds by
+stage.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import json
 import os
 import statistics
 import tempfile
+import time
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,119 +30,221 @@ from sglang_parse.bench.load import Prompt, encode_prompts, load_tokenizer, meas
 from sglang_parse.bench.provenance import provenance
 from sglang_parse.bench.servers import ServerProcess, running
 from sglang_parse.cli.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED
-from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    CONFIG_PATH,
+    DRAFT_PATH,
+    HEAD_PATH,
+    PROBE_PATH,
+    TARGET_PATH,
+)
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.engine.simulated import FREE_ENV, KEEP_ENV
 
-TARGET = ["--model-path", str(TARGET_PATH), *SERVER_ARGS]
-PARSE = [
+TARGET = ("--model-path", str(TARGET_PATH), *SERVER_ARGS)
+PARSE = (
     *TARGET,
     *("--speculative-algorithm", "PARSE"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),
     *("--speculative-parse-config", str(CONFIG_PATH)),
-]
+)
+EAGLE3 = (
+    *TARGET,
+    *("--speculative-algorithm", "PARSE"),
+    *("--speculative-parse-compose", "eagle3"),
+    *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
+)
 # Arm -> (server, options of each request).
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "target": ("target", {}),
+    "eagle3": ("eagle3", {}),
     "exact": ("parse", {"parse_mode": "exact"}),
     "suffix": ("parse", {"parse_judge": "suffix"}),
-    "free": ("free", {"parse_judge": "suffix"}),
-}
-PROBE_ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "probe": ("probe", {"parse_judge": "probe"}),
     "auto": ("probe", {"parse_judge": "auto"}),
+    "free": ("free", {"parse_judge": "suffix"}),
 }
+WARM_UPS = 16
+
+
+@dataclass
+class Cell:
+    """What one arm gave at one concurrency; lists have an entry a repeat."""
+
+    tok_s: list[float] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    num_tokens: int = 0
+
+    @property
+    def rows_over_draft(self) -> float | None:
+        """Rows of judged passes over those of the same drafts without verdicts."""
+        draft = self.rows["draft"]
+        return (draft + self.rows["verdict"]) / draft if draft else None
+
+
+Cells = dict[tuple[int, str], Cell]
 
 
 def counters(server: ServerProcess) -> dict[str, Any]:
+    """The counters of a PARSE server, {} of another."""
     with urllib.request.urlopen(server.url + "/server_info") as answer:
         states = json.load(answer)["internal_states"]
     found: dict[str, Any] = states[0].get("parse") or {}
     return found
 
 
-def kept_share(folder: Path, warm_up: list[Prompt], num: int) -> float:
+def kept_share(server: ServerProcess, warm_up: list[Prompt], num: int) -> float:
     """Share of judged draft tokens that the question keeps."""
-    with ServerProcess(PARSE, "share", folder / "share.log") as server:
-        tokenizer = load_tokenizer(str(TARGET_PATH))
-        prompts = encode_prompts(tokenizer, make_problems(num, EVAL_SEED))
-        measure(server.url, prompts, concurrency=8, warm_up=warm_up)
-        found = counters(server)
+    prompts = encode_prompts(
+        load_tokenizer(str(TARGET_PATH)), make_problems(num, EVAL_SEED)
+    )
+    measure(server.url, prompts, concurrency=8, warm_up=warm_up)
+    found = counters(server)
     kept: int = found["kept_tokens"] - found["matched_tokens"]
     return kept / found["judged_tokens"]
 
 
-def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def commands(probe: Path, arms: Mapping[str, tuple[str, Any]]) -> dict[str, list[str]]:
+    """The flags of the servers that these arms need, `free` left out."""
+    known = {
+        "target": TARGET,
+        "eagle3": EAGLE3,
+        "parse": PARSE,
+        "probe": (*PARSE, "--speculative-parse-probe", str(probe)),
+    }
+    used = {name for name, _ in arms.values()} | {"parse"}
+    return {name: list(flags) for name, flags in known.items() if name in used}
+
+
+def free_server(share: float, folder: Path) -> ServerProcess:
+    """A server whose verdicts are made up and take no rows."""
+    os.environ |= {KEEP_ENV: f"{share:.4f}", FREE_ENV: "1"}
+    try:
+        return ServerProcess(PARSE, "free", folder / "free.log")
+    finally:
+        del os.environ[KEEP_ENV], os.environ[FREE_ENV]
+
+
+def measure_cell(
+    cell: Cell,
+    server: ServerProcess,
+    prompts: list[Prompt],
+    *,
+    concurrency: int,
+    warm_up: list[Prompt],
+    options: dict[str, Any],
+) -> None:
+    """One arm once, added to its cell."""
+    before = counters(server)
+    found = measure(
+        server.url,
+        prompts,
+        concurrency=concurrency,
+        warm_up=warm_up,
+        custom_params=options,
+    )
+    after = counters(server)
+    num = sum(r.num_tokens for r in found.results)
+    cell.num_tokens += num
+    cell.tok_s.append(num / found.wall_s)
+    cell.right += [r.correct for r in found.results]
+    for name, sums in (("stage_seconds", cell.seconds), ("pass_rows", cell.rows)):
+        for key, total in after.get(name, {}).items():
+            sums[key] += total - before.get(name, {}).get(key, 0)
+
+
+def measure_all(
+    args: argparse.Namespace,
+    servers: Mapping[str, ServerProcess],
+    warm_up: list[Prompt],
+) -> Cells:
+    """All arms in turns, as often as the time allows."""
     tokenizer = load_tokenizer(str(TARGET_PATH))
-    warm_up = encode_prompts(tokenizer, make_problems(16, WARM_UP_SEED))
-    share = kept_share(folder, warm_up, args.problems)
-    print(f"The question keeps {share:.1%} of judged draft tokens.", flush=True)
-    commands = {"target": TARGET, "parse": PARSE}
-    arms = ARMS
-    if args.probe:
-        commands["probe"] = [*PARSE, "--speculative-parse-probe", str(args.probe)]
-        arms = ARMS | PROBE_ARMS
+    cells: Cells = defaultdict(Cell)
+    started = time.monotonic()
+    for repeat in range(args.repeats):
+        spent = time.monotonic() - started
+        if repeat and spent * (repeat + 1) / repeat > 60 * args.minutes:
+            break
+        for c in args.concurrency:
+            num = max(args.problems, 6 * c)
+            problems = make_problems(num, EVAL_SEED + repeat)
+            prompts = encode_prompts(tokenizer, problems)
+            for arm in args.arms:
+                name, options = ARMS[arm]
+                measure_cell(
+                    cells[c, arm],
+                    servers[name],
+                    prompts,
+                    concurrency=c,
+                    warm_up=warm_up if repeat == 0 else warm_up[:4],
+                    options=options,
+                )
+                told = f"repeat {repeat}, {c} at a time, {arm}"
+                print(f"{told}: {cells[c, arm].tok_s[-1]:.1f} tok/s", flush=True)
+    return cells
+
+
+def row_of(cells: Cells, c: int, arm: str) -> dict[str, Any]:
+    """The figures of one arm at one concurrency."""
+    cell = cells[c, arm]
+
+    def over(other: str) -> float | None:
+        base = cells[c, other].tok_s if (c, other) in cells else []
+        ratios = [a / b for a, b in zip(cell.tok_s, base, strict=False)]
+        return statistics.median(ratios) if ratios else None
+
+    return {
+        "concurrency": c,
+        "arm": arm,
+        "tok_s": cell.tok_s,
+        "over_target": over("target"),
+        "over_eagle3": over("eagle3"),
+        "over_exact": over("exact"),
+        "over_free": over("free"),
+        "accuracy": None if arm == "free" else statistics.mean(cell.right),
+        "problems": len(cell.right),
+        "rows_over_draft": cell.rows_over_draft,
+        "us_per_token": {
+            stage: round(1e6 * s / cell.num_tokens) for stage, s in cell.seconds.items()
+        },
+    }
+
+
+def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start the servers, measure, and return the figures."""
+    tokenizer = load_tokenizer(str(TARGET_PATH))
+    warm_up = encode_prompts(tokenizer, make_problems(WARM_UPS, WARM_UP_SEED))
+    arms = {arm: ARMS[arm] for arm in args.arms}
     servers = {
         name: ServerProcess(command, name, folder / f"{name}.log")
-        for name, command in commands.items()
+        for name, command in commands(args.probe, arms).items()
     }
-    os.environ |= {KEEP_ENV: f"{share:.4f}", FREE_ENV: "1"}
-    servers["free"] = ServerProcess(PARSE, "free", folder / "free.log")
-    del os.environ[KEEP_ENV], os.environ[FREE_ENV]
-    rates: dict[tuple[int, str], list[float]] = defaultdict(list)
-    right: dict[tuple[int, str], list[bool]] = defaultdict(list)
-    seconds: dict[str, dict[str, float]] = {}
     with running(list(servers.values())):
-        for repeat in range(args.repeats):
-            for c in args.concurrency:
-                num = max(args.problems, 2 * c)
-                problems = make_problems(num, EVAL_SEED + repeat)
-                prompts = encode_prompts(tokenizer, problems)
-                for arm, (name, custom) in arms.items():
-                    server = servers[name]
-                    before = counters(server).get("stage_seconds", {})
-                    found = measure(
-                        server.url,
-                        prompts,
-                        concurrency=c,
-                        warm_up=warm_up if repeat == 0 else warm_up[:4],
-                        custom_params=custom,
-                    )
-                    tokens = sum(r.num_tokens for r in found.results)
-                    rates[c, arm].append(tokens / found.wall_s)
-                    told = f"repeat {repeat}, {c} at a time, {arm}"
-                    print(f"{told}: {rates[c, arm][-1]:.1f} tok/s", flush=True)
-                    right[c, arm] += [r.correct for r in found.results]
-                    after = counters(server).get("stage_seconds", {})
-                    spent = seconds.setdefault(f"{arm} at {c}", defaultdict(float))
-                    for stage, total in after.items():
-                        spent[stage] += total - before.get(stage, 0.0)
-    rows = []
-    for c in args.concurrency:
-        for arm in arms:
-            pairs = zip(rates[c, arm], rates[c, "target"], strict=True)
-            answers = right[c, arm]
-            rows.append(
-                {
-                    "concurrency": c,
-                    "arm": arm,
-                    "tok_s": statistics.median(rates[c, arm]),
-                    "ratio": statistics.median(a / b for a, b in pairs),
-                    "accuracy": None if arm == "free" else sum(answers) / len(answers),
-                    "stage_seconds": dict(seconds[f"{arm} at {c}"]),
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
-    return {"kept_share": share, "repeats": args.repeats, "rows": rows}
+        share = kept_share(servers["parse"], warm_up, args.problems)
+        print(f"The question keeps {share:.1%} of judged draft tokens.", flush=True)
+        free = [free_server(share, folder)] if "free" in arms else []
+        with running(free):
+            everyone = servers | {server.name: server for server in free}
+            cells = measure_all(args, everyone, warm_up)
+    rows = [row_of(cells, c, arm) for c in args.concurrency for arm in args.arms]
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    return {"kept_share": share, "rows": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--problems", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--problems", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3, help="at most")
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="no repeat ends later, but the first"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--probe", type=Path, help="a probe to take turns with")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--probe", type=Path, default=PROBE_PATH)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="probe-bound-") as folder:
         found = run(args, Path(folder)) | {"provenance": provenance()}

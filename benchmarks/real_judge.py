@@ -27,8 +27,8 @@ from benchmarks.judge_steps import (
     auc_interval,
     make_steps,
 )
-from sglang_parse.bench.calibrate import server_info
 from sglang_parse.bench.provenance import provenance
+from sglang_parse.bench.served import server_info
 from sglang_parse.cli.demo import load_tokenizer
 from sglang_parse.judging.prompt import build_judge_prompt
 

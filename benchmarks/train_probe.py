@@ -1,61 +1,129 @@
-"""Learns the probe that comes with the embedded pair.
+"""Learns the probe that comes with the embedded pair, and holds it to the checker.
 
-    python -m benchmarks.train_probe
+    python -m benchmarks.train_probe --out sglang_parse/embedded/probe.safetensors
+    python -m benchmarks.train_probe --evaluate --figures FILE --drafts FOLDER
 
-Boots the pair's PARSE server with pairs kept, asks it problems of the training split at
-temperatures 0 and 1, and learns from the verdicts of the target's own question. Every
-figure in the file is of requests that were held out.
+The draft answers problems of the training split, greedily and at temperature 1. The
+probe learns from what the target's own pass shows at the ends of the steps. All figures
+in the file are of answers that were held out. --evaluate compares a probe, the question
+and `auto` on problems of the other split, also for drafts that it never saw.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from sglang_parse.bench.probe_training import TrainOptions, run_training
-from sglang_parse.bench.servers import ServerProcess
-from sglang_parse.cli.demo import SERVER_ARGS
-from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, PROBE_PATH, TARGET_PATH
+import torch
+
+from benchmarks.judged_samples import QUESTION, Answer, Sampler
+from sglang_parse.bench.probe_collect import Collected
+from sglang_parse.bench.probe_report import report_text
+from sglang_parse.bench.probe_training import probe_of
+from sglang_parse.bench.provenance import provenance
+from sglang_parse.embedded import DRAFT_PATH, PROBE_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
+from sglang_parse.judging.probe import Learnt, Probe, load_probe, save_probe
+from sglang_parse.judging.probe_fit import LABELS, Pairs, gold_report, learn
+from sglang_parse.runtime.fingerprint import fingerprint
 
-SEED = 29
-SERVER = (
-    *("--model-path", str(TARGET_PATH), *SERVER_ARGS),
-    *("--speculative-algorithm", "PARSE"),
-    *("--speculative-draft-model-path", str(DRAFT_PATH)),
-    *("--speculative-parse-config", str(CONFIG_PATH)),
-    *("--speculative-parse-probe-collect", "60000"),
-    # Every draft is judged, whatever that costs.
-    "--no-speculative-parse-adaptive",
-)
+SEED, EVAL_SEED = 29, 1234
+THRESHOLD = 0.5
+SEGMENTER = "step"
+TEMPERATURES = (0.0, 1.0)
+
+
+def pairs_of(answers: Sequence[Answer]) -> Pairs:
+    """Pairs of all prefixes; an answer is a request."""
+    owners = [i for i, a in enumerate(answers) for _ in a.ends]
+    return Pairs(
+        torch.cat([a.states for a in answers]).float(),
+        torch.tensor([s for a in answers for s in a.scores]),
+        torch.tensor(owners),
+        torch.zeros(len(owners), dtype=torch.long),
+        torch.tensor([int(right) for a in answers for right in a.right]),
+    )
+
+
+def train(args: argparse.Namespace, sampler: Sampler) -> Probe:
+    """Learn, print the report, and return the probe."""
+    problems = make_problems(args.problems, SEED, split="train")
+    answers: list[Answer] = []
+    for temperature in TEMPERATURES:
+        answers += sampler.answers(problems, DRAFT_PATH, temperature)
+    if args.save:
+        torch.save([vars(a) for a in answers], args.save)
+    found = Collected(
+        pairs_of(answers),
+        Learnt(
+            fingerprint(str(TARGET_PATH)), QUESTION, tuple(sampler.suffix), THRESHOLD
+        ),
+        sampler.layers,
+        sampler.target.cfg.hidden,
+        (SEGMENTER,),
+    )
+    started = time.perf_counter()
+    fit = learn(found.pairs, threshold=THRESHOLD, labels=args.labels, seed=SEED)
+    print(report_text(found, fit, time.perf_counter() - started), flush=True)
+    return probe_of(found, fit)
+
+
+def evaluate(args: argparse.Namespace, sampler: Sampler, probe: Probe) -> list[Any]:
+    """Question, probe and `auto` held to the checker, for each draft."""
+    problems = make_problems(args.problems, EVAL_SEED, split="eval")
+    drafts = [("draft", DRAFT_PATH, t) for t in TEMPERATURES]
+    drafts += [(path.parent.name, path, 0.0) for path in args.drafts]
+    rows = []
+    for name, path, temperature in drafts:
+        pairs = pairs_of(sampler.answers(problems, path, temperature))
+        rows.append({"draft": name, "temperature": temperature} | compare(probe, pairs))
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def compare(probe: Probe, pairs: Pairs) -> dict[str, Any]:
+    """Shares of right and wrong prefixes that are accepted; of the probe also at the
+    cutoff where it accepts as many right ones as the question."""
+    scores, asked = probe.scores(pairs.states), pairs.scores >= THRESHOLD
+    point = probe.points[SEGMENTER]
+    found = gold_report(scores, asked, pairs, point)
+    assert pairs.gold is not None
+    right = torch.eq(pairs.gold, 1)
+    num = round(found["question"]["true_accepts"] * int(right.sum()))
+    cutoff = float(scores[right].sort(descending=True).values[max(0, num - 1)])
+    wrong = scores[~right] >= cutoff
+    doubt = ~((scores <= point.low) | (scores >= point.high))
+    return found | {
+        "probe_at_the_questions_true_accepts": float(wrong.float().mean()),
+        "in_doubt": float(doubt.float().mean()),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=PROBE_PATH)
-    parser.add_argument("--problems", type=int, default=700)
-    parser.add_argument("--hidden", type=int, default=0)
+    parser.add_argument("--problems", type=int, default=500)
+    parser.add_argument("--labels", choices=LABELS, default="question")
+    parser.add_argument("--save", type=Path, help="keep the judged answers here")
+    parser.add_argument("--evaluate", action="store_true", help="of --out; learn none")
+    parser.add_argument(
+        "--drafts", type=Path, nargs="*", default=[], help="others to evaluate with"
+    )
+    parser.add_argument("--figures", type=Path, help="write what --evaluate found")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="train-probe-") as folder:
-        prompts = Path(folder) / "prompts.jsonl"
-        problems = make_problems(args.problems, SEED, split="train")
-        lines = (json.dumps({"prompt": p.prompt}) + "\n" for p in problems)
-        prompts.write_text("".join(lines), encoding="utf-8")
-        with ServerProcess(SERVER, "collect", Path(folder) / "server.log") as server:
-            options = TrainOptions(
-                url=server.url,
-                out=args.out,
-                dataset="prompts",
-                path=str(prompts),
-                problems=args.problems,
-                concurrency=16,
-                max_new_tokens=320,
-                hidden=args.hidden,
-                seed=SEED,
-            )
-            print(run_training(options))
+    torch.set_num_threads(1)
+    sampler = Sampler()
+    if not args.evaluate:
+        save_probe(train(args, sampler), args.out)
+        return
+    rows = evaluate(args, sampler, load_probe(args.out))
+    if args.figures:
+        text = json.dumps({"rows": rows, "provenance": provenance()}, indent=1)
+        args.figures.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

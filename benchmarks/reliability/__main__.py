@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from benchmarks.reliability.freeze import Waits, freeze
 from benchmarks.reliability.fuzz import Report, fuzz
 from benchmarks.reliability.resources import pid_listening_on
-from benchmarks.reliability.soak import soak
+from benchmarks.reliability.soak import Slice, soak
 from sglang_parse.bench.servers import ServerProcess, running
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 
@@ -25,48 +25,72 @@ SMALL_POOL = "4096"
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    with servers(args) as (url, target_url):
-        report = run(args, url, target_url)
+    with servers(args) as (server, url, target_url):
+        report = run(args, server, url, target_url)
     for line in report.lines():
         sys.stdout.write(line + "\n")
     return 1 if report.findings else 0
 
 
-def run(args: argparse.Namespace, url: str, target_url: str) -> Report | Waits:
+def run(
+    args: argparse.Namespace, server: ServerProcess | None, url: str, target_url: str
+) -> Report | Waits:
+    """server: the PARSE server where this program has started it."""
     if args.command == "freeze":
-        return freeze(url)
+        return freeze(url, args.heavy)
     if args.command == "fuzz":
-        return fuzz(
-            url,
-            seconds=args.seconds,
-            num_requests=args.requests,
-            seed=args.seed,
-            concurrency=args.concurrency,
-            target_url=target_url,
-        )
-    report, slices = soak(
+        return fuzz_in_parts(args, server, url, target_url)
+    report, _ = soak(
         url,
         seconds=args.minutes * 60,
         seed=args.seed,
         concurrency=args.concurrency,
         pid=pid_listening_on(urlsplit(url).port or 80),
         target_url=target_url,
+        on_slice=tell,
     )
-    for one in slices:
-        held = one.held
-        told = (
-            f"{held.memory / 2**20:.0f} MiB, {held.threads} threads, " if held else ""
-        )
-        told += f"{held.files} files" if held else ""
-        sys.stdout.write(f"{one.rate:.2f} answers a second; {told}\n")
     return report
 
 
+def fuzz_in_parts(
+    args: argparse.Namespace, server: ServerProcess | None, url: str, target_url: str
+) -> Report:
+    """The requests of a seed, the server being started anew between the parts."""
+    num_parts = args.restarts + 1
+    total, report = args.requests, Report()
+    for part in range(num_parts):
+        if part and server is not None:
+            server.stop()
+            server.start()
+            server.wait_ready()
+        first = (total or 0) * part // num_parts
+        last = (total or 0) * (part + 1) // num_parts
+        report += fuzz(
+            url,
+            seconds=args.seconds / num_parts,
+            num_requests=last - first if total else None,
+            num_skipped=args.skip + first,
+            seed=args.seed + (0 if total else part),
+            concurrency=args.concurrency,
+            target_url=target_url,
+        )
+    return report
+
+
+def tell(part: Slice) -> None:
+    """A line at once: a run of an hour may be broken off."""
+    sys.stdout.write(part.line() + "\n")
+    sys.stdout.flush()
+
+
 @contextlib.contextmanager
-def servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """The URLs of the PARSE server and of one of the target alone, "" without."""
+def servers(
+    args: argparse.Namespace,
+) -> Iterator[tuple[ServerProcess | None, str, str]]:
+    """The PARSE server if this program starts it, its URL, and the URL of a server of
+    the target alone, "" without."""
     if args.url:
-        yield args.url.rstrip("/"), args.target_url.rstrip("/")
+        yield None, args.url.rstrip("/"), args.target_url.rstrip("/")
         return
     # The scheduler's own tests of retraction and of slots in use.
     os.environ.setdefault("SGLANG_TEST_RETRACT", "1")
@@ -77,12 +101,13 @@ def servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         *("--speculative-algorithm", "PARSE"),
         *("--speculative-draft-model-path", str(DRAFT_PATH)),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        logs = Path(folder)
+    with contextlib.ExitStack() as stack:
+        logs = Path(args.logs or stack.enter_context(tempfile.TemporaryDirectory()))
+        logs.mkdir(parents=True, exist_ok=True)
         ours = ServerProcess((*common, *pool, *parse), "parse", logs / "parse.log")
         target = ServerProcess((*common, *pool), "target", logs / "target.log")
-        with running([ours, target]):
-            yield ours.url, target.url
+        stack.enter_context(running([ours, target]))
+        yield ours, ours.url, target.url
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -100,18 +125,29 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         )
         command.add_argument("--seed", type=int, default=1)
         command.add_argument("--pool", default=SMALL_POOL, help="KV slots with --start")
+        command.add_argument("--logs", help="folder for the logs, with --start")
         command.add_argument(
             "--concurrency", type=int, default=8 if name == "fuzz" else 32
         )
         if name == "fuzz":
             command.add_argument("--seconds", type=float, default=120.0)
             command.add_argument("--requests", type=int, help="end after so many")
+            command.add_argument(
+                "--restarts", type=int, default=0, help="of the server, with --start"
+            )
+            command.add_argument(
+                "--skip", type=int, default=0, help="leave out so many of the seed"
+            )
         else:
             command.add_argument("--minutes", type=float, default=60.0)
     heavy = commands.add_parser("freeze")
     heavy.add_argument("--url", required=True, help="a PARSE server of a real model")
+    heavy.add_argument("--heavy", type=int, default=1, help="requests side by side")
     heavy.set_defaults(target_url="")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.url and getattr(args, "restarts", 0):
+        parser.error("--restarts needs --start: a server that runs is left alone")
+    return args
 
 
 if __name__ == "__main__":

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.reliability.traffic import answer
+import json
+import random
+
+from benchmarks.reliability.cases import GENERATE, Case
+from benchmarks.reliability.traffic import answer, difference, greedy
 from sglang_parse.embedded.task import make_problems
 
 NUM_CANARIES = 4
@@ -16,32 +20,36 @@ class Canaries:
     the PARSE server answers in mode `off` before anything else is sent.
     """
 
-    def __init__(self, url: str, target_url: str = "") -> None:
+    def __init__(self, url: str, target_url: str = "", num: int = NUM_CANARIES) -> None:
         self.url = url
-        self.prompts = [p.prompt for p in make_problems(NUM_CANARIES, seed=SEED)]
+        self.prompts = [p.prompt for p in make_problems(num, seed=SEED)]
         mode = None if target_url else "off"
         self.expected = [
-            answer(target_url or url, prompt, mode)["output_ids"]
+            tuple(answer(target_url or url, prompt, mode)["output_ids"])
             for prompt in self.prompts
         ]
+
+    def case(self, rng: random.Random) -> Case:
+        """One of them for the traffic, in exact mode or in none."""
+        at = rng.randrange(len(self.prompts))
+        mode = rng.choice(("exact", "exact", "off"))
+        body = {"text": self.prompts[at], "sampling_params": greedy(mode)}
+        return Case(GENERATE, json.dumps(body), True, expected=self.expected[at])
 
     def wrong(self) -> list[str]:
         """One sentence for each answer that is not the target's."""
         found = []
-        for prompt, expected in zip(self.prompts, self.expected, strict=True):
+        pairs = zip(self.prompts, self.expected, strict=True)
+        for prompt, expected in list(pairs)[:NUM_CANARIES]:
             for mode in ("exact", "off"):
                 told = self._differs(prompt, mode, expected)
                 if told:
-                    found.append(f"canary in mode {mode}: {told}")
+                    found.append(f"canary in mode {mode}: {told}: {prompt!r}")
         return found
 
-    def _differs(self, prompt: str, mode: str, expected: list[int]) -> str:
+    def _differs(self, prompt: str, mode: str, expected: tuple[int, ...]) -> str:
         try:
             got = answer(self.url, prompt, mode)["output_ids"]
         except (RuntimeError, OSError) as e:
             return str(e)
-        if got == expected:
-            return ""
-        pairs = enumerate(zip(got, expected, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(got), len(expected)))
-        return f"token {at} of {len(expected)} differs for {prompt!r}"
+        return difference(got, expected)

@@ -20,6 +20,7 @@ HOSTILE: tuple[Any, ...] = (
     *("", " ", "x", "(", "\x00", "\n" * 50, "é𐍈" * 20, "{", "[[", "yes " * 500),
     *([], [None], [-1], [1], ["x"], [10**6], [[1]], [[]], [{}]),
     *({}, {"a": 1}, {"": ""}, {"x": {"y": [{"z": None}]}}),
+    *({"7": 1e308}, {"7": -1e308}, {"7": "x"}, {"7": None}),
 )
 SAMPLING = (
     *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p"),
@@ -60,6 +61,8 @@ class Case:
     is_valid: bool
     #: Seconds after which the client leaves, or None.
     leaves_after: float | None = None
+    #: The token ids that /generate has to answer with, or None where any will do.
+    expected: tuple[int, ...] | None = None
 
 
 def draw(rng: random.Random, hostile_share: float = 0.6) -> Case:

@@ -13,23 +13,30 @@ from sglang_parse.bench.servers import connections, descendants
 class Resources:
     """Of the server and all its processes together."""
 
-    #: Resident bytes.
+    #: Bytes of their own. Pages of files, of libraries for the most part, come and go
+    #: with the memory that the machine has left.
     memory: int
     threads: int
     files: int
+    #: Seconds of all processors together since they began.
+    cpu_s: float = 0.0
 
 
 def resources_of(pid: int) -> Resources:
     """The sum over the process and everything below it."""
     memory = threads = files = 0
+    cpu_s = 0.0
     for process in descendants(pid):
         try:
-            memory += process.memory_info().rss
+            info = process.memory_info()
+            memory += info.rss - info.shared
             threads += process.num_threads()
             files += process.num_fds()
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
         except psutil.Error:
             continue
-    return Resources(memory, threads, files)
+    return Resources(memory, threads, files, cpu_s)
 
 
 def pid_listening_on(port: int) -> int | None:

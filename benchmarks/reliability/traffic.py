@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +34,19 @@ class Outcome:
     status: int
     text: str
     seconds: float
+    #: Where the answer leaves the tokens expected, or "".
+    differs: str = ""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its tokens were compared with those expected."""
+        return self.status == 200 and self.case.expected is not None
 
     @property
     def problem(self) -> str:
         """What is wrong with the answer, or ""."""
+        if self.differs:
+            return self.differs
         if self.status == CLIENT_LEFT or self.status in EXPECTED:
             return ""
         if self.status == 500 and any(known in self.text for known in KNOWN_500):
@@ -56,18 +66,35 @@ def send(url: str, case: Case) -> Outcome:
     except requests.RequestException as e:
         status = CLIENT_LEFT if case.leaves_after else NO_ANSWER
         text = type(e).__name__
-    return Outcome(case, status, text[:2000], time.monotonic() - started)
+    seconds, differs = time.monotonic() - started, ""
+    if status == 200 and case.expected is not None:
+        differs = difference(json.loads(text)["output_ids"], case.expected)
+    return Outcome(case, status, text[:2000], seconds, differs)
 
 
-def answer(url: str, text: str, mode: str | None, **sampling: Any) -> dict[str, Any]:
-    """A greedy answer of /generate. mode: of PARSE, None at other servers.
+def difference(got: Sequence[int], expected: Sequence[int]) -> str:
+    """Where two answers part, "" where they are the same."""
+    if list(got) == list(expected):
+        return ""
+    pairs = enumerate(zip(got, expected, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(got), len(expected)))
+    return f"token {at} of {len(expected)} differs from the target's"
 
-    Raises RuntimeError where there is none.
-    """
+
+def greedy(mode: str | None, **sampling: Any) -> dict[str, Any]:
+    """Sampling parameters of a greedy answer. mode: of PARSE, None at other servers."""
     params = {"temperature": 0, "max_new_tokens": 120, **sampling}
     if mode:
         params["custom_params"] = {"parse_mode": mode}
-    body = {"text": text, "sampling_params": params}
+    return params
+
+
+def answer(url: str, text: str, mode: str | None, **sampling: Any) -> dict[str, Any]:
+    """A greedy answer of /generate.
+
+    Raises RuntimeError where there is none.
+    """
+    body = {"text": text, "sampling_params": greedy(mode, **sampling)}
     reply = requests.post(url + GENERATE, json=body, timeout=TIMEOUT_S)
     if reply.status_code != 200:
         raise RuntimeError(f"HTTP {reply.status_code}: {reply.text[:300]}")
@@ -115,5 +142,7 @@ def used_tokens(url: str) -> int:
     return sum(int(one.get("num_used_tokens", 0)) for one in loads)
 
 
-def case_of(path: str, body: Any) -> Case:
-    return Case(path, json.dumps(body), False)
+def held_requests(url: str) -> int:
+    """Requests whose state the PARSE server keeps, of all ranks."""
+    states = requests.get(url + "/server_info", timeout=30).json()["internal_states"]
+    return sum(int(one["parse"].get("held_requests", 0)) for one in states)

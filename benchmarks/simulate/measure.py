@@ -70,7 +70,8 @@ def table(rounds: Rounds, keep: float) -> dict[str, float]:
         "plain_request": plain_fit[1],
         "step_base": step_fit[1],
         "step_request": step_fit[2],
-        "catch_up_base": step_fit[0],
+        # Catching up writes the first token: it takes the place of a step.
+        "catch_up_base": step_fit[0] + step_fit[1],
         "catch_up_token": step_fit[2],
         "pass_base": pass_fit[0],
         "pass_row": pass_fit[1],

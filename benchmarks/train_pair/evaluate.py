@@ -26,7 +26,11 @@ from benchmarks.train_pair.tokenizer import (
     load_tokenizer,
 )
 from benchmarks.train_pair.train import sample
-from benchmarks.train_pair.train_head import accept_length, target_texts
+from benchmarks.train_pair.train_head import (
+    accept_length,
+    head_batches,
+    target_texts,
+)
 from sglang_parse.bench.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH, task
 from sglang_parse.embedded.task import Problem
@@ -236,7 +240,7 @@ def head_report(n: int, target_path: Path, head_path: Path) -> Numbers:
     out: Numbers = {"n": n, "eval_seed": EVAL_SEED}
     for name, mixed in (("plain", 0.0), ("after_draft_steps", 1.0)):
         texts = target_texts(target, encoder, problems, mixed, dtype=torch.float32)
-        out[name] = accept_length(head, target, texts)
+        out[name] = accept_length(head, head_batches(target, texts, 50, torch.float32))
     return out
 
 

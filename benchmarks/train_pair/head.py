@@ -93,7 +93,8 @@ class Eagle3Head(nn.Module):
             -torch.arange(0, HEAD_DIM, 2) / HEAD_DIM
         )
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-        embeds = rms_norm(F.embedding(ids.roll(-1, 1), self.embed.to(dtype)), norm1)
+        embeds = F.embedding(ids.roll(-1, 1), self.embed).to(dtype)
+        embeds = rms_norm(embeds, norm1)
 
         def qkv(x: Tensor, first: int) -> list[Tensor]:
             """[B, rows from `first`, D] -> q, k, v [B, heads, rows, 64]."""
@@ -126,3 +127,7 @@ class Eagle3Head(nn.Module):
         """[..., D] before the last norm -> [..., vocab] float32."""
         normed = rms_norm(hidden, self.norm.to(hidden.dtype))
         return F.linear(normed, self.head.to(hidden.dtype)).float()
+
+    def guess(self, hidden: Tensor) -> Tensor:
+        """[..., D] before the last norm -> [...] int64, the likeliest token."""
+        return self.logits(hidden).argmax(-1)

@@ -3,6 +3,7 @@
 import logging
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -175,14 +176,14 @@ def accepted(head: Eagle3Head, batch: HeadBatch, width: int) -> Tensor:
     wanted = batch.ids[:, batch.start :].roll(-2, 1)
     hiddens = head.unroll(batch.ids, batch.features, width, batch.start)
     for step, hidden in enumerate(hiddens):
-        right = (head.logits(hidden).argmax(-1) == wanted) & batch.drafted(step)
+        right = (head.guess(hidden) == wanted) & batch.drafted(step)
         run = run & F.pad(right[:, step:], (0, step))  # back to the chain's first row
         count += run
     return count
 
 
 def accept_length(
-    head: Eagle3Head, target: TinyLlama, texts: list[Text], width: int = 4
+    head: Eagle3Head, batches: Iterable[HeadBatch], width: int = 4
 ) -> dict[str, float]:
     """Greedy chains of `width` tokens, one after the other through each text.
 
@@ -191,7 +192,7 @@ def accept_length(
     """
     rounds, tokens = 0, 0
     hits = [0] * (width + 1)
-    for batch in head_batches(target, texts, 50, torch.float32):
+    for batch in batches:
         counts = accepted(head, batch, width).tolist()
         ends = (batch.end - batch.start).tolist()
         firsts = (batch.first - 1 - batch.start).tolist()
@@ -202,7 +203,7 @@ def accept_length(
                 rounds, tokens, first = rounds + 1, tokens + step, first + step
     reached = [sum(hits[k:]) for k in range(width + 1)]
     return {
-        "accept_length": round(tokens / rounds, 4),
+        "accept_length": round(tokens / max(1, rounds), 4),
         "rounds": rounds,
         "tokens": tokens,
     } | {

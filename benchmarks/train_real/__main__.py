@@ -1,14 +1,13 @@
 """Train a drafter for the real model on the target's own answers.
 
-    python -m benchmarks.train_real                       # EAGLE-3 head, 3 hours
-    python -m benchmarks.train_real --minutes 10 --out DIR
+    python -m benchmarks.train_real                       # EAGLE-3 head
     python -m benchmarks.train_real small --layers 6      # a small draft model
 
-The answers go to `WORK/texts.jsonl`; the same command goes on from there. A third of
-the time writes answers, unless there are enough. The head's state of training goes to
-`WORK/state.pt`, and its folder is written at each checkpoint; the same command goes on
-from both. The small draft is written at the end. Without `--out` the folders go to the
-cache, where `sglang-parse models --real` finds them.
+The answers and the target's states go to `WORK/answers`, a file for each batch; the
+same command goes on from there. The head's state of training goes to `WORK/state.pt`,
+and its folder is written at each checkpoint; the same command goes on from both. The
+small draft is written at the end. Without `--out` the folders go to the cache, where
+`sglang-parse models --real` finds them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.train_real.fit import FitOptions, fit, held_out_length
+from benchmarks.train_real.decode import Answer
+from benchmarks.train_real.fit import FitOptions, Fitting, held_out_length
 from benchmarks.train_real.small import (
     SmallOptions,
     export_small,
@@ -31,15 +31,18 @@ from benchmarks.train_real.small import (
     train_small,
 )
 from benchmarks.train_real.target import (
+    fastest_dtype,
     frequent_tokens,
     load_target,
     with_draft_vocab,
 )
-from benchmarks.train_real.texts import Text, write_texts
+from benchmarks.train_real.texts import write_texts
 from sglang_parse.models import real_models
 
 logger = logging.getLogger("train_real")
-HELD_OUT = 16  # one text in HELD_OUT is never trained on
+HELD_OUT = 16  # one answer in HELD_OUT is never trained on
+WRITING = 0.5  # of the time at most
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -47,42 +50,43 @@ class Job:
     """What either drafter is trained with."""
 
     args: argparse.Namespace
-    #: The target in float32.
+    #: The target.
     model: Any
     tokenizer: Any
-    train: list[Text]
-    #: Texts that are never trained on.
-    test: list[Text]
+    train: list[Answer]
+    #: Answers that are never trained on.
+    test: list[Answer]
     #: Folder of the drafter.
     out: Path
     #: When to stop, of time.monotonic().
     end: float
+    #: Of the products.
+    dtype: torch.dtype
 
 
 def main() -> None:
     args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads)
     start = time.monotonic()
-    end = start + 60 * args.minutes
     models = real_models(print)
     out = args.out or models.target.parent / args.drafter
-    work = work_folder(args, out)
-    model, tokenizer = load_target(models.target)
-    texts = write_texts(
+    dtype = DTYPES[args.dtype] if args.dtype else fastest_dtype()
+    model, tokenizer = load_target(models.target, dtype)
+    found = write_texts(
         model,
         tokenizer,
-        work / "texts.jsonl",
+        work_folder(args, out) / "answers",
         count=args.texts,
         longest=args.longest,
         seed=args.seed,
-        until=start + (end - start) / 3,
+        until=start + 60 * args.minutes * WRITING,
     )
-    test, train = texts[::HELD_OUT], [t for i, t in enumerate(texts) if i % HELD_OUT]
-    written = sum(len(own) for _, own in train)
-    logger.info("%d answers, %d tokens of training", len(texts), written)
-    job = Job(args, model, tokenizer, train, test, out, end)
+    test, train = found[::HELD_OUT], [a for i, a in enumerate(found) if i % HELD_OUT]
+    written = sum(len(a.own) for a in train)
+    logger.info("%d answers, %d tokens of training", len(found), written)
+    end = start + 60 * args.minutes
+    job = Job(args, model, tokenizer, train, test, out, end, dtype)
     if args.drafter == "small":
         fit_small(job)
     else:
@@ -91,7 +95,15 @@ def main() -> None:
 
 def fit_small(job: Job) -> None:
     args = job.args
-    options = SmallOptions(job.out, args.layers, job.end, args.batch, args.seed)
+    options = SmallOptions(
+        job.out,
+        args.layers,
+        job.end,
+        args.epochs,
+        args.batch,
+        args.seed,
+        job.dtype,
+    )
     small = train_small(job.model, job.train, options)
     export_small(small, job.tokenizer, job.out)
     figures = small_length(small, job.test, args.batch)
@@ -103,7 +115,7 @@ def fit_head(job: Job) -> None:
     work = work_folder(args, job.out)
     names = work / "tokens.json"  # a head that is gone on with keeps its tokens
     if not names.is_file():
-        own = [own for _, own in job.train]
+        own = [a.own for a in job.train]
         found = frequent_tokens(own, args.draft_vocab, job.model.config.vocab_size)
         names.write_text(json.dumps(found.tolist()), encoding="utf-8")
     tokens = torch.tensor(json.loads(names.read_text(encoding="utf-8")))
@@ -112,11 +124,13 @@ def fit_head(job: Job) -> None:
         out=job.out,
         state=work / "state.pt",
         end=job.end,
+        epochs=args.epochs,
         batch=args.batch,
         seed=args.seed,
+        dtype=job.dtype,
     )
-    head = fit(target, job.train, job.tokenizer, options)
-    figures = held_out_length(head, target, job.test)
+    head = Fitting(target, job.train, options).run(job.tokenizer)
+    figures = held_out_length(head, job.test, args.batch, torch.float32)
     logger.info("held out: %s", json.dumps(figures))
 
 
@@ -135,19 +149,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder of answers and state")
     parser.add_argument("--minutes", type=float, default=180, help="default: 180")
     parser.add_argument(
-        "--texts", type=int, default=6000, help="answers; default: 6000"
+        "--texts", type=int, default=1280, help="answers, 0.7 MB each; default: 1280"
     )
     parser.add_argument(
-        "--longest", type=int, default=160, help="tokens of an answer; default: 160"
+        "--longest", type=int, default=144, help="tokens of an answer; default: 144"
     )
     parser.add_argument(
-        "--draft-vocab", type=int, default=8192, help="tokens the head can draft"
+        "--draft-vocab",
+        type=int,
+        default=4096,
+        help="tokens the head can draft; default: 4096",
     )
     parser.add_argument(
         "--layers", type=int, default=6, help="of the small draft; default: 6"
     )
-    parser.add_argument("--batch", type=int, default=16, help="texts a step")
-    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--epochs", type=int, default=4, help="default: 4")
+    parser.add_argument("--batch", type=int, default=8, help="answers of one step")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="default: the one that is faster here"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of torch; default: 1")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

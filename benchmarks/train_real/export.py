@@ -9,14 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.train_pair.export import head_state_dict, hf_config
-from benchmarks.train_pair.head import Eagle3Head
-from benchmarks.train_real.target import RealTarget
+from benchmarks.train_real.target import RealHead, RealTarget
 from sglang_parse.models.convert import write_json
 
 
-def export_head(
-    head: Eagle3Head, target: RealTarget, tokenizer: Any, path: Path
-) -> None:
+def export_head(head: RealHead, target: RealTarget, tokenizer: Any, path: Path) -> None:
     """Weights in float16, the embedding left to the target; `d2t` names the tokens.
 
     d2t: [draft vocab] int64, a row's token less the row.
@@ -27,11 +24,12 @@ def export_head(
         "architectures": ["LlamaForCausalLMEagle3"],
         "vocab_size": target.embed.shape[0],
         "draft_vocab_size": len(target.tokens),
-        "max_position_embeddings": target.model.config.max_position_embeddings,
+        "max_position_embeddings": target.config.max_position_embeddings,
         "torch_dtype": "bfloat16",
     }
     write_json(path / "config.json", config)
-    weights = {k: v.half() for k, v in head_state_dict(head).items()}
+    weights = head_state_dict(head) | {"fc.weight": head.exported_fc()}
+    weights = {k: v.half() for k, v in weights.items()}
     weights["d2t"] = target.tokens - torch.arange(len(target.tokens))
     unfinished = path / "model.safetensors.part"
     save_file(weights, unfinished, metadata={"format": "pt"})

@@ -6,7 +6,6 @@ The embedding and the output matrix stay the target's and are not trained.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.train_real.fit import LOG_EVERY, WIDTH, by_length, rate
-from benchmarks.train_real.texts import Text
+from benchmarks.train_real.decode import Answer
+from benchmarks.train_real.fit import LOG_EVERY, WIDTH, grouped, nth_order, rate
 
 logger = logging.getLogger("train_real")
 LR = 1e-3
@@ -31,11 +30,15 @@ class SmallOptions:
     out: Path
     #: Layers that the draft keeps.
     layers: int
-    #: When to stop, of time.monotonic().
+    #: When to stop, of time.monotonic(), though steps are left.
     end: float
-    #: Texts of one step.
+    #: How often each answer is trained on.
+    epochs: int
+    #: Answers of one step.
     batch: int
     seed: int
+    #: Of the products; the draft's own weights are trained in float32.
+    dtype: torch.dtype
 
 
 def kept_layers(count: int, of: int) -> list[int]:
@@ -47,7 +50,7 @@ def kept_layers(count: int, of: int) -> list[int]:
 
 def pruned(model: Any, count: int) -> Any:
     """A copy of `model` with `count` layers; its embedding takes no gradient."""
-    small = deepcopy(model)
+    small = deepcopy(model).float()
     kept = kept_layers(count, len(small.model.layers))
     small.model.layers = nn.ModuleList(small.model.layers[k] for k in kept)
     for index, layer in enumerate(small.model.layers):
@@ -58,72 +61,76 @@ def pruned(model: Any, count: int) -> Any:
     return small.train()
 
 
-def rows_of(texts: list[Text]) -> tuple[Tensor, Tensor]:
+def rows_of(answers: list[Answer]) -> tuple[Tensor, Tensor]:
     """ids [B, T] int64, padded behind, and whether a row predicts an answer's token.
 
     The second is [B, T - 1] bool: row i predicts token i + 1.
     """
-    width = max(len(a) + len(b) for a, b in texts)
-    ids = torch.tensor([a + b + [0] * (width - len(a) - len(b)) for a, b in texts])
+    texts = [a.context + a.own for a in answers]
+    width = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
     row = torch.arange(width - 1)
-    first = torch.tensor([len(a) for a, _ in texts])[:, None]
-    end = torch.tensor([len(a) + len(b) for a, b in texts])[:, None]
+    first = torch.tensor([len(a.context) for a in answers])[:, None]
+    end = torch.tensor([len(text) for text in texts])[:, None]
     return ids, (row + 1 >= first) & (row + 1 < end)
 
 
-def hidden_of(model: Any, texts: list[Text]) -> tuple[Tensor, Tensor, Tensor]:
+def hidden_of(model: Any, answers: list[Answer]) -> tuple[Tensor, Tensor, Tensor]:
     """The last hidden state of each row that predicts an answer's token.
 
     Returns hidden [N, D], and the ids and the mask of `rows_of`.
     """
-    ids, own = rows_of(texts)
+    ids, own = rows_of(answers)
     hidden = model.model(ids, use_cache=False).last_hidden_state
     return hidden[:, :-1][own], ids, own
 
 
-def train_small(model: Any, texts: list[Text], options: SmallOptions) -> Any:
-    """The pruned model, trained on the target's distribution until the time is over."""
+def target_hidden(answers: list[Answer], width: int) -> Tensor:
+    """What `hidden_of` gives for the target: decoding computed it. [N, width]."""
+    return torch.cat([a.states[len(a.context) - 1 :, -width:] for a in answers])
+
+
+def train_small(model: Any, answers: list[Answer], options: SmallOptions) -> Any:
+    """The pruned model, trained on the target's distribution for some epochs."""
     torch.manual_seed(options.seed)
-    rng = random.Random(options.seed)
-    small = pruned(model, options.layers)
-    weight = model.lm_head.weight
+    small, weight = pruned(model, options.layers), model.lm_head.weight
     some = [p for p in small.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(some, lr=LR, betas=(0.9, 0.98), weight_decay=0.01)
-    groups = by_length(texts, options.batch)
-    start, step, left = time.monotonic(), 0, list[list[Text]]()
-    window: list[float] = []
-    while time.monotonic() < options.end:
-        left = left or rng.sample(groups, len(groups))
-        group = left.pop()
-        with torch.no_grad():
-            wanted = F.linear(hidden_of(model, group)[0], weight).softmax(-1)
-        logits = F.linear(hidden_of(small, group)[0], weight)
-        loss = F.cross_entropy(logits, wanted)
+    groups = grouped(answers, options.batch)
+    steps, window = options.epochs * len(groups), list[float]()
+    half = options.dtype != torch.float32
+    for step in range(steps):
+        if time.monotonic() >= options.end:
+            break
+        group = groups[nth_order(len(groups), step, options.seed)]
+        hidden = target_hidden(group, weight.shape[1]).to(weight.dtype)
+        wanted = F.linear(hidden, weight).float().softmax(-1)
+        with torch.autocast("cpu", options.dtype, enabled=half):
+            logits = F.linear(hidden_of(small, group)[0], weight)
+        loss = F.cross_entropy(logits.float(), wanted)
         loss.backward()
-        spent = time.monotonic() - start
         for settings in optimizer.param_groups:
-            settings["lr"] = LR * rate(step, spent, options.end - start)
+            settings["lr"] = LR * rate(step, steps)
         torch.nn.utils.clip_grad_norm_(some, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
         window.append(loss.item())
-        if step % LOG_EVERY == 0:
-            mean = sum(window) / len(window)
-            logger.info("small draft: step %d, %.0f s: loss %.3f", step, spent, mean)
+        if len(window) == LOG_EVERY:
+            mean = sum(window) / LOG_EVERY
+            logger.info("small draft: step %d of %d: loss %.3f", step + 1, steps, mean)
             window = []
     return small.eval()
 
 
 @torch.no_grad()
-def small_length(small: Any, texts: list[Text], batch: int) -> dict[str, float]:
+def small_length(small: Any, answers: list[Answer], batch: int) -> dict[str, float]:
     """Greedy chains of WIDTH tokens, one after the other through each text.
 
     share_right: of the answers' tokens, given the target's text before. A round is one
     target pass and yields the accepted tokens and one of the target's.
     """
     right_of_all = own_of_all = rounds = tokens = 0
-    for group in by_length(texts, batch):
+    for group in grouped(answers, batch):
         hidden, ids, own = hidden_of(small, group)
         guess = F.linear(hidden, small.lm_head.weight).argmax(-1)
         right = guess == ids[:, 1:][own]

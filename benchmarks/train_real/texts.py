@@ -1,127 +1,108 @@
-"""What the target answers to generated questions: the head's training texts."""
+"""The head's training texts: what the target answers to generated questions."""
 
 from __future__ import annotations
 
-import json
-import random
+import logging
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
-from sglang_parse.models import prompts
+from benchmarks.train_real.decode import Answer, answers
+from benchmarks.train_real.questions import questions
+from sglang_parse.models.prompts import Conversation
 
-Text = tuple[list[int], list[int]]  # context, what the target wrote after it
-NOUNS = (
-    *("tea", "a bridge", "the human heart", "a wallet", "a train", "glass", "honey"),
-    *("a recipe", "a garden", "gravity", "the desert", "a camera", "an essay", "wool"),
-    *("a museum", "photosynthesis", "an umbrella", "a storm", "the sea", "a castle"),
-    *("electricity", "friendship", "a football match", "time zones", "a budget"),
-    *("swimming", "a telescope", "the alphabet", "a market", "sleep", "paper", "music"),
-)
-ASKS = (
-    "What is {}?",
-    "Describe {} in two sentences.",
-    "Give three tips about {}.",
-    "Write a poem about {}.",
-    "How does {} work?",
-    "Write a letter to a friend about {}.",
-    "List the advantages and disadvantages of {}.",
-    "Compare {} with {}.",
-    "Write a Python class that models {}.",
-    "Tell me a joke about {}.",
-    "Summarize the history of {}.",
-    "Plan a lesson about {}.",
-)
-OWN = 0.5  # share of questions made here; the others are of the eight kinds
-BATCH = 64
+logger = logging.getLogger("train_real")
+BATCH = 128  # answers that are decoded together, and of one file
+BLOCK = 4  # batches whose questions are sorted by length
 
 
-def questions(count: int, seed: int) -> list[prompts.Conversation]:
-    """Short conversations; those of tests/real and of the demo may be among them only
-    by chance of the same topic, since numbers above theirs choose other words."""
-    rng = random.Random(seed)
-    things = (*NOUNS, *prompts.TOPICS)
-    kinds = [k for k in prompts.KINDS if k != "long"]
-    found: list[prompts.Conversation] = []
-    for _ in range(count):
-        if rng.random() < OWN:
-            ask = rng.choice(ASKS)
-            filled = ask.format(*rng.sample(things, 2))
-            found.append(prompts.user(filled))
-        else:
-            kind = prompts.KINDS[rng.choice(kinds)]
-            found.append(kind(rng.randrange(13, 2000)))
+def contexts_of(tokenizer: Any, asked: list[Conversation]) -> list[list[int]]:
+    """Token ids of conversations, up to where the answer begins."""
+    texts = [
+        tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True)
+        for m in asked
+    ]
+    return [tokenizer.encode(t, add_special_tokens=False) for t in texts]
+
+
+def batches_of(contexts: list[list[int]]) -> list[list[list[int]]]:
+    """Batches of about one length; those of a longer list begin with the same ones."""
+    found = []
+    for at in range(0, len(contexts), BATCH * BLOCK):
+        block = sorted(contexts[at : at + BATCH * BLOCK], key=len)
+        found += [block[i : i + BATCH] for i in range(0, len(block), BATCH)]
     return found
-
-
-@torch.no_grad()
-def answer(
-    model: Any, tokenizer: Any, asked: list[prompts.Conversation], longest: int
-) -> list[Text]:
-    """The greedy answers to a batch; what ends an answer is part of it."""
-    contexts = [
-        tokenizer.encode(
-            tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            ),
-            add_special_tokens=False,
-        )
-        for messages in asked
-    ]
-    width = max(map(len, contexts))
-    pad = tokenizer.pad_token_id
-    rows = [[pad] * (width - len(c)) + c for c in contexts]
-    mask = [[0] * (width - len(c)) + [1] * len(c) for c in contexts]
-    out = model.generate(
-        torch.tensor(rows),
-        attention_mask=torch.tensor(mask),
-        max_new_tokens=longest,
-        do_sample=False,
-    )
-    return [
-        (context, up_to_end(row, tokenizer.eos_token_id))
-        for context, row in zip(contexts, out[:, width:].tolist(), strict=True)
-    ]
-
-
-def up_to_end(row: list[int], eos: int) -> list[int]:
-    return row[: row.index(eos) + 1] if eos in row else row
 
 
 def write_texts(
     model: Any,
     tokenizer: Any,
-    path: Path,
+    folder: Path,
     *,
     count: int,
     longest: int,
     seed: int,
     until: float,
-) -> list[Text]:
-    """Texts of `path`, one JSON line each, with new ones until `count` or a time.
+) -> list[Answer]:
+    """Answers of `folder`, with new ones until `count` of them or a time.
 
-    until: of time.monotonic(). Each batch is written as soon as it is there.
+    until: of time.monotonic(). Each batch is a file, written as soon as it is there.
     """
-    texts = read_texts(path)
-    asked = questions(count, seed)
-    while len(texts) < count and time.monotonic() < until:
-        batch = asked[len(texts) : len(texts) + BATCH]
-        new = answer(model, tokenizer, batch, longest)
-        with path.open("a", encoding="utf-8") as f:
-            f.writelines(json.dumps(text) + "\n" for text in new)
-        texts += new
-    return texts
-
-
-def read_texts(path: Path) -> list[Text]:
-    """[] where there is no file; a line cut off by an interruption is left out."""
-    if not path.is_file():
-        return []
-    found: list[Text] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.endswith("]]"):
-            context, own = json.loads(line)
-            found.append((context, own))
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = -(-count // (BATCH * BLOCK)) * BATCH * BLOCK
+    batches = batches_of(contexts_of(tokenizer, questions(rounded, seed)))
+    found: list[Answer] = []
+    for index, batch in enumerate(batches[: -(-count // BATCH)]):
+        path = folder / f"{index:04d}.safetensors"
+        if not path.is_file():
+            if time.monotonic() >= until:
+                break
+            write(path, decoded(model, batch, longest))
+        found += read(path)
     return found
+
+
+def decoded(model: Any, batch: list[list[int]], longest: int) -> list[Answer]:
+    began, busy = time.monotonic(), time.process_time()
+    found = answers(model, batch, longest)
+    logger.info(
+        "%d answers, %d tokens in %.0f s, %.0f s of CPU time",
+        len(found),
+        sum(len(a.own) for a in found),
+        time.monotonic() - began,
+        time.process_time() - busy,
+    )
+    return found
+
+
+def write(path: Path, found: list[Answer]) -> None:
+    """A file of answers, seen by others only when it is whole."""
+    tensors = {
+        "ids": torch.tensor([i for a in found for i in a.context + a.own]),
+        "contexts": torch.tensor([len(a.context) for a in found]),
+        "own": torch.tensor([len(a.own) for a in found]),
+        "states": torch.cat([a.states for a in found]),
+    }
+    unfinished = path.with_suffix(".part")
+    save_file(tensors, unfinished)
+    unfinished.replace(path)
+
+
+def read(path: Path) -> list[Answer]:
+    """The answers of a file. Raises ValueError where it is no such file."""
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} holds no answers; delete it") from error
+    before, own = (tensors[k].tolist() for k in ("contexts", "own"))
+    lengths = [a + b for a, b in zip(before, own, strict=True)]
+    texts = [t.tolist() for t in tensors["ids"].split(lengths)]
+    states = tensors["states"].split([n - 1 for n in lengths])
+    return [
+        Answer(text[:n], text[n:], some)
+        for text, n, some in zip(texts, before, states, strict=True)
+    ]

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from sglang_parse.cli.common import check_writable, leave_by_exception
+from sglang_parse.options.kinds import LEARNT_SHARE
 
 SERVERS = "default: the server's own"
+SWEPT = (
+    "thresholds",
+    "segmenters",
+    "keep_rules",
+    "judge_suffixes",
+    "probe_cutoffs",
+    "probe_bands",
+)
 
 
 def add_commands(commands: Any) -> None:
@@ -67,6 +76,14 @@ def add_commands(commands: Any) -> None:
     )
     tune.add_argument("--keep-rules", nargs="+", metavar="RULE", help=SERVERS)
     tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT", help=SERVERS)
+    for name, values in (("cutoffs", "learnt 0.9"), ("bands", "learnt 0.5 0.9")):
+        tune.add_argument(
+            f"--probe-{name}",
+            nargs="+",
+            type=LEARNT_SHARE.read,
+            metavar="X",
+            help=f"of a server that has a probe; default: {values}",
+        )
     tune.add_argument(
         "--chat-template-json",
         dest="chat_template",
@@ -88,7 +105,8 @@ def bench_command(args: argparse.Namespace) -> int:
 
 
 def calibrate_command(args: argparse.Namespace) -> int:
-    from sglang_parse.bench.calibrate import CalibrateOptions, run_calibration
+    from sglang_parse.bench.calibrate import run_calibration
+    from sglang_parse.bench.calibrate_options import CalibrateOptions
 
     values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
     prompts = values.pop("prompts", None)
@@ -99,7 +117,7 @@ def calibrate_command(args: argparse.Namespace) -> int:
         )
     if prompts:
         values |= {"dataset": "prompts", "path": prompts}
-    for name in ("thresholds", "segmenters", "keep_rules", "judge_suffixes"):
+    for name in SWEPT:
         if name in values:
             values[name] = tuple(values[name])
     options = CalibrateOptions(**values | {"url": args.url.rstrip("/")})

@@ -75,17 +75,25 @@ def find_models() -> RealModels:
         return real_models(partial(console.print, soft_wrap=True), advance)
 
 
+def head_args(head: Path) -> list[str]:
+    """Flags of a PARSE server with an EAGLE-3 head, which serves in exact mode."""
+    compose = ["--speculative-parse-compose", "eagle3"]
+    return [*compose, "--speculative-parse-eagle-model-path", str(head)]
+
+
+def draft_args(draft: Path) -> list[str]:
+    """Flags of a PARSE server in exact mode with a draft model."""
+    exact = ["--speculative-parse-mode", "exact"]
+    return [*exact, "--speculative-draft-model-path", str(draft)]
+
+
 def arm_args(models: RealModels) -> dict[str, list[str]]:
     """Server flags per arm; the EAGLE-3 arm has no draft model."""
     target = ["--model-path", str(models.target), *SERVER_ARGS]
     parse = [*target, "--speculative-algorithm", "PARSE"]
-    exact = ["--speculative-parse-mode", "exact"]
-    draft = ["--speculative-draft-model-path", str(models.draft)]
-    arms = {"target": target, "exact": [*parse, *exact, *draft]}
+    arms = {"target": target, "exact": [*parse, *draft_args(models.draft)]}
     if models.head is not None:
-        head = ["--speculative-parse-compose", "eagle3"]
-        head += ["--speculative-parse-eagle-model-path", str(models.head)]
-        arms["eagle3"] = [*parse, *head]
+        arms["eagle3"] = [*parse, *head_args(models.head)]
     return arms
 
 
@@ -184,10 +192,11 @@ def results_table(arms: Sequence[RealArm]) -> Table:
 
 
 def show_command(console: Console, models: RealModels) -> None:
+    """How to start a server of the last arm."""
+    drafter = head_args(models.head) if models.head else draft_args(models.draft)
     command = (
         f"{sys.executable} -m sglang.launch_server --model-path {models.target} "
-        f"--speculative-draft-model-path {models.draft} "
-        "--speculative-algorithm PARSE --speculative-parse-mode exact"
+        f"--speculative-algorithm PARSE {' '.join(drafter)}"
     )
     console.print("\nStart the server by hand:", style="bold")
     console.print(command, soft_wrap=True, highlight=False, markup=False)

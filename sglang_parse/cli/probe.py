@@ -47,6 +47,12 @@ def add_probe(commands: Any) -> None:
         "--hidden", type=int, metavar="N", help="units of a hidden layer; default: none"
     )
     train.add_argument(
+        "--labels",
+        metavar="X",
+        help="what is learnt: `question`, its verdicts, or `gold`, the labels of a "
+        "data set that has some for prefixes; default: question",
+    )
+    train.add_argument(
         "--least-agreement",
         type=float,
         metavar="X",

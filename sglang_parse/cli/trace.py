@@ -23,6 +23,7 @@ COUNTS = (
     ("eagle_draft_tokens", "tokens drafted by the head"),
     ("client_tokens", "client tokens"),
     ("judged_segments", "segments judged"),
+    ("probe_segments", "of them by the probe"),
     ("kept_segments", "segments kept"),
     ("kept_tokens", "tokens kept"),
     ("matched_tokens", "of them token by token"),

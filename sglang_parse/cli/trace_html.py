@@ -58,6 +58,7 @@ ROWS = (
     ("eagle_draft_tokens", "Tokens drafted by the EAGLE-3 head"),
     ("client_tokens", "Tokens of the client's own text tried"),
     ("judged_segments", "Segments judged"),
+    ("probe_segments", "Of these, judged by the probe"),
     ("kept_segments", "Segments kept"),
     ("kept_tokens", "Draft and client tokens in the answer"),
     ("matched_tokens", "Of these, kept token by token"),
@@ -113,10 +114,15 @@ def tip(span: Span) -> str:
     if span.origin != "target":
         parts.append(f"origin: {span.origin}")
     if span.score is not None:
-        parts.append(f"score {span.score:.4f}")
+        parts.append(f"score {span.score:.4f}{_by(span.judge)}")
     if span.num_later:
         parts.append(f"{span.num_later} later segments dropped with it")
     return ", ".join(parts)
+
+
+def _by(judge: str) -> str:
+    """Who gave a verdict, where it was not the question."""
+    return " by the probe" if judge == "probe" else ""
 
 
 def _counts(report: Mapping[str, Any]) -> str:
@@ -131,7 +137,7 @@ def _segments(report: Mapping[str, Any]) -> str:
     rows = ["<tr><th>#<th>origin<th>outcome<th>token<th>tokens<th>score<th>text</tr>"]
     for k, segment in enumerate(report.get("segments", ()), 1):
         score = segment["score"]
-        shown = "" if score is None else f"{score:.4f}"
+        shown = "" if score is None else f"{score:.4f}{_by(segment.get('judge', ''))}"
         rows.append(
             f'<tr><td class="n">{k}</td><td>{escape(origin_of(segment))}</td>'
             f"<td>{escape(segment['outcome'])}</td>"

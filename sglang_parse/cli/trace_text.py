@@ -32,7 +32,7 @@ class Span:
     """kind: a key of STYLES. score: the verdict on the prefix that ends here.
 
     origin: `draft`, `client` or `target`. num_later: rejected segments that followed
-    and went with this one.
+    and went with this one. judge: who gave the score, `suffix` or `probe`.
     """
 
     kind: str
@@ -40,6 +40,7 @@ class Span:
     score: float | None = None
     num_later: int = 0
     origin: str = "target"
+    judge: str = ""
 
 
 def answer_spans(text: str, report: Mapping[str, Any]) -> list[Span]:
@@ -61,7 +62,8 @@ def answer_spans(text: str, report: Mapping[str, Any]) -> list[Span]:
             first = spans.pop()
             spans.append(replace(first, num_later=first.num_later + 1))
             continue
-        spans.append(Span(kind, segment["text"], score, origin=origin))
+        judge = segment.get("judge", "")
+        spans.append(Span(kind, segment["text"], score, origin=origin, judge=judge))
         if kind != "rejected":
             at += len(segment["text"])
     if at < len(text):
@@ -121,7 +123,8 @@ def draw_answer(spans: Sequence[Span], *, marks: bool = False) -> Text:
 
 def _tag(span: Span) -> str:
     later = f", {span.num_later} later dropped" if span.num_later else ""
-    return "" if span.score is None else f" [{span.score:.2f}{later}]"
+    by = " by the probe" if span.judge == "probe" else ""
+    return "" if span.score is None else f" [{span.score:.2f}{by}{later}]"
 
 
 def legend(*, marks: bool = False, has_client: bool = False) -> Text:

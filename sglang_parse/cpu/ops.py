@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from torch import Tensor
 
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 
@@ -22,11 +23,11 @@ class CpuMHATokenToKVPool(MHATokenToKVPool):
 
 
 def assign_req_to_token_pool(
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    start_offset: torch.Tensor,
-    end_offset: torch.Tensor,
-    out_cache_loc: torch.Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    end_offset: Tensor,
+    out_cache_loc: Tensor,
     batch_size: int,
 ) -> None:
     """Write new slots into `req_to_token[row, start:end]`, one request after another.
@@ -41,6 +42,24 @@ def assign_req_to_token_pool(
     for row, start, end in zip(rows, starts, ends, strict=True):
         req_to_token[row, start:end] = out_cache_loc[at : at + end - start]
         at += end - start
+
+
+def last_slots(table: Tensor, rows: Tensor, lens: Tensor) -> Tensor:
+    """[bs] the slot of the last of each row's first `lens` columns, -1 for none.
+
+    table: req_to_token. Replaces the Triton reader of
+    sglang/srt/mem_cache/allocation.py, which serves pools that are cut into pages.
+    """
+    last = table[rows.long(), lens.long() - 1].to(lens.dtype)
+    return torch.where(lens > 0, last, -1)
+
+
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """Bound logits between -cap and cap, in place, as Gemma 2 does.
+
+    Replaces the Triton kernel of sglang/srt/layers/logits_processor.py.
+    """
+    return logits.div_(cap).tanh_().mul_(cap)
 
 
 def adjust_to_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,3 +83,23 @@ def adjust_to_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return original(*args, **kwargs)
     finally:
         model_hook.attention_backends_of = asked
+
+
+def build_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook on _initialize_model: a model that asks torch for its current device
+    gets the CPU.
+
+    A torch that was built for CUDA answers with CUDA where there is no GPU.
+    Source: sglang/srt/models/qwen3_next.py and qwen3_5.py, `norm`. Layers that take
+    SGLang's device would end the need.
+    """
+    asked = torch.get_device_module
+
+    def answer(device: Any = None) -> Any:
+        return asked("cpu" if device is None else device)
+
+    torch.get_device_module = answer  # type: ignore[assignment]
+    try:
+        return original(*args, **kwargs)
+    finally:
+        torch.get_device_module = asked

@@ -6,6 +6,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from sglang.srt.arg_groups.model_override_base import (
+    attention_backends_of,
+    resolved_view,
+)
 from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.moe.utils import draft_model_build_scope
@@ -68,7 +72,9 @@ class DraftRunner:
                 context_length=context_len,
             )
         self.runner = self.worker.model_runner
-        check_architecture(self.runner, flag)
+        own = server_args.speculative_draft_attention_backend
+        backends = (own,) if own else attention_backends_of(resolved_view(server_args))
+        check_architecture(self.runner, flag, backends=backends, is_draft=True)
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         with draft_tp_context(self.layout), draft_pp_context():

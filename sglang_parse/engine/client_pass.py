@@ -95,7 +95,8 @@ class ClientPass:
 
     view: (SGLang's batch, indices) -> the batch of these requests alone. refuse: ends
     a request with an error. hold, release: let a request wait for its verdicts without
-    output, and end it.
+    output, and end it. step_rows: of the longest prefill; texts that are judged alone
+    have no more in a step, but for one verdict.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class ClientPass:
         refuse: Callable[[SchedulerRequest, Refusal], None],
         hold: Callable[[SchedulerRequest], None],
         release: Callable[[SchedulerRequest], None],
+        step_rows: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
@@ -115,6 +117,7 @@ class ClientPass:
         self.refuse = refuse
         self.hold = hold
         self.release = release
+        self.step_rows = step_rows
         self.clock = clock
         #: Seconds that a row of a pass takes here, 0 before any was timed.
         self.row_seconds = 0.0
@@ -172,15 +175,16 @@ class ClientPass:
         slots = self.engine.slots
         return Bounds(
             context_len=self.context_len,
-            num_free=slots.num_free(batch.tree_cache),
-            num_slots=slots.num_slots,
+            num_free=slots.num_free(batch.tree_cache, 2),
+            num_slots=slots.num_slots - 2 * (slots.page_size - 1),
             max_rows=slots.max_rows,
         )
 
-    def _room(self, batch: SchedulerBatch) -> int:
-        """Rows of a pass that there are slots for."""
+    def _room(self, batch: SchedulerBatch, num_texts: int) -> int:
+        """Rows of a pass that there are slots for, where so many texts take slots, and
+        all suffixes together."""
         slots = self.engine.slots
-        return min(slots.num_free(batch.tree_cache), slots.max_rows)
+        return min(slots.num_free(batch.tree_cache, num_texts + 1), slots.max_rows)
 
     def _next(
         self, batch: SchedulerBatch, texts: list[tuple[Text, RequestRound]]
@@ -189,7 +193,7 @@ class ClientPass:
 
         What an earlier pass kept took slots: each text is cut to what fits now.
         """
-        room, total = self._room(batch) * 3 // 4, 0
+        room, total = self._room(batch, len(texts)) * 3 // 4, 0
         bounds = self._bounds(batch)
         for _, r in texts:
             draft_of(r, self.engine.segmenting, bounds)
@@ -208,7 +212,7 @@ class ClientPass:
         waiting: Sequence[Text],
     ) -> None:
         """Judge texts to keep, and as much of the others as there is room for."""
-        slots, room = self.engine.slots, self._room(batch)
+        slots, room = self.engine.slots, self._room(batch, len(kept))
         num_kept = share_verdicts([r for _, r in kept], room)
         room -= num_kept
         chosen = [*kept, *self._parts(waiting, room, self._timely_rows(num_kept))]
@@ -238,6 +242,7 @@ class ClientPass:
         rank's clock, as all ranks lay out the same pass."""
         known = self.row_seconds
         rows = round_down(STEP_SECONDS / known) if known else FIRST_ROWS
+        rows = min(rows, self.step_rows)
         return max(0, self.engine.ranks.agree_all([[rows]])[0][0] - num_kept)
 
     def _parts(
@@ -246,12 +251,13 @@ class ClientPass:
         """What is judged of the texts that wait: those with the fewest passes first, at
         least one verdict and otherwise `timely` rows, in `room` rows."""
         chosen: list[tuple[Text, RequestRound]] = []
+        unused = self.engine.slots.page_size - 1  # of the last page of a text
         order = sorted(waiting, key=lambda text: text.state.verification.num_passes)
         for text in order:
-            r = self._part(text, room, timely, is_first=not chosen)
+            r = self._part(text, room - unused, timely, is_first=not chosen)
             if r is not None:
                 taken = cost(r, r.boundaries)
-                room, timely = room - taken, timely - taken
+                room, timely = room - taken - unused, timely - taken
                 chosen.append((text, r))
         return chosen
 

@@ -36,6 +36,9 @@ class Target(Sampler, Protocol):
     def decode(self, round: Round) -> Any:
         """One ordinary decode step, a row per request; a `PassOutput`."""
 
+    def keep(self, round: Round) -> None:
+        """Behind a pass: leave the target at what each request has decided."""
+
     def prefill(self, batch: Any, *, needed: bool) -> tuple[Any, Tensor | None]:
         """SGLang's own prefill: its result, and features where drafters read them."""
 
@@ -51,8 +54,13 @@ class Slots(Protocol):
     def num_slots(self) -> int:
         """Slots of the whole pool."""
 
-    def num_free(self, tree_cache: Any) -> int:
-        """Slots that can be had now, cached prefixes evicted."""
+    @property
+    def page_size(self) -> int:
+        """Slots that are taken together."""
+
+    def num_free(self, tree_cache: Any, num_rows: int = 0) -> int:
+        """Slots that can be had now, cached prefixes evicted, where so many rows are to
+        grow by whole pages."""
 
     def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
         """Give each request slots for its first lens[i] columns."""

@@ -36,7 +36,13 @@ class Collector(Protocol):
     """Keeps pairs to learn from (`judging.probe_pairs.PairCollector`)."""
 
     def add(
-        self, owner: object, states: Tensor, scores: Sequence[float], segmenter: str
+        self,
+        owner: object,
+        states: Tensor,
+        scores: Sequence[float],
+        *,
+        segmenter: str,
+        rid: str,
     ) -> None:
         """states: [n, width] at boundaries of one request, scores: the target's."""
 
@@ -136,13 +142,17 @@ class Probing:
         if self.collector is None or not (usual and r.asked) or r.state.client:
             return
         states = round.output.states_at([r.root_row + b for b in r.asked])
-        self.collector.add(r.state, states, r.scores, options.segmenter)
+        self.collector.add(
+            r.state, states, r.scores, segmenter=options.segmenter, rid=r.req.rid
+        )
 
     def _compare(self, r: RequestRound) -> None:
-        """Tell the guard of boundaries that both have judged."""
-        if self.guard is None:
+        """Tell the guard of boundaries that both have judged, by the learnt cutoff:
+        no request can make the probe look worse than it is."""
+        if self.guard is None or self.probe is None:
             return
-        threshold, point = r.state.options.threshold, self._point(r)
+        options = r.state.options
+        threshold, point = options.threshold, self.probe.points[options.segmenter]
         asked = dict(zip(r.asked, r.scores, strict=True))
         for b, found in zip(r.boundaries, r.probe_scores, strict=True):
             doubts = r.state.judge_kind == "auto" and not point.is_sure(found)
@@ -154,7 +164,11 @@ class Probing:
 
     def _point(self, r: RequestRound) -> Point:
         assert self.probe is not None
-        return self.probe.points[r.state.options.segmenter]
+        options = r.state.options
+        point = self.probe.points[options.segmenter]
+        return point.adjusted(
+            learnt_as_none(options.probe_cutoff), learnt_as_none(options.probe_band)
+        )
 
     def _merge(self, r: RequestRound, asked: dict[int, float]) -> None:
         """The target's scores where it was asked, the probe's elsewhere."""
@@ -262,3 +276,8 @@ def round_up(rows: float) -> float:
     """To the next step, so that the planner's choices hold for a while."""
     steps = -(-rows // ROWS_STEP)
     return float(steps * ROWS_STEP)
+
+
+def learnt_as_none(value: float | str) -> float | None:
+    """A setting of the probe; None for what its file says."""
+    return None if isinstance(value, str) else value

@@ -169,7 +169,8 @@ class RoundEngine:
             self.probing.settle(round)
 
     def commit(self, round: Round) -> None:
-        """Remember what is pending and what the target has to rewrite; free slots."""
+        """Remember what is pending and what the target has to rewrite; free slots, and
+        leave a recurrent state at what was kept."""
         keep = []
         for r in round:
             guard(r, self.segmenting.recover)
@@ -185,6 +186,7 @@ class RoundEngine:
             )
             keep.append(r.new_len + len(pending) + bool(pending))
         self.slots.trim_rows(round.batch, keep)
+        self.target.keep(round)
 
     def _finish(self, round: Round) -> None:
         """Tell planner and reports what became of the round."""

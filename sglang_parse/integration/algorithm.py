@@ -57,7 +57,6 @@ class ParseAlgorithm(CustomSpecAlgo):
                     "--speculative-parse-window or --speculative-parse-eagle-steps."
                 )
             setattr(server_args, field, ours)
-        server_args.page_size = 1
         if server_args.enable_memory_saver:
             # Released weights come back for the target alone, by a weight update.
             server_args.enable_draft_weights_cpu_backup = True

@@ -11,10 +11,8 @@ from sglang_parse.integration.extensions import check_asked
 from sglang_parse.judging.vocabularies import Agreement, compare
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
+from sglang_parse.runtime.families import SMALL_DRAFT, is_recurrent
 from sglang_parse.runtime.tokenizers import load_tokenizer
-
-# A small draft whose tokens are known as text.
-ANY_TARGETS = "Qwen/Qwen3-0.6B"
 
 
 def penalty_sentence(defaults: Mapping[str, Any]) -> str:
@@ -73,7 +71,9 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
     target = load_tokenizer(server_args, of_draft=False)
     # Without a draft model, clients' texts are the only drafts.
     if server_args.speculative_draft_model_path:
-        check_draft_tokenizer(target, load_tokenizer(server_args, of_draft=True))
+        check_draft_kind(server_args)
+        draft = load_tokenizer(server_args, of_draft=True)
+        check_draft_pages(server_args, check_draft_tokenizer(target, draft))
     if config.draft_url:
         try:
             TextEncoder(target)
@@ -85,6 +85,33 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
     check_asked(config, target)
 
 
+def check_draft_kind(server_args: Any) -> None:
+    """The draft keeps no state that a rejected token would stay in. Raises
+    ValueError."""
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    path = server_args.speculative_draft_model_path
+    config = get_config(path, trust_remote_code=server_args.trust_remote_code)
+    for name in getattr(config, "architectures", None) or ():
+        if is_recurrent(name):
+            raise ValueError(
+                f"--speculative-draft-model-path is {path!r}, and {name} has a "
+                "recurrent state, which cannot go back behind a rejected draft; "
+                f"expected a model of attention alone, such as {SMALL_DRAFT}."
+            )
+
+
+def check_draft_pages(server_args: Any, agreement: Agreement) -> None:
+    """A draft in text takes its own KV slots one by one. Raises ValueError."""
+    page = server_args.page_size or 1
+    if page > 1 and not agreement.shares_ids:
+        raise ValueError(
+            f"--page-size is {page}, and the draft's tokenizer is not the target's "
+            f"({agreement.difference}); expected --page-size 1, or a draft with the "
+            "target's tokenizer."
+        )
+
+
 def check_draft_tokenizer(target: Any, draft: Any) -> Agreement:
     """How a draft reaches the target. Raises ValueError where it cannot."""
     agreement = compare(target, draft)
@@ -92,7 +119,7 @@ def check_draft_tokenizer(target: Any, draft: Any) -> Agreement:
         return agreement
     for tokenizer, whose, advice in (
         (target, "the target's", "take a draft with the target's own tokenizer"),
-        (draft, "the draft's", f"a draft such as {ANY_TARGETS} works"),
+        (draft, "the draft's", f"a draft such as {SMALL_DRAFT} works"),
     ):
         try:
             TextEncoder(tokenizer)

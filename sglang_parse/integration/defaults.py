@@ -34,7 +34,7 @@ def default_attention_backend(
     server_args: Any, previous: Callable[[Any], None]
 ) -> None:
     """FlashInfer, or Triton where answers are deterministic, for PARSE servers that
-    name no backend.
+    name no backend; what is named for prefills serves decode steps as well.
 
     On Hopper and Blackwell SGLang would choose fa3 or trtllm_mha, whose verify modes
     know one width per batch and ignore the mask of a chain.
@@ -42,15 +42,18 @@ def default_attention_backend(
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
     config = resolving_view(server_args)
-    named = (
-        config.attention_backend
-        or config.prefill_attention_backend
-        or config.decode_attention_backend
+    prefill, decode = (
+        config.prefill_attention_backend,
+        config.decode_attention_backend,
     )
-    if is_parse(config.speculative_algorithm) and not named:
-        backend = GPU_ATTENTION_BACKEND
+    is_open = not config.attention_backend and not (prefill and decode)
+    if is_parse(config.speculative_algorithm) and is_open:
+        backend = prefill or GPU_ATTENTION_BACKEND
         # The second asks for the first (SGLang's handle_deterministic_inference).
-        if config.enable_deterministic_inference or config.rl_on_policy_target:
+        deterministic = (
+            config.enable_deterministic_inference or config.rl_on_policy_target
+        )
+        if deterministic and not prefill:
             backend = DETERMINISTIC_BACKEND
         declare_resolution(server_args, ALGORITHM, attention_backend=backend)
     previous(server_args)

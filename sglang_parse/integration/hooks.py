@@ -82,13 +82,7 @@ HOOKS = (
         "sglang.srt.managers.schedule_batch.Req._check_str_based_finish",
         lazy("sglang_parse.integration.stops:earliest_stop"),
         HookType.AROUND,
-        "of several stops in a round the first one ends the answer",
-    ),
-    Hook(
-        "sglang.srt.managers.schedule_batch.Req._locate_str_stop_finished_len",
-        lazy("sglang_parse.integration.stops:locate_stop"),
-        HookType.AROUND,
-        "the end of a stop string in a long round is found in little time",
+        "a round ends at the stop where single tokens would end",
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.batch_result_processor."
@@ -150,6 +144,12 @@ HOOKS = (
         "no request ends the scheduler",
     ),
     Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_model_config",
+        lazy("sglang_parse.integration.shield_hooks:tell_what_is_read"),
+        HookType.AFTER,
+        "a server that refuses images warms up with text, and /model_info says so",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
         lazy("sglang_parse.integration.scheduler_hooks:note_waiting"),
         HookType.BEFORE,
@@ -183,10 +183,57 @@ CPU_HOOKS = (
         "the slot table is written without Triton on CPU",
     ),
     Hook(
+        "sglang.srt.mem_cache.allocation.get_last_loc",
+        lazy("sglang_parse.cpu.ops:last_slots"),
+        HookType.REPLACE,
+        "pages are filled up without Triton on CPU",
+    ),
+    Hook(
+        "sglang.srt.layers.logits_processor.fused_softcap",
+        lazy("sglang_parse.cpu.ops:softcap"),
+        HookType.REPLACE,
+        "logits are bounded without Triton on CPU",
+    ),
+    Hook(
         "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments",
         lazy("sglang_parse.cpu.ops:adjust_to_model"),
         HookType.AROUND,
         "models with attention sinks start on CPU",
+    ),
+    Hook(
+        "sglang.srt.model_loader.loader._initialize_model",
+        lazy("sglang_parse.cpu.ops:build_on_cpu"),
+        HookType.AROUND,
+        "models with gated delta nets are built on CPU",
+    ),
+    Hook(
+        "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
+        lazy("sglang_parse.cpu.recurrent:add_linear_layers"),
+        HookType.AROUND,
+        "models with gated delta nets are served on CPU",
+    ),
+    *(
+        Hook(
+            f"sglang.kernels.ops.{function}",
+            lazy(f"sglang_parse.cpu.gated_ops:{ours}"),
+            HookType.REPLACE,
+            "models with gated delta nets run without Triton on CPU",
+        )
+        for function, ours in (
+            (
+                "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat",
+                "split_by_group",
+            ),
+            (
+                "attention.triton_gdn_fused_proj."
+                "fused_qkvzba_split_reshape_cat_contiguous",
+                "split_by_kind",
+            ),
+            ("attention.fla.fused_norm_gate.rms_norm_gated", "norm_and_gate"),
+            ("attention.fla.layernorm_gated.rms_norm_gated", "norm_or_gate"),
+            ("elementwise.elementwise.fused_sigmoid_mul", "multiply_by_sigmoid"),
+            ("elementwise.elementwise.fused_gate_sigmoid_mul_add", "add_gated"),
+        )
     ),
 )
 

@@ -74,15 +74,16 @@ def asked_pairs(rid: str | None) -> dict[str, Any] | None:
     if found[2] == "1":
         one.collector.clear()
     start = int(found[1])
-    states, scores, requests, segmenters = one.collector.part(start, MOST_AT_ONCE)
+    part = one.collector.part(start, MOST_AT_ONCE)
     return {
         **one.about,
         "total": len(one.collector),
         "seen": one.collector.num_seen,
-        "states": base64.b64encode(states.numpy().tobytes()).decode(),
-        "scores": list(scores),
-        "requests": list(requests),
-        "segmenters": list(segmenters),
+        "states": base64.b64encode(part.states.numpy().tobytes()).decode(),
+        "scores": part.scores,
+        "requests": part.requests,
+        "indices": part.indices,
+        "segmenters": part.segmenters,
     }
 
 

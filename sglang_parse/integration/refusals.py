@@ -11,9 +11,10 @@ from sglang.srt.environ import envs
 
 from sglang_parse.integration.checks import check_head, check_pair
 from sglang_parse.integration.flags import config_from_server_args
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.runtime.model_folder import quantization_of
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
-from sglang_parse.target.backends.registry import BACKENDS, choose_route
+from sglang_parse.target.backends.registry import BACKENDS, backend_of, choose_route
 
 
 class Refused(NamedTuple):
@@ -67,6 +68,16 @@ REFUSED = (
     Refused("kv_canary", _other_than("none"), "--kv-canary", "none"),
     Refused("enable_two_batch_overlap", bool, "--enable-two-batch-overlap"),
     Refused("enable_mixed_chunk", bool, "--enable-mixed-chunk"),
+    # A state is kept as it was, in a slot of its own for each request.
+    Refused(
+        "mamba_radix_cache_strategy",
+        lambda value: bool(value not in ("auto", "no_buffer")),
+        "--mamba-radix-cache-strategy",
+        "no_buffer",
+    ),
+    Refused("enable_linear_replayssm", bool, "--enable-linear-replayssm"),
+    Refused("enable_linear_replayssm_spec", bool, "--enable-linear-replayssm-spec"),
+    Refused("enable_int8_mamba_checkpoint", bool, "--enable-int8-mamba-checkpoint"),
     # Its grammars cannot go back over a rejected draft.
     Refused(
         "grammar_backend",
@@ -136,15 +147,11 @@ def validate_server_args(server_args: Any) -> None:
     """Refuse what PARSE cannot serve. Raises ValueError with one sentence."""
     config = config_from_server_args(server_args)
     _check_arguments(server_args)
+    _check_page_size(server_args)
     _check_attention_backends(server_args)
-    prefill, decode = attention_backends_of(server_args)
-    if prefill != decode:
-        raise ValueError(
-            "--speculative-algorithm PARSE needs one attention backend for prefill and "
-            f"decode, got {prefill} and {decode}; set --attention-backend alone."
-        )
-    choose_route(config.verify_route, prefill)
+    _check_parts(server_args, config)
     _check_quantization(server_args)
+    prefill, _ = attention_backends_of(server_args)
     if prefill == "flashinfer" and server_args.dtype in ("float32", "float"):
         raise ValueError(
             f"--dtype is {server_args.dtype} and FlashInfer has no kernels for it; "
@@ -163,10 +170,15 @@ def _check_arguments(server_args: Any) -> None:
                 f"--speculative-algorithm PARSE does not support {row.flag} {value}; "
                 f"expected {row.expected}."
             )
-    if server_args.page_size not in (None, 1):
+
+
+def _check_page_size(server_args: Any) -> None:
+    """Prefills that are cut end with a page: SGLang would stop in an assertion."""
+    page, chunk = server_args.page_size or 1, server_args.chunked_prefill_size or 0
+    if page < 1 or (chunk > 0 and chunk % page):
         raise ValueError(
-            "--speculative-algorithm PARSE needs --page-size 1, got "
-            f"{server_args.page_size}."
+            f"--page-size is {page}; expected a divisor of --chunked-prefill-size, "
+            f"which is {chunk}."
         )
 
 
@@ -185,6 +197,31 @@ def _check_attention_backends(server_args: Any) -> None:
                 f"--speculative-algorithm PARSE does not support --{flag} {backend}; "
                 f"expected one of {', '.join(BACKENDS)}."
             )
+
+
+def _check_parts(server_args: Any, config: ParseConfig) -> None:
+    """What the backends of prefills and of steps do for PARSE, they can do."""
+    prefill, decode = attention_backends_of(server_args)
+    mode = server_args.speculative_attention_mode
+    if prefill != decode and mode != "prefill":
+        raise ValueError(
+            f"--speculative-attention-mode is {mode}, and PARSE verifies on the "
+            f"backend for prefills, which is {prefill}; expected prefill."
+        )
+    choose_route(config.verify_route, prefill)
+    steps = server_args.speculative_draft_attention_backend or decode
+    if config.composes and steps == "fa3":
+        # It adds SGLang's own draft steps to lengths (flashattention_backend.py).
+        raise ValueError(
+            "--speculative-parse-compose eagle3 cannot draft on attention backend fa3; "
+            "add --speculative-draft-attention-backend flashinfer."
+        )
+    most, page = backend_of(prefill).max_page_size, server_args.page_size or 1
+    if page > most:
+        raise ValueError(
+            f"--page-size is {page}; expected at most {most} where PARSE verifies on "
+            f"attention backend {prefill}."
+        )
 
 
 def _check_quantization(server_args: Any) -> None:

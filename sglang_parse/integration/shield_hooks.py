@@ -1,7 +1,8 @@
 """Where requests meet the checks of shield.py on a PARSE server.
 
-Three seams: `TokenizerManager._create_tokenized_object`, whose result the scheduler
-gets; `TokenizerManager.generate_request` around it; and an ASGI layer around both. What
+Four seams: `TokenizerManager.init_model_config`, which says what can be read;
+`TokenizerManager._create_tokenized_object`, whose result the scheduler gets;
+`TokenizerManager.generate_request` around it; and an ASGI layer around both. What
 raises before the scheduler has a part of the request is the request's own fault, and
 answered with HTTP 400.
 """
@@ -30,6 +31,7 @@ from sglang_parse.integration.shield import (
     problem_of_media,
     told_of,
 )
+from sglang_parse.runtime.families import reads_images_of
 from sglang_parse.runtime.names import is_parse
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,22 @@ def check_ready(
     if progress := _progress.get():
         progress.is_ready = True
     return tokenized
+
+
+def tell_what_is_read(result: None, manager: Any) -> None:
+    """AFTER hook on TokenizerManager.init_model_config: /model_info names no images and
+    no audio where requests with them are refused.
+
+    SGLang warms a server up with an image if it is said to read images, and ends it if
+    that request fails (http_server.py, `_execute_server_warmup`).
+    """
+    config = manager.model_config
+    names = getattr(config.hf_config, "architectures", None) or [""]
+    if not _is_shielded(manager):
+        return
+    config.is_audio_understandable_model = False
+    if not reads_images_of(names[0]):
+        config.is_image_understandable_model = False
 
 
 class Guarded:

@@ -6,7 +6,10 @@ import logging
 from functools import partial
 from typing import Any
 
-from sglang.srt.arg_groups.overrides import attention_backends_of
+from sglang.srt.arg_groups.model_override_base import (
+    attention_backends_of,
+    resolved_view,
+)
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import get_parallel
@@ -49,11 +52,12 @@ from sglang_parse.reporting import telemetry
 from sglang_parse.requests.refusal import internal_error
 from sglang_parse.requests.registry import RequestStates
 from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.runtime.architecture import check_architecture
+from sglang_parse.runtime.architecture import check_architecture, has_recurrent_state
 from sglang_parse.runtime.capacity import (
     describe_pools,
     full_pass_rows,
-    longest_pass,
+    longest_prefill,
+    pass_rows,
     warn_of_logits,
 )
 from sglang_parse.runtime.compat import (
@@ -88,8 +92,11 @@ class ParseWorker(BaseSpecWorker):
         check_architecture(
             runner,
             "--model-path",
-            verify_backend=attention_backends_of(server_args)[0],
+            # What SGLang has chosen itself is not in the record that it was given.
+            backends=attention_backends_of(resolved_view(server_args)),
             has_head=self.config.composes,
+            has_probe=bool(self.config.probe or self.config.probe_collect),
+            route=self.config.verify_route,
         )
         if told := penalty_sentence(model_config.get_default_sampling_params()):
             logger.warning(told)
@@ -146,7 +153,9 @@ class ParseWorker(BaseSpecWorker):
             has_head=any(d.token_level for d in self.drafters),
             refuse=refuse,
             probe=self.probe,
+            has_recurrent_state=has_recurrent_state(runner),
         )
+        self.telemetry.held = self.requests.count
         asked = self.judge.ask(self.config.judge_suffix)
         logger.info("PARSE: %s; the judge asks %s", self.config, asked)
 
@@ -164,12 +173,19 @@ class ParseWorker(BaseSpecWorker):
                 req_to_token_pool=req_to_token_pool,
                 token_to_kv_pool_allocator=token_to_kv_pool_allocator,
             )
+        runner = self.verifier.runner
+        free_gb = get_available_gpu_memory(
+            runner.device, runner.gpu_id, empty_cache=False
+        )
         self.slots = RoundSlots(
-            req_to_token_pool, token_to_kv_pool_allocator, max_rows=longest_pass()
+            req_to_token_pool,
+            token_to_kv_pool_allocator,
+            max_rows=self.ranks.agree(
+                pass_rows(runner, req_to_token_pool, int(free_gb * (1 << 30)))
+            ),
         )
         self._open_drafters(num_requests=req_to_token_pool.size)
         self._build_engine()
-        runner = self.verifier.runner
         free_gb = get_available_gpu_memory(
             runner.device, runner.gpu_id, empty_cache=False
         )
@@ -244,6 +260,7 @@ class ParseWorker(BaseSpecWorker):
             refuse=refuse,
             hold=hold,
             release=release,
+            step_rows=longest_prefill(),
         )
         self.prefills = PrefillEngine(
             target=target, drafters=guarded, client_pass=self.client_pass
@@ -354,10 +371,13 @@ class ParseWorker(BaseSpecWorker):
         return Emitted(r=r)
 
     def _tell(self, round: Round) -> None:
-        """Count the time of a round by stage."""
+        """Count the time of a round by stage, and the rows of a judged pass by kind."""
         seconds = dict(round.seconds)
         if "layout" in seconds:
             seconds["verify"] += seconds.pop("layout")
         self.telemetry.add_seconds(**seconds)
+        if round.judged and round.num_rows:
+            draft = round.num_draft_rows
+            self.telemetry.add_rows(draft=draft, verdict=round.num_rows - draft)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("PARSE round: %s", round_timing(round))

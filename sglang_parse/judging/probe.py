@@ -68,6 +68,14 @@ class Point:
         """Whether the score decides by itself."""
         return not self.low < score < self.high
 
+    def adjusted(self, cutoff: float | None, band: float | None) -> Point:
+        """With another cutoff, and another share of the scores on either side of it in
+        doubt; None for those that were learnt."""
+        c = self.cutoff if cutoff is None else cutoff
+        if band is None:
+            return Point(c, min(self.low, c), max(self.high, c))
+        return Point(c, c * (1 - band), c + (1 - c) * band)
+
 
 @dataclass(frozen=True, eq=False)
 class Probe:

@@ -18,21 +18,26 @@ from sglang_parse.judging.probe import Point
 HELD_OUT, POINTS = 0.25, 0.25
 #: Penalties on the weights that are tried.
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
-#: Share of wrong verdicts that is allowed on either side of the band of doubt.
-SURE_ERROR = 0.001
+#: Share of the right prefixes below the band of doubt, and of the wrong ones above it,
+#: of which the question would have known better.
+SURE_ERROR = 0.002
 MOST_ITERATIONS = 200
 NUM_BINS = 10
+#: What a probe learns: the question's verdicts, or the labels of a data set.
+LABELS = ("question", "gold")
 
 
 @dataclass(frozen=True)
 class Pairs:
     """states: [n, width]. scores: [n] of the question. requests: [n] whose they are.
-    kinds: [n] numbers of segmenters."""
+    kinds: [n] numbers of segmenters. gold: [n] whether a prefix is right: 1 or 0, -1
+    where nobody knows; None for nowhere."""
 
     states: Tensor
     scores: Tensor
     requests: Tensor
     kinds: Tensor
+    gold: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -44,6 +49,7 @@ class Pairs:
             self.scores[chosen],
             self.requests[chosen],
             self.kinds[chosen],
+            None if self.gold is None else self.gold[chosen],
         )
 
 
@@ -57,6 +63,21 @@ class Fit:
     #: By the number of the segmenter.
     points: dict[int, Point]
     report: dict[str, Any]
+    #: What it learnt, one of LABELS.
+    labels: str = "question"
+
+
+def known(pairs: Pairs) -> Tensor:
+    """Mask [n] of the pairs whose gold label is known."""
+    if pairs.gold is None:
+        return torch.zeros(len(pairs), dtype=torch.bool)
+    return pairs.gold >= 0
+
+
+def is_right(pairs: Pairs) -> Tensor:
+    """Mask [n] of the pairs that gold says are right."""
+    assert pairs.gold is not None
+    return torch.eq(pairs.gold, 1)
 
 
 def split_requests(requests: Tensor, share: float, seed: int) -> Tensor:
@@ -67,12 +88,26 @@ def split_requests(requests: Tensor, share: float, seed: int) -> Tensor:
     return torch.tensor([one in chosen for one in requests.tolist()], dtype=torch.bool)
 
 
-def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> Fit:
+def learn(
+    pairs: Pairs,
+    *,
+    threshold: float,
+    labels: str = "question",
+    hidden: int = 0,
+    seed: int = 0,
+) -> Fit:
     """Fit a linear probe, or one with a hidden layer of `hidden` units.
 
-    threshold: of the question's score. Raises ValueError where there are too few pairs,
-    or none of one verdict, to learn or to report from.
+    threshold: of the question's score. labels: what is learnt, one of LABELS; with
+    `gold`, from the pairs whose label is known. Raises ValueError where there are too
+    few pairs, or none of one verdict, to learn or to report from.
     """
+    if labels == "gold":
+        pairs = pairs.at(known(pairs))
+
+    def wanted_of(part: Pairs) -> Tensor:
+        return is_right(part) if labels == "gold" else part.scores >= threshold
+
     held = split_requests(pairs.requests, HELD_OUT, seed)
     rest = pairs.at(~held)
     chooses = split_requests(rest.requests, POINTS, seed + 1)
@@ -82,7 +117,7 @@ def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> 
         "reporting": pairs.at(held),
     }
     for name, part in parts.items():
-        num_valid = int((part.scores >= threshold).sum())
+        num_valid = int(wanted_of(part).sum())
         if not 0 < num_valid < len(part):
             raise ValueError(
                 f"{len(part)} pairs for {name} hold {num_valid} valid "
@@ -91,12 +126,12 @@ def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> 
     learning, choosing = parts["learning"], parts["choosing"]
     mean = learning.states.float().mean(0)
     spread = learning.states.float().std(0).clamp(min=1e-4)
-    labels = (learning.scores >= threshold).float()
-    wanted = choosing.scores >= threshold
+    targets = wanted_of(learning).float()
+    wanted = wanted_of(choosing)
     tried: list[tuple[float, tuple[Tensor, ...], Tensor]] = []
     for penalty in PENALTIES:
         x = (learning.states.float() - mean) / spread
-        weights = _fit(x, labels, penalty, hidden, seed)
+        weights = _fit(x, targets, penalty, hidden, seed)
         logits = _logits(weights, (choosing.states.float() - mean) / spread)
         loss = float(
             torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted.float())
@@ -108,6 +143,7 @@ def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> 
         kind: choose_point(
             torch.sigmoid(logits[choosing.kinds == kind]),
             wanted[choosing.kinds == kind],
+            (choosing.scores >= threshold)[choosing.kinds == kind],
         )
         for kind in sorted(set(choosing.kinds.tolist()))
     }
@@ -121,9 +157,14 @@ def learn(pairs: Pairs, *, threshold: float, hidden: int = 0, seed: int = 0) -> 
     }
     for kind, point in points.items():
         mask = torch.eq(held_pairs.kinds, kind)
-        if bool(mask.any()):
-            report["by_kind"][kind] = report_of(scores[mask], valid[mask], point)
-    return Fit(weight, bias, inner, points, report)
+        if not bool(mask.any()):
+            continue
+        row = report_of(scores[mask], valid[mask], point)
+        of_kind = held_pairs.at(mask)
+        if bool(known(of_kind).any()):
+            row["gold"] = gold_report(scores[mask], valid[mask], of_kind, point)
+        report["by_kind"][kind] = row
+    return Fit(weight, bias, inner, points, report, labels)
 
 
 def _fit(
@@ -176,26 +217,30 @@ def _folded(
     return weights[2], weights[3], (first, shift)
 
 
-def choose_point(scores: Tensor, valid: Tensor) -> Point:
-    """Cutoff of most agreement, and the narrowest band outside of which few are wrong.
+def choose_point(scores: Tensor, wanted: Tensor, asked: Tensor) -> Point:
+    """Cutoff of most agreement, and the narrowest band outside of which asking the
+    question would seldom help.
 
-    scores: [n] of the probe. valid: [n] bool, the question's verdicts.
+    scores: [n] of the probe. wanted: [n] bool, what it learnt. asked: [n] bool, the
+    question's verdicts. Asking helps where the probe is wrong and the question is not.
     """
     order = scores.argsort()
-    s, v = scores[order], valid[order].long()
+    s, right, asked = scores[order], wanted[order], asked[order]
+    rejected, accepted = _before(right), _before(~right)
     # k: the first k are called invalid.
-    none = torch.zeros(1, dtype=torch.long)
-    valid_below = torch.cat([none, v.cumsum(0)])
-    invalid_above = (1 - v).sum() - torch.cat([none, (1 - v).cumsum(0)])
-    at = int((valid_below + invalid_above).argmin())
+    at = int((rejected + accepted[-1] - accepted).argmin())
     cutoff = _between(s, at)
-    total = len(s)
-    num = torch.arange(total + 1)
-    below = valid_below <= SURE_ERROR * num
-    above = invalid_above <= SURE_ERROR * (total - num)
-    low = _between(s, min(at, int(num[below].max())))
-    high = _between(s, max(at, int(num[above].min())))
+    lost, passed = _before(right & asked), _before(~right & ~asked)
+    below = lost <= SURE_ERROR * rejected[-1]
+    above = passed[-1] - passed <= SURE_ERROR * accepted[-1]
+    low = _between(s, min(at, int(below.nonzero().max())))
+    high = _between(s, max(at, int(above.nonzero().min())))
     return Point(cutoff, min(low, cutoff), max(high, cutoff))
+
+
+def _before(mask: Tensor) -> Tensor:
+    """[n + 1] how many are set before each place of a mask [n]."""
+    return torch.cat([torch.zeros(1, dtype=torch.long), mask.long().cumsum(0)])
 
 
 def _between(rising: Tensor, k: int) -> float:
@@ -228,6 +273,28 @@ def report_of(scores: Tensor, valid: Tensor, point: Point) -> dict[str, Any]:
         "in_doubt": _share(~sure),
         "roc": roc(scores, valid),
     }
+
+
+def gold_report(
+    scores: Tensor, asked: Tensor, pairs: Pairs, point: Point
+) -> dict[str, Any]:
+    """The question, the probe and `auto` held to gold labels, where these are known.
+
+    scores: [n] of the probe. asked: [n] bool, the question's verdicts.
+    """
+    among = known(pairs)
+    right = is_right(pairs)[among]
+    probe = (scores >= point.cutoff)[among]
+    sure = ((scores <= point.low) | (scores >= point.high))[among]
+    asked = asked[among]
+    found: dict[str, Any] = {"pairs": len(right), "wrong_pairs": int((~right).sum())}
+    auto = torch.where(sure, probe, asked)
+    for name, accepts in (("question", asked), ("probe", probe), ("auto", auto)):
+        found[name] = {
+            "true_accepts": _share(accepts[right]),
+            "false_accepts": _share(accepts[~right]),
+        }
+    return found
 
 
 def roc(scores: Tensor, valid: Tensor) -> list[tuple[float, float, float]]:

@@ -16,6 +16,7 @@ from sglang_parse.judging.draft_text import MARK, SENTENCE_MARK, DraftText
 from sglang_parse.judging.fences import FENCE, Span, fenced, holds
 
 WIDE_MARKS = "。！？"  # no white space follows them
+QUOTES = "\"'”’"  # behind a mark; more of the sentence may follow
 NEXT_SENTENCE = re.compile(r"[^\S\n]+\S")  # on the same line
 
 # Words before "." that end no sentence: at all, before a number, before a small letter.
@@ -173,6 +174,8 @@ def _sentence_stop(text: str, at: int) -> int | None:
     if mark is None:
         return None
     following = text[mark.end() : mark.end() + 8].lstrip()
+    if mark.group()[-1] in QUOTES and following[:1].islower():
+        return None  # "Who is it?" he asked.
     if text.startswith(("..", "…"), at):
         return None if following[:1].islower() else mark.end()
     if text[at] == "." and _is_inner_period(text[max(0, at - 40) : at], following):

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 # token with what templates put after an answer.
 CUT_MARK = "PARSE-CUT-MARK"
 RECOVER_ALL = "all"
+#: What a probe's file says.
+LEARNT = "learnt"
 # Who may draft, in the order of their turns; the value that leaves it to other flags.
 DRAFTER_NAMES = ("ngram", "eagle3", "remote", "model")
 AUTO = "auto"
@@ -75,6 +77,18 @@ def check_recover(value: Any, field: str) -> int | str:
             f"{MAX_RECOVER} or {RECOVER_ALL!r}."
         )
     return int(value)
+
+
+def check_learnt(value: Any, field: str) -> float | str:
+    """Return `value` if it is a share or "learnt"; ValueError names `field`."""
+    if value == LEARNT:
+        return LEARNT
+    try:
+        return check_number(value, field, 0.0, 1.0)
+    except ValueError:
+        raise ValueError(
+            f"{field} is {shown(value)}; expected a number from 0 to 1 or {LEARNT!r}."
+        ) from None
 
 
 def check_flag(value: Any, field: str) -> bool:

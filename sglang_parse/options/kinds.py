@@ -55,6 +55,14 @@ def _count_or_word(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
+def _number_or_word(text: str) -> float | str:
+    """A number, or any other word as it is; `check` decides."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -84,6 +92,9 @@ URL = Kind(checks.check_url, "an address such as `http://localhost:30000/v1`", "
 NAME = Kind(checks.check_name, "text, at most 200 characters", "NAME")
 PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
 PROBE_FILE = Kind(checks.check_file, "a file of `sglang-parse probe train`", "FILE")
+LEARNT_SHARE = Kind(
+    checks.check_learnt, f"0 to 1, or `{checks.LEARNT}`", "X", _number_or_word
+)
 SEGMENT_COUNT = Kind(
     checks.check_recover,
     f"0 to {checks.MAX_RECOVER:,}, or `{checks.RECOVER_ALL}`",

@@ -158,13 +158,12 @@ def strongest_mode(req: Any) -> tuple[str, str]:
         ("presence_penalty", params.presence_penalty != 0),
         ("repetition_penalty", params.repetition_penalty != 1),
         ("min_new_tokens", params.min_new_tokens > 0),
-        # What drafts reads token ids, and images have none.
-        ("multimodal_input", getattr(req, "multimodal_inputs", None) is not None),
     )
     exact = (
         ("grammar", req.grammar is not None),
         # A draft model cannot read them.
         ("input_embeds", embeds is not None),
+        ("multimodal_input", getattr(req, "multimodal_inputs", None) is not None),
         ("logprobs", req.return_logprob),
         ("hidden_states", bool(req.return_hidden_states)),
         # What a token is drawn from; a judged one is not drawn.

@@ -14,11 +14,17 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import AUTO, DRAFT_KEY_ENV, MAX_VERIFY_SEGMENTS
+from sglang_parse.options.checks import (
+    AUTO,
+    DRAFT_KEY_ENV,
+    LEARNT,
+    MAX_VERIFY_SEGMENTS,
+)
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.kinds import (
     DRAFTERS,
     JUDGE,
+    LEARNT_SHARE,
     NAME,
     PATH,
     PROBE_FILE,
@@ -41,7 +47,7 @@ REQUEST_PREFIX = "parse_"
 MODES = ("semantic", "exact", "off")
 KEEP_RULES = ("first-failure", "longest")
 COMPOSITIONS = ("none", "eagle3")
-VERIFY_ROUTES = ("auto", "mask", "virtual")
+VERIFY_ROUTES = ("auto", "mask", "virtual", "rows")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
 MAX_THRESHOLD = 2.0
@@ -170,6 +176,19 @@ class SharedOptions:
         "verdicts count again. With `all` it writes the rest of the response, as in "
         "the paper.",
     )
+    probe_cutoff: float | str = option(
+        LEARNT,
+        LEARNT_SHARE,
+        "Score of the probe from which on a prefix is valid. It has no effect without "
+        "a probe.",
+    )
+    probe_band: float | str = option(
+        LEARNT,
+        LEARNT_SHARE,
+        "Share of the scores on either side of the cutoff that leave the probe in "
+        "doubt. With `parse_judge` `auto` the question is asked there: nowhere at 0, "
+        "everywhere at 1.",
+    )
 
 
 @dataclass(frozen=True)
@@ -209,12 +228,6 @@ class ServerOptions(SharedOptions):
         "its own. It is learnt from the question's verdicts, and may be wrong where "
         "the question is right. `sglang-parse probe train` writes it.",
     )
-    probe_doubt: bool = option(
-        True,
-        SWITCH,
-        "Where the probe is in doubt, requests with `parse_judge` `auto` ask the "
-        "question. Off, the probe decides there too.",
-    )
     probe_check: float = option(
         0.02,
         number(0.0, 1.0),
@@ -237,9 +250,10 @@ class ServerOptions(SharedOptions):
         "auto",
         choice(VERIFY_ROUTES, metavar="ROUTE"),
         "How the attention backend is given the prefixes of a pass: `mask` is one "
-        "masked row per request, `virtual` one sequence per prefix. With `auto` the "
-        "CPU takes `mask`, and FlashInfer and Triton take `virtual`. Triton refuses "
-        "`mask`.",
+        "masked row per request, `virtual` one sequence per prefix, and `rows` the "
+        "same with a row of slots for each. With `auto` the CPU takes `mask`, "
+        "FlashInfer and Triton take `virtual`, and fa3 takes `rows`. Only FlashInfer "
+        "and the CPU serve more than one route.",
     )
     compose: str = option(
         "none",

@@ -29,9 +29,11 @@ from sglang_parse.runtime.protocols import SchedulerRequest
 
 logger = logging.getLogger(__name__)
 
-# SGLang decodes the answer anew for each token of a round and each stop expression that
-# does not match (schedule_batch.py, `_locate_str_stop_finished_len`).
+# Behind each token of a round its last tokens are decoded, as many as a stop of the
+# request may have, and searched for each stop expression (integration/stops.py). What
+# has no longest match is searched in the whole answer.
 MAX_STOP_CHECKS = 256
+MAX_STOP_TOKENS = 1 << 15
 # A draft under a grammar is rewound, and xgrammar keeps only so many steps to go back
 # (constrained/xgrammar_backend.py, MAX_ROLLBACK_TOKENS is 200).
 MAX_GRAMMAR_WINDOW = 64
@@ -59,7 +61,7 @@ class SlotCounts(Protocol):
 
     @property
     def max_rows(self) -> int: ...
-    def num_free(self, tree_cache: Any) -> int: ...
+    def num_free(self, tree_cache: Any, num_rows: int = 0) -> int: ...
 
 
 class Agreement(Protocol):
@@ -70,10 +72,17 @@ class Agreement(Protocol):
 
 
 def longest_draft(req: SchedulerRequest) -> int:
-    """Draft tokens of a round that the request's grammar and stop expressions allow."""
+    """Draft tokens of a round that the request's grammar and stops allow."""
     most = MAX_GRAMMAR_WINDOW if req.grammar else 1 << 30
-    num = len(req.sampling_params.stop_regex_strs or ())
-    return min(most, max(MIN_WINDOW, MAX_STOP_CHECKS // num)) if num else most
+    params = req.sampling_params
+    num = len(params.stop_regex_strs or ())
+    longest = params.stop_regex_max_len if num else 0
+    if params.stop_strs:
+        longest = max(longest, params.stop_str_max_len)
+    if not longest:
+        return most
+    allowed = MAX_STOP_TOKENS // (longest + 1) // max(1, num)
+    return min(most, max(MIN_WINDOW, MAX_STOP_CHECKS // max(1, num), allowed))
 
 
 class RoundPlanner:
@@ -142,18 +151,24 @@ class RoundPlanner:
     # -- How much --------------------------------------------------------------
 
     def _choose(self, round: Round) -> bool:
-        """Windows by the controller's choice; whether drafters of segments pause."""
+        """Windows by the controller's choice; whether drafters of segments pause.
+
+        Ranks learn from their own times, and so differently: all take what the first
+        rank has chosen, its windows too.
+        """
         writing = [r for r in round if r.window and self._drafts(r)]
         if not writing:
             return False
-        choice = self._agreed_choice(round, writing)
-        round.judged, round.judge_every = choice.judged, choice.every
+        choice = self._choice(round, writing)
         slow = sum(bool(r.state.recovering or r.state.is_exact) for r in writing)
         short = slow >= min(choice.patience, len(writing))
-        for r in writing:
-            num_new = self._num_new(r, choice, short=short)
+        ours = [int(choice.steps == 0), int(choice.judged), choice.every]
+        drafts = [self._num_new(r, choice, short=short) for r in writing]
+        (paused, judged, every), agreed = self.ranks.agree_all([ours, drafts])
+        round.judged, round.judge_every = bool(judged), every
+        for r, num_new in zip(writing, agreed, strict=True):
             r.window = min(r.window, num_new + len(r.state.pending))
-        return choice.steps == 0
+        return bool(paused)
 
     def _num_new(self, r: RequestRound, choice: Choice, *, short: bool) -> int:
         """New draft tokens of a request."""
@@ -176,8 +191,8 @@ class RoundPlanner:
         least = round(1.5 * self.controller.drafts.segment_len)
         return min(steps, max(least, round(steps * math.sqrt(rate / own))))
 
-    def _agreed_choice(self, round: Round, writing: Sequence[RequestRound]) -> Choice:
-        """The first rank's choice.
+    def _choice(self, round: Round, writing: Sequence[RequestRound]) -> Choice:
+        """This rank's choice.
 
         Only where every semantic request may be followed token by token instead is
         that tried: not without the exact tail, nor for a client's text.
@@ -199,16 +214,7 @@ class RoundPlanner:
         )
         choice, round.reason = self.controller.choose(asked)
         self._tell(round.reason)
-        measured = [
-            choice.steps,
-            int(choice.judged),
-            choice.every,
-            choice.recovery,
-            choice.recovery_beside,
-            choice.patience,
-        ]
-        steps, judged, *others = self.ranks.agree_all([measured])[0]
-        return Choice(steps, bool(judged), *others)
+        return choice
 
     def _tell(self, reason: str) -> None:
         """Log when verdicts stop to pay, and when they pay again."""
@@ -261,7 +267,7 @@ class RoundPlanner:
                 [r.window for r in round],
                 seq_lens=[r.seq_len for r in round],
                 held=[r.req.kv.kv_allocated_len for r in round],
-                room=self.slots.num_free(round.batch.tree_cache),
+                room=self.slots.num_free(round.batch.tree_cache, len(round)),
                 max_rows=self.slots.max_rows,
             )
             for r, window in zip(round, windows, strict=True):

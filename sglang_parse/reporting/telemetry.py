@@ -10,6 +10,7 @@ import bisect
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,12 +44,18 @@ class Telemetry:
     score_counts: list[int] = field(default_factory=lambda: [0] * len(SCORE_BUCKETS))
     #: Seconds of rounds by stage: draft, verify, decide, plain.
     stage_seconds: Counter[str] = field(default_factory=Counter)
+    #: Rows of judged passes: `draft` with the bonus tokens, and `verdict` of what is
+    #: asked behind prefixes.
+    pass_rows: Counter[str] = field(default_factory=Counter)
     #: Errors that drafters, segmenters and judges raised, by kind and name.
     extension_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: Streams of the draft server by event: begun, failed, left_alone.
     draft_streams: Counter[str] = field(default_factory=Counter)
     #: The guard of a probe (`judging.probe_guard.ProbeGuard`), None without one.
     guard: GuardState | None = None
+    #: Counts the requests that the server keeps a state of, None before the worker has
+    #: started.
+    held: Callable[[], int] | None = None
     #: The same on /metrics, None without --enable-metrics and on other ranks.
     prometheus: Prometheus | None = None
 
@@ -84,10 +91,17 @@ class Telemetry:
         if self.prometheus:
             self.prometheus.add_seconds(stages)
 
+    def add_rows(self, **rows: int) -> None:
+        """Count the rows of a judged pass: draft and verdict."""
+        self.pass_rows.update(rows)
+        if self.prometheus:
+            self.prometheus.add_rows(rows)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "settings": self.settings,
             "requests": dict(self.requests),
+            "held_requests": self.held() if self.held else 0,
             "fallbacks": dict(self.fallbacks),
             **self.counters.as_dict(),
             **self.drafters.as_dict(),
@@ -98,6 +112,7 @@ class Telemetry:
             "draft_streams": dict(self.draft_streams),
             "probe": self.guard.as_dict() if self.guard else None,
             "stage_seconds": {k: round(v, 3) for k, v in self.stage_seconds.items()},
+            "pass_rows": dict(self.pass_rows),
         }
 
     def _errors_by_kind(self) -> dict[str, dict[str, int]]:
@@ -152,6 +167,9 @@ class Prometheus:
             "stage_seconds",
             "Seconds of rounds by stage (draft, verify, decide, plain).",
             "stage",
+        )
+        self.rows = counter(
+            "pass_rows", "Rows of judged passes by kind (draft, verdict).", "kind"
         )
         self.drafted = counter("drafted", "Tokens drafted, by drafter.", "drafter")
         self.kept = counter("kept", "Drafted tokens in outputs, by drafter.", "drafter")
@@ -234,6 +252,10 @@ class Prometheus:
     def add_seconds(self, stages: dict[str, float]) -> None:
         for stage, seconds in stages.items():
             self.seconds.labels(**self.labels, stage=stage).inc(seconds)
+
+    def add_rows(self, rows: dict[str, int]) -> None:
+        for kind, num in rows.items():
+            self.rows.labels(**self.labels, kind=kind).inc(num)
 
 
 @functools.cache

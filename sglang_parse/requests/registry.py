@@ -37,12 +37,18 @@ class RequestStates:
     refuse: Callable[[Any, Refusal], None]
     #: The server's probe, None without one.
     probe: Probe | None = None
+    #: Whether the target has a state besides its KV.
+    has_recurrent_state: bool = False
     _states: weakref.WeakKeyDictionary[Any, RequestState] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     _in_trouble: weakref.WeakKeyDictionary[Any, tuple[int, int]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
+
+    def count(self) -> int:
+        """How many there are: at rest those of the last batches at most."""
+        return len(self._states)
 
     def of(self, req: Any) -> RequestState:
         """The request's state, a fresh one when it is first seen or was forgotten."""
@@ -119,8 +125,6 @@ class RequestStates:
             )
             told = f"and this server's probe {reason}" if reason else ""
         if not told:
-            if options.judge == "auto" and not self.config.probe_doubt:
-                return "probe", True
             return options.judge, True
         if options.judge == "probe":
             raise ValueError(
@@ -151,6 +155,12 @@ class RequestStates:
                 else stop_token_ids(req, self.model_eos_ids)
             )
             client = ClientText.of(options.client_text, self.tokenizer, stop_ids)
+            if self.has_recurrent_state:
+                raise ValueError(
+                    "The request has a text behind its prompt (prediction, "
+                    "custom_params), which cannot be judged here: this model's "
+                    "recurrent state is past the prompt's last token; leave it out."
+                )
             if req.input_embeds is not None:
                 raise ValueError(
                     "custom_params has a text behind the prompt's tokens, and the "

@@ -239,6 +239,11 @@ class Round:
         return any(r.draft.tokens for r in self.requests)
 
     @property
+    def num_draft_rows(self) -> int:
+        """Rows of the pass that bonus tokens and drafts take; the rest are asked."""
+        return sum(1 + len(r.shown) for r in self.requests)
+
+    @property
     def has_semantic(self) -> bool:
         """Whether there is anybody whose drafts may be judged."""
         return any(r.state.options.mode == "semantic" for r in self.requests)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.environ import envs
@@ -69,23 +70,25 @@ def without_graphs(runner: Any) -> Iterator[None]:
 def room_for(
     backend: Any, buffers: Sequence[IndexBuffer], *, num_sequences: int
 ) -> Iterator[None]:
-    """Let the forwards inside the block hold `num_sequences` sequences.
+    """Let the verify passes inside the block hold `num_sequences` sequences.
 
     What: those of the attention backend's `buffers` that are too short are replaced
-    inside the block. One that is None belongs to another kind of model.
+    inside the block. One that is missing or None belongs to another kind of model. Of
+    two backends it is the one for prefills.
     Why: backends size their index buffers by requests, and a verify pass has several
     sequences a request. The old buffers come back because captured decode graphs go on
     reading them.
     Where: layers/attention/flashinfer_backend.py, `kv_last_page_len`;
     layers/attention/triton_backend.py, `kv_indptr`, `qo_indptr` and
-    `window_kv_indptr`.
+    `window_kv_indptr`; layers/attention/hybrid_attn_backend.py, `prefill_backend`.
     Ends with: buffers that grow with the batch.
     """
     replaced = []
+    backend = getattr(backend, "prefill_backend", backend)
     try:
         for one in buffers:
             owner = getattr(backend, one.owner) if one.owner else backend
-            buffer: Tensor | None = getattr(owner, one.name)
+            buffer: Tensor | None = getattr(owner, one.name, None)
             size = num_sequences + one.num_extra
             if buffer is not None and len(buffer) < size:
                 replaced.append((owner, one.name, buffer))
@@ -94,6 +97,32 @@ def room_for(
     finally:
         for owner, name, buffer in replaced:
             setattr(owner, name, buffer)
+
+
+@contextmanager
+def reads_rows_of(backend: Any, table: Tensor | None) -> Iterator[None]:
+    """Let the verify passes inside the block find their slots in a table of their own.
+
+    table: [sequences, columns] int32, None where the pass has none.
+
+    What: the attention backend's `req_to_token_pool` shows `table` inside the block. Of
+    two backends it is the one for prefills.
+    Why: some backends take a sequence's slots from its row of req_to_token alone, and
+    the rows of that pool belong to requests.
+    Where: layers/attention/flashattention_backend.py and torch_native_backend.py,
+    `req_to_token_pool`; layers/attention/hybrid_attn_backend.py, `prefill_backend`.
+    Ends with: a field of ForwardBatch that holds the slots of its sequences.
+    """
+    if table is None:
+        yield
+        return
+    backend = getattr(backend, "prefill_backend", backend)
+    pool = backend.req_to_token_pool
+    try:
+        backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
+        yield
+    finally:
+        backend.req_to_token_pool = pool
 
 
 def pass_eager_inputs_through() -> None:
@@ -450,18 +479,20 @@ def plan_buffers_in_turn(backend: Any) -> Callable[[], None]:
     of two page-locked buffers. Call the result before each step.
 
     backend: of a runner whose graphs are captured. Nothing happens with one that has no
-    such buffers, as Triton's.
+    such buffers, as Triton's. Of two backends it is the one for decode steps.
 
     What: replaces `_pin_memory_int_workspace_buffer` of the wrappers of captured steps
     by turns. The second buffer serves all batch sizes.
     Why: the device copies a plan when its turn comes. Planned again before that, a step
     would attend by the plan of a later one; SGLang plans once a round and then waits.
     Where: layers/attention/flashinfer_backend.py, `decode_cuda_graph_metadata`;
+    layers/attention/hybrid_attn_backend.py, `decode_backend`;
     outside SGLang, `fast_decode_plan` of FlashInfer.
     Ends with: a wrapper of FlashInfer that stages plans in turns itself.
     """
     name = "_pin_memory_int_workspace_buffer"
-    captured = getattr(backend, "decode_cuda_graph_metadata", {}).values()
+    steps = getattr(backend, "decode_backend", backend)
+    captured = getattr(steps, "decode_cuda_graph_metadata", {}).values()
     second: dict[int, Tensor] = {}
     pairs = []
     for wrappers in captured:

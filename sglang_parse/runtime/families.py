@@ -17,6 +17,8 @@ FILE = Path(__file__).with_name("families.toml")
 PAGE = "models.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 SEE = "docs/models.md lists the families that PARSE knows"
+# A small model of attention alone whose tokens are known as text: any target's draft.
+SMALL_DRAFT = "Qwen/Qwen3-0.6B"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Family:
     limits: str = ""
     #: Whether requests with images are served, in `exact` at most.
     images: bool = False
+    #: Whether its models keep a recurrent state besides KV.
+    recurrent: bool = False
     #: What has run; "" where no model of the family has.
     tested: str = ""
     #: Models with its tokenizer that are small enough to draft.
@@ -67,6 +71,11 @@ def refusal_of(architecture: str) -> str:
 def reads_images_of(architecture: str) -> bool:
     """Whether requests with images are served by a model."""
     return any(architecture in f.architectures and f.images for f in families())
+
+
+def is_recurrent(architecture: str) -> bool:
+    """Whether a model keeps a recurrent state besides KV."""
+    return any(architecture in f.architectures and f.recurrent for f in families())
 
 
 def served_table() -> str:

@@ -8,6 +8,8 @@ ALGORITHM = "PARSE"
 #: The attention backend of the CPU platform, a value of --attention-backend. Its name
 #: is here because `target` and `cpu` are on one level and both need it.
 CPU_ATTENTION_BACKEND = "parse_torch"
+#: SGLang's own attention backend in plain torch, which can serve decode steps.
+STOCK_TORCH = "torch_native"
 
 
 def is_parse(algorithm: object) -> bool:

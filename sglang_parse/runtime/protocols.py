@@ -25,6 +25,9 @@ class RequestParameters(Protocol):
     #: Stop strings, and stop expressions as text.
     stop_strs: Sequence[str]
     stop_regex_strs: Sequence[str]
+    #: Most tokens that a match of any of them has.
+    stop_str_max_len: int
+    stop_regex_max_len: int
     #: Stop tokens of the request's own.
     stop_token_ids: set[int] | None
     #: Whether tokens of any kind end the answer.
@@ -56,6 +59,8 @@ class SchedulerRequest(Protocol):
     #: Token ids of the prompt, and of the answer so far.
     origin_input_ids: Sequence[int]
     output_ids: list[int]
+    #: The answer's text as far as a stream has it.
+    decoded_text: str
     #: How it asks to be served.
     sampling_params: RequestParameters
     #: The target's tokenizer, None without one, and the size of its vocabulary.
@@ -94,19 +99,6 @@ class SchedulerRequest(Protocol):
 
     def tail_str(self, new_accepted_len: int = 1) -> str:
         """The text in which SGLang looks for stops of the last tokens."""
-
-    def _stop_match_tail_len(self, new_accepted_len: int) -> int:
-        """Tokens of that text."""
-
-    def _locate_str_stop_finished_len(
-        self,
-        new_accepted_len: int,
-        *,
-        stop_str: str | None = None,
-        stop_regex: str | None = None,
-        full_window_matched: bool = True,
-    ) -> int | None:
-        """Length of the answer with the first match in the last tokens."""
 
     def _check_token_based_finish(self, new_accepted_tokens: list[int]) -> bool:
         """Whether a stop token is among the tokens; sets finished_reason, _len."""

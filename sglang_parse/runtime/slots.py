@@ -5,7 +5,8 @@ scheduler's own per-round reserve stays at a few tokens and a short pool makes t
 draft shorter instead of retracting requests. Draft tokens live in the request's row
 of `req_to_token`, right behind the committed tokens; suffix tokens live in scratch
 slots that no row names and that are freed before the round returns, so the radix
-cache can never hold them.
+cache can never hold them. Where the pool is cut into pages, rows grow and shrink by
+whole pages, and scratch slots have pages of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.allocation import (
+    alloc_paged_token_slots_extend,
     alloc_token_slots,
     assign_req_to_token_pool_func,
 )
@@ -49,38 +51,47 @@ class RoundSlots:
         return int(self.allocator.size)
 
     @property
-    def last_slot(self) -> int:
-        """The highest number of a slot."""
-        return int(getattr(self.allocator, "size_full", self.allocator.size))
+    def page_size(self) -> int:
+        """Slots that are taken and freed together."""
+        return int(getattr(self.allocator, "page_size", 1))
 
-    def num_free(self, tree_cache: Any) -> int:
-        """Slots obtainable now, evicting cached prefixes if need be."""
+    @property
+    def last_slot(self) -> int:
+        """The highest number of a slot; the first page is nobody's."""
+        size = int(getattr(self.allocator, "size_full", self.allocator.size))
+        return size + self.page_size - 1
+
+    def num_free(self, tree_cache: Any, num_rows: int = 0) -> int:
+        """Slots obtainable now, evicting cached prefixes if need be, where so many rows
+        are to grow: each may leave most of its last page unused."""
         allocator = self.allocator
         if not hasattr(allocator, "swa_available_size"):
-            return int(allocator.available_size() + tree_cache.evictable_size())
-        # A token takes a slot in each of two pools (mem_cache/allocator/swa.py).
-        return int(
-            min(
+            free = allocator.available_size() + tree_cache.evictable_size()
+        else:
+            # A token takes a slot in each of two pools (mem_cache/allocator/swa.py).
+            free = min(
                 allocator.full_available_size() + tree_cache.full_evictable_size(),
                 allocator.swa_available_size() + tree_cache.swa_evictable_size(),
             )
-        )
+        return max(0, int(free) - num_rows * (self.page_size - 1))
 
     def extend_rows(self, batch: RoundBatch, lens: Sequence[int]) -> None:
         """Give each request slots for columns [0, lens[i]); never shrinks a row."""
         current = [r.kv.kv_allocated_len for r in batch.reqs]
-        wanted = [max(c, n) for c, n in zip(current, lens, strict=True)]
+        wanted = [
+            c if n <= c else self._whole_pages(n)
+            for c, n in zip(current, lens, strict=True)
+        ]
         # SGLang's writer does not look where a row ends (allocation.py).
         assert max(wanted) <= self.table.shape[1], (wanted, self.table.shape)
-        num_new = sum(wanted) - sum(current)
-        if num_new == 0:
+        if wanted == current:
             return
         assign_req_to_token_pool_func(
             batch.req_pool_indices,
             self.table,
             upload(current, batch.device, torch.int32),
             upload(wanted, batch.device, torch.int32),
-            alloc_token_slots(batch.tree_cache, num_new),
+            self._slots_behind(batch, current, wanted),
             len(current),
         )
         for req, n in zip(batch.reqs, wanted, strict=True):
@@ -92,7 +103,7 @@ class RoundSlots:
         freed = []
         rows = batch.req_pool_indices.tolist()
         for req, row, n in zip(batch.reqs, rows, lens, strict=True):
-            keep = n + reserve
+            keep = self._whole_pages(n + reserve)
             if req.kv.kv_allocated_len > keep:
                 freed.append(self.table[row, keep : req.kv.kv_allocated_len])
                 set_allocated_len(req, keep)
@@ -103,8 +114,34 @@ class RoundSlots:
         """[num_slots] int64 scratch slots; give them back with `release_scratch`."""
         if num_slots == 0:
             return torch.empty(0, dtype=torch.int64, device=self.table.device)
-        return alloc_token_slots(tree_cache, num_slots).to(torch.int64)
+        taken = alloc_token_slots(tree_cache, self._whole_pages(num_slots))
+        return taken[:num_slots].to(torch.int64)
 
     def release_scratch(self, slots: Tensor) -> None:
+        """slots: all that `take_scratch` gave at once. A page goes back whole."""
         if slots.numel():
             self.allocator.free(slots)
+
+    def _whole_pages(self, num_slots: int) -> int:
+        return -(-num_slots // self.page_size) * self.page_size
+
+    def _slots_behind(
+        self, batch: RoundBatch, current: Sequence[int], wanted: Sequence[int]
+    ) -> Tensor:
+        """[sum(wanted) - sum(current)] slots, request by request: the rest of each
+        row's last page, then new pages."""
+        num_new = sum(wanted) - sum(current)
+        if self.page_size == 1:
+            return alloc_token_slots(batch.tree_cache, num_new)
+        lens = torch.tensor([current, wanted])
+        on_device = upload(lens, batch.device)
+        last = self.table[batch.req_pool_indices, on_device[0] - 1]
+        return alloc_paged_token_slots_extend(
+            tree_cache=batch.tree_cache,
+            prefix_lens=on_device[0],
+            prefix_lens_cpu=lens[0],
+            seq_lens=on_device[1],
+            seq_lens_cpu=lens[1],
+            last_loc=last.to(torch.int64),
+            extend_num_tokens=num_new,
+        )

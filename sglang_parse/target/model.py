@@ -63,6 +63,13 @@ class TargetModel:
             mrope_shifts=mrope_shifts(batch.reqs),
         )
 
+    def keep(self, round: Round) -> None:
+        """Behind a pass: bring recurrent states to the decided tokens but the last,
+        whose row no pass has had yet. A decode step has brought them there itself."""
+        advance = round.output.advance
+        if advance is not None:
+            advance([len(r.decision.accept_tokens) for r in round])
+
     def prefill(
         self, batch: SchedulerBatch, *, needed: bool
     ) -> tuple[Any, Tensor | None]:

@@ -7,7 +7,7 @@ rows inside the pass and behind it, in waves, at the rows the decision needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +32,7 @@ from sglang_parse.runtime.batches import (
 from sglang_parse.runtime.compat import (
     ShownLayers,
     pass_eager_inputs_through,
+    reads_rows_of,
     room_for,
     show_layers,
     take_features,
@@ -102,6 +103,9 @@ class PassOutput:
     layers: Tensor | None = None
     #: Whether `logits` has every row of the pass.
     has_all_logits: bool = False
+    #: Leaves recurrent states at the kept rows of each request, their number request by
+    #: request; None where there are no such states, or they are there already.
+    advance: Callable[[Sequence[int]], None] | None = None
 
     def features_at(self, row: int, num_rows: int) -> Tensor | None:
         """[num_rows, width] features from `row` on."""
@@ -210,11 +214,13 @@ class TargetVerifier:
                 backend_of(backend).buffers,
                 num_sequences=forward_batch.batch_size,
             ),
+            reads_rows_of(self.runner.attn_backend, spec_info.table),
         ):
             result = self.target_worker.forward_batch_generation(
                 batch=None, forward_batch=forward_batch, is_verify=True
             )
-        return self._output(result.logits_output, num_logits=len(verdict_rows))
+        output = self._output(result.logits_output, num_logits=len(verdict_rows))
+        return replace(output, advance=spec_info.advance)
 
     def decode(
         self,

@@ -101,3 +101,103 @@ def test_a_model_that_sglang_lacks_is_asked_for_by_its_own_name():
     source = inspect.getsource(model)
     for value in ("auto", "sglang", "transformers", "mindspore"):
         assert f'"{value}"' in source
+
+
+def test_linear_layers_get_their_backend_from_one_function():
+    """Red if the backend of gated delta nets is made elsewhere, or layers hand it other
+    arguments: ours would not be asked (cpu/recurrent.py)."""
+    from sglang.srt.layers.attention import attention_registry
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import (
+        HybridLinearAttnBackend,
+    )
+    from sglang.srt.model_executor.model_runner_components import (
+        attention_backend_setup,
+    )
+
+    wrap = inspect.unwrap(attention_registry.attn_backend_wrapper)
+    assert parameters(wrap) == ["runner", "full_attn_backend"]
+    assert "attn_backend_wrapper(" in inspect.getsource(attention_backend_setup)
+    for method in ("forward_extend", "forward_decode"):
+        source = inspect.getsource(getattr(HybridLinearAttnBackend, method))
+        assert f"self.linear_attn_backend.{method}(" in source
+        for name in ("layer", "mixed_qkv", "a", "b"):
+            assert f"{name}={name}," in source
+
+
+def test_torch_stands_in_for_kernels_with_their_arguments():
+    """Red if a kernel around gated delta nets takes other arguments than ours."""
+    from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
+    from sglang.kernels.ops.attention.fla import fused_norm_gate, layernorm_gated
+    from sglang.kernels.ops.elementwise import elementwise
+
+    from sglang_parse.cpu import gated_ops
+
+    for theirs, ours in (
+        (projections.fused_qkvzba_split_reshape_cat, gated_ops.split_by_group),
+        (
+            projections.fused_qkvzba_split_reshape_cat_contiguous,
+            gated_ops.split_by_kind,
+        ),
+        (fused_norm_gate.rms_norm_gated, gated_ops.norm_and_gate),
+        (layernorm_gated.rms_norm_gated, gated_ops.norm_or_gate),
+        (elementwise.fused_sigmoid_mul, gated_ops.multiply_by_sigmoid),
+        (elementwise.fused_gate_sigmoid_mul_add, gated_ops.add_gated),
+    ):
+        assert parameters(inspect.unwrap(theirs)) == parameters(ours)
+
+
+def test_states_lie_by_layer_and_slot():
+    """Red if SGLang's pool of states has another order: rows are bounded by it, and
+    the backend reads and writes it (runtime/capacity.py, cpu/recurrent.py)."""
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool
+
+    source = inspect.getsource(MambaPool.__init__)
+    assert "size=(num_mamba_layers, size + 1) + conv_shape" in source
+    assert "size=(num_mamba_layers, size + 1) + temporal_state_shape" in source
+    assert parameters(HybridReqToTokenPool.get_mamba_indices) == ["self", "req_indices"]
+    assert parameters(HybridReqToTokenPool.mamba2_layer_cache) == ["self", "layer_id"]
+
+
+def test_a_state_is_cached_only_at_the_last_kv():
+    """Red if SGLang caches the state of an answer that ended inside a round under the
+    shorter text, or a verify pass clears states."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    processor = batch_result_processor.SchedulerBatchResultProcessor
+    can_cache = inspect.getsource(processor._mamba_can_cache_finished_req)
+    assert "if req.owned_kv_len() != req.kv.kv_committed_len:" in can_cache
+    clear = inspect.getsource(ModelRunner._maybe_execute_deferred_mamba_cow_and_clear)
+    assert "forward_batch.forward_mode.is_target_verify()" in clear
+
+
+def test_models_with_gated_delta_nets_ask_torch_for_a_device():
+    """Red if they no longer do: `build_on_cpu` could go. Or if models are built
+    elsewhere: Qwen3-Next would not start on a torch that was built for CUDA."""
+    import torch
+    from sglang.srt.model_loader import loader
+
+    from sglang_parse.cpu.ops import build_on_cpu
+
+    assert "model_class(" in inspect.getsource(inspect.unwrap(loader._initialize_model))
+    file = inspect.getfile(loader).replace("model_loader/loader", "models/qwen3_next")
+    with open(file, encoding="utf-8") as source:
+        assert "torch.get_device_module().current_device()" in source.read()
+    before = torch.get_device_module
+    found = build_on_cpu(lambda: torch.get_device_module().current_device())
+    assert torch.device(found) == torch.device("cpu")
+    assert torch.get_device_module is before
+
+
+def test_logits_are_bounded_in_place_by_the_function_that_we_replace():
+    """Red if SGLang bounds Gemma 2's logits elsewhere, or reads what it returns: on a
+    CPU that is a Triton kernel (cpu/ops.py, `softcap`)."""
+    from sglang.kernels.ops.activation import softcap
+    from sglang.srt.layers import logits_processor
+
+    assert logits_processor.fused_softcap.__name__ == "softcap_inplace_logits"
+    assert parameters(softcap.softcap_inplace_logits) == [
+        *("full_logits", "final_logit_softcapping")
+    ]
+    source = inspect.getsource(logits_processor.LogitsProcessor._get_logits)
+    assert "  fused_softcap(logits, self.final_logit_softcapping)\n" in source

@@ -106,32 +106,21 @@ def test_endpoints_lack_what_we_add():
     assert parameters(setup)[0] == "server_args"
 
 
-def test_stops_are_located_by_the_call_that_we_make():
-    """Red if `_locate_str_stop_finished_len` takes other arguments, looks further back
-    than the step, or Req keeps the end of an answer elsewhere."""
+def test_stops_are_looked_for_as_we_ask():
+    """Red if `_check_str_based_finish` takes other arguments, or looks elsewhere than
+    at the end of `output_ids` and at `decoded_text`."""
     from sglang.srt.managers.schedule_batch import Req
 
-    locate = inspect.unwrap(Req._locate_str_stop_finished_len)
-    assert parameters(locate) == [
-        "self",
-        "new_accepted_len",
-        "stop_str",
-        "stop_regex",
-        "full_window_matched",
-    ]
-    req = SimpleNamespace(
-        output_ids=[ord(c) for c in "ab.cd.e"],
-        tokenizer=SimpleNamespace(decode=lambda ids: "".join(map(chr, ids))),
-        _stop_match_tail_len=lambda num: num + 1,
-    )
-    assert locate(req, 3, stop_str=".") == 6
-    assert locate(req, 6, stop_str=".") == 3
-    unmatched = {"stop_regex": "e.", "full_window_matched": False}
-    assert locate(req, 3, **unmatched) is None
-    source = inspect.getsource(inspect.unwrap(Req._check_str_based_finish))
+    check = inspect.unwrap(Req._check_str_based_finish)
+    assert parameters(check) == ["self", "new_accepted_len"]
+    source = inspect.getsource(check)
     for name in ("finished_len", "finished_reason", "tail_str(new_accepted_len)"):
         assert f"self.{name}" in source
+    assert "stop_str in self.decoded_text" in source
+    assert "self.output_ids[-tail_len:]" in inspect.getsource(Req.tail_str)
     assert parameters(Req._check_token_based_finish) == ["self", "new_accepted_tokens"]
+    for name in ("stop_str_max_len", "stop_regex_max_len"):
+        assert f"sampling_params.{name}" in inspect.getsource(Req._stop_match_tail_len)
 
 
 def test_configuration_says_which_algorithm_serves():
@@ -142,3 +131,17 @@ def test_configuration_says_which_algorithm_serves():
 
     assert get_context().is_config_namespace_published("nothing") is False
     assert callable(get_spec) and serves_parse() is False
+
+
+def test_the_warm_up_asks_with_an_image_where_images_are_said_to_be_read():
+    """Red if SGLang chooses its warm-up request by something else: a multimodal server
+    that refuses images would end as it starts."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    warm_up = inspect.getsource(http_server._execute_server_warmup)
+    assert 'model_info.get("has_image_understanding", False)' in warm_up
+    info = inspect.getsource(http_server)
+    assert '"has_image_understanding": model_config.is_image_understandable' in info
+    made = inspect.getsource(inspect.unwrap(TokenizerManager.init_model_config))
+    assert "self.model_config = " in made

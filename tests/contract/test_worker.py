@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from tests.support.signatures import parameters
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -91,3 +92,22 @@ def test_prefill_batch_names_its_unfinished_request():
     assert "chunked_req" in {f.name for f in dataclasses.fields(ScheduleBatch)}
     wanted = ["self", "message", "status_code", "err_type"]
     assert parameters(FINISH_ABORT.__init__) == wanted
+
+
+def test_a_draft_is_quantised_by_its_own_flag():
+    """Red if `--speculative-draft-model-quantization` no longer reaches the draft, or
+    reaches the target."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(
+        model_path=str(TARGET_PATH),
+        speculative_draft_model_path=str(DRAFT_PATH),
+        speculative_draft_model_quantization="fp8",
+        device="cpu",
+    )
+    found = [
+        ModelConfig.from_server_args(args, str(path), is_draft_model=of_draft)
+        for path, of_draft in ((TARGET_PATH, False), (DRAFT_PATH, True))
+    ]
+    assert [one.quantization for one in found] == [None, "fp8"]

@@ -23,7 +23,7 @@ from tests.support.client import CHUNK, Server, chat_ids
 from tests.support.other_drafts import OTHER_MARKERS, write_permuted_draft
 
 MAX_ALIVE = 2
-NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
+NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "48"))
 COMMON = (
     *("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK)),
     # Test processes side by side have two servers each.
@@ -40,8 +40,9 @@ EAGLE = (
 )
 # Two or three long requests fit. SGLang admits too carefully to run out of slots often;
 # its own test switch retracts a request every so many rounds.
-SMALL_POOL = ("--max-total-tokens", "600")
-SMALL_ENV = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
+RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+RETRACTED = ("small", "other")
 # What SGLang serves only where it is switched on.
 MORE = ("--enable-return-hidden-states", "--enable-custom-logit-processor")
 FLAGS = {
@@ -59,8 +60,11 @@ FLAGS = {
     "no-draft": (*COMMON, *PARSE[:2], "--enable-metrics"),
     "ranks": (
         *(*COMMON, *PARSE, *EAGLE, "--tp", "2"),
-        *("--speculative-parse-verify-route", "virtual"),
+        *("--prefill-attention-backend", "torch_native"),
+        *("--decode-attention-backend", "parse_torch"),
     ),
+    # The ranks have to agree on what a draft in text becomes.
+    "other-ranks": (*COMMON, *OTHER, *EAGLE, "--tp", "2"),
 }
 
 
@@ -109,7 +113,7 @@ class ServerPool:
         while len(self.alive) >= MAX_ALIVE:
             self.stop(next(iter(self.alive)))
         with pytest.MonkeyPatch.context() as environment:
-            for key, value in SMALL_ENV.items() if name == "small" else ():
+            for key, value in RETRACTING.items() if name in RETRACTED else ():
                 environment.setenv(key, value)
             flags = FLAGS[name]
             if name == "permuted":

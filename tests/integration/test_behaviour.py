@@ -96,6 +96,24 @@ def test_draft_behind_the_end_of_a_grammar(target, parse, prompts, custom):
     assert all(finish(r)[0] == "stop" for r in results)
 
 
+def test_a_grammar_costs_no_passes(parse, prompts):
+    """Red if drafts under a grammar are masked otherwise than the target: one that
+    allows what the target writes anyway takes passes then, and keeps less."""
+    custom, counts = (
+        {"parse_mode": "exact"},
+        ("spec_verify_ct", "spec_num_proposed_drafts"),
+    )
+    free, bound = (
+        parse.generate_all(prompts[:3], 3, custom=custom, max_new_tokens=60, **grammar)
+        for grammar in ({}, {"ebnf": r"root ::= [a-zA-Z0-9 :,.?+=*\n-]*"})
+    )
+    assert [outcome(r) for r in bound] == [outcome(r) for r in free]
+    for name in counts:
+        assert [r["meta_info"][name] for r in bound] == [
+            r["meta_info"][name] for r in free
+        ]
+
+
 def test_judged_text_under_a_grammar_does_not_stop_the_server(parse, prompts):
     """Red if a text that is only judged is walked by a grammar."""
     custom = {"parse_verify": "Step 1: so\nAnswer: 7"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench import run
+from sglang_parse.bench import arm_servers, plan, run
 from sglang_parse.bench.cells import CellStore
 from sglang_parse.bench.config import read_config
 from sglang_parse.bench.load import open_session
@@ -50,11 +50,11 @@ def test_arms_of_a_benchmark_on_real_servers(target, parse, tmp_path, monkeypatc
     def make_server(flags, name, log, timeout_s):
         return RunningServer((parse if "PARSE" in flags else target).url)
 
-    monkeypatch.setattr(run, "make_server", make_server)
+    monkeypatch.setattr(arm_servers, "make_server", make_server)
     config = read_config({**CONFIG, "out": str(tmp_path)})
     report = run.run_benchmark(config).read_text()
-    cells = run.plan_cells(
-        config, {s: run.load_set(config, s) for s in run.data_sets(config)}
+    cells = plan.plan_cells(
+        config, {s: plan.load_set(config, s) for s in plan.data_sets(config)}
     )
     store = CellStore(tmp_path)
     results = [store.read(cell) for cell in cells]

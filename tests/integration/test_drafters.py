@@ -7,10 +7,10 @@ import pytest
 import requests
 
 from sglang_parse.bench.servers import ServerProcess
-from sglang_parse.embedded import DRAFT_PATH
+from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import COMMON, PARSE
-from tests.support.client import Server, chat_ids, outcome, report
+from tests.support.client import ANSWER_TOKENS, Server, chat_ids, outcome, report
 
 #: Requests of a comparison with the target alone; all prompts where a number is set.
 NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
@@ -24,8 +24,12 @@ def expected(pool, prompts):
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory):
-    """A server of the draft model, as anybody's OpenAI-compatible server."""
-    flags = ("--model-path", str(DRAFT_PATH), *COMMON[2:])
+    """A server of a middle model, which judges a smaller one's draft in its turn."""
+    flags = (
+        *("--model-path", str(DRAFT_PATH), *COMMON[2:]),
+        *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+        *("--speculative-draft-model-path", str(OTHER_DRAFT_PATH)),
+    )
     log = tmp_path_factory.mktemp("draft") / "draft.log"
     with ServerProcess(flags, "draft", log) as process:
         yield process
@@ -75,6 +79,46 @@ def test_streamed_drafts_are_judged(cascade, prompts):
     assert sum(report(r)["kept_segments"] for r in results) > 3
 
 
+def test_each_model_of_a_chain_judges_the_one_before(cascade, draft, prompts):
+    """Red if the middle server hands its draft on unjudged, or the target takes it
+    unjudged."""
+    before = counters(draft.url)
+    results = cascade.generate_all(prompts[:NUM], 4)
+    after = counters(draft.url)
+    assert after["judged_segments"] > before["judged_segments"]
+    assert after["drafted_by"]["model"] > before["drafted_by"].get("model", 0)
+    assert sum(report(r)["judged_segments"] for r in results) > NUM
+
+
+def test_a_chat_is_continued_by_the_draft_server(cascade, draft, pool):
+    """Red if the messages of a chat do not reach the draft server as messages, or what
+    it streams behind them becomes no part of any answer."""
+    before = draft.log_path.read_text().count("POST /v1/chat/completions")
+    kept = 0
+    for problem in make_problems(4, seed=31):
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": problem.prompt}],
+            "temperature": 0,
+            "max_tokens": ANSWER_TOKENS,
+            "return_meta_info": True,
+            "custom_params": {"parse_mode": "exact"},
+        }
+        servers = (cascade, pool.get("target"))
+        found = [s.post("/v1/chat/completions", body) for s in servers]
+        ours, own = (reply.json()["choices"][0] for reply in found)
+        assert ours["message"]["content"] == own["message"]["content"]
+        (told,) = ours["meta_info"]["parse"]
+        kept += told["kept_by"].get("remote", 0)
+    assert kept > 0
+    assert draft.log_path.read_text().count("POST /v1/chat/completions") > before
+
+
+def counters(url: str) -> dict:
+    info = requests.get(f"{url}/server_info", timeout=60).json()
+    return info["internal_states"][0]["parse"]
+
+
 def test_answers_are_whole_without_the_draft_server(cascade, draft, prompts, expected):
     """Red if a draft server that dies ends or changes an answer, or nobody says so.
 
@@ -85,6 +129,5 @@ def test_answers_are_whole_without_the_draft_server(cascade, draft, prompts, exp
     results = cascade.generate_all(prompts[:NUM], 4, custom=custom)
     assert [outcome(r) for r in results] == expected
     assert {report(r).get("fallback") for r in results} >= {"draft_unreachable"}
-    info = requests.get(f"{cascade.url}/server_info", timeout=60).json()
-    streams = info["internal_states"][0]["parse"]["draft_streams"]
+    streams = counters(cascade.url)["draft_streams"]
     assert streams["failed"] >= 3 and streams["left_alone"] >= 1

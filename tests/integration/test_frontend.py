@@ -172,13 +172,14 @@ def target_passes(server) -> int:
     return info["internal_states"][0]["parse"]["target_passes"]
 
 
-def test_verify_of_sixteen_prefixes_is_one_pass(backend, parse, problems):
-    """Red if prefixes get passes of their own."""
+def test_verify_of_sixteen_prefixes_shares_passes(backend, parse, problems):
+    """Red if prefixes get passes of their own. Their rows are two prefills of this
+    server, and a pass has no more than one."""
     before = target_passes(parse)
     state = check.run(problems[4].prompt, sixteen(problems[4]), backend=backend)
-    assert report(state, "check")["target_passes"] == 1
+    assert report(state, "check")["target_passes"] == 2
     assert len(report(state, "check")["scores"]) == 16
-    assert target_passes(parse) == before + 1
+    assert target_passes(parse) == before + 2
 
 
 @pytest.mark.parametrize("cut", [sixteen, lambda p: wrong_at(p, 4)], ids=["16", "text"])

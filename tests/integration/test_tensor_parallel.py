@@ -1,6 +1,7 @@
-"""Two tensor-parallel ranks over gloo, by the virtual route, with adaptive windows.
+"""Two tensor-parallel ranks over gloo, with adaptive windows; passes take the route
+`rows` on SGLang's own torch attention, and decode steps run on another backend.
 
-One server for both: ranks that decide differently wait for each other for ever, and a
+One server for all: ranks that decide differently wait for each other for ever, and a
 prefix that is shown other columns gets other verdicts.
 """
 

@@ -1,6 +1,7 @@
 """The real model's servers: the target alone, and PARSE in exact mode.
 
-They start side by side, once, and only where `sglang-parse models --real` has run.
+They start side by side, once, and only where `sglang-parse models --real` has run. One
+more has every other kind of draft.
 """
 
 import os
@@ -9,11 +10,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from sglang_parse.bench.servers import ServerProcess, running
+from sglang_parse.embedded import OTHER_DRAFT_PATH
 from sglang_parse.models import built_models
 from sglang_parse.models.prompts import conversations
 from tests.support.client import Server
 
-NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_REAL_PROMPTS", "100"))
+NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
 THREADS = int(os.environ.get("SGLANG_PARSE_REAL_THREADS", os.cpu_count() or 1))
 POOL = ("--max-total-tokens", "24576", "--max-running-requests", "16")
 
@@ -65,6 +67,25 @@ def target(servers):
 @pytest.fixture(scope="session")
 def parse(servers):
     return servers["parse"]
+
+
+@pytest.fixture(scope="session")
+def drafters(servers, models, tmp_path_factory):
+    """PARSE with copies, a draft server, which is the target's, and a draft model with
+    another tokenizer, which knows nothing of these texts."""
+    if "drafters" in servers:
+        yield servers["drafters"]
+        return
+    flags = (
+        *("--model-path", str(models.target), *POOL),
+        *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+        *("--speculative-parse-drafters", "ngram,remote,model"),
+        *("--speculative-parse-draft-url", f"{servers['target'].url}/v1"),
+        *("--speculative-draft-model-path", str(OTHER_DRAFT_PATH)),
+    )
+    log = tmp_path_factory.mktemp("drafters") / "drafters.log"
+    with ServerProcess(flags, "drafters", log, num_threads=THREADS) as process:
+        yield Server(process.url)
 
 
 @pytest.fixture(scope="session")

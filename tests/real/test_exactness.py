@@ -72,6 +72,20 @@ def test_exact_mode_equals_target(parse, target, prompts, expected, concurrency)
     assert sum(report(r)["draft_tokens"] for r in results) > 0
 
 
+@pytest.mark.parametrize("concurrency", [16, 1])
+def test_any_draft_leaves_the_targets_answers(
+    drafters, target, prompts, expected, concurrency
+):
+    """Red if a token that was copied, streamed by another server, or brought over from
+    another tokenizer stands where the target says something else."""
+    results = drafters.generate_all(
+        prompts, concurrency, custom={"parse_mode": "exact"}, max_new_tokens=TOKENS
+    )
+    assert errors(target, prompts, results, expected) == []
+    for name in ("ngram", "remote", "model"):
+        assert any(report(r)["drafted_by"].get(name) for r in results), name
+
+
 def test_eagle3_equals_target(models, parse, target, prompts, expected):
     """Red if what the head drafts is kept where the target says something else."""
     if models.head is None:

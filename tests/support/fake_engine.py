@@ -38,12 +38,13 @@ class FakeSlots:
     """A pool without end; notes how long each row is."""
 
     num_slots = 100_000
+    page_size = 1
 
     def __init__(self, max_rows: int = 10_000, num_free: int = 50_000) -> None:
         self.max_rows = max_rows
         self.free = num_free
 
-    def num_free(self, tree_cache: object) -> int:
+    def num_free(self, tree_cache: object, num_rows: int = 0) -> int:
         return self.free
 
     def extend_rows(self, batch, lens: Sequence[int]) -> None:
@@ -72,6 +73,8 @@ class FakeTarget:
         self.judge = judge
         self.num_passes = self.num_decodes = 0
         self.plans: list = []
+        #: How many tokens each request of a round has decided.
+        self.kept: list[list[int]] = []
 
     def verify(self, round: Round, plan) -> SimpleNamespace:
         self.num_passes += 1
@@ -99,6 +102,9 @@ class FakeTarget:
     def decode(self, round: Round) -> SimpleNamespace:
         self.num_decodes += 1
         return SimpleNamespace(logits=None)
+
+    def keep(self, round: Round) -> None:
+        self.kept.append([len(r.decision.accept_tokens) for r in round])
 
     def sample(self, round: Round, owner, offset) -> tuple[list[int], list[int]]:
         tokens = []
@@ -182,7 +188,9 @@ def make_request(
         kv=SimpleNamespace(kv_allocated_len=len(prompt) + len(output)),
         sampling_params=SimpleNamespace(
             max_new_tokens=max_new_tokens,
+            stop_strs=[],
             stop_regex_strs=[],
+            stop_regex_max_len=0,
             custom_params={
                 "parse_mode": mode,
                 **{f"parse_{name}": value for name, value in options.items()},

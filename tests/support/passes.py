@@ -92,6 +92,14 @@ class Pass:
         return torch.tensor(out)
 
 
+def latent(seed: int, dim: int = 576, rank: int = 512) -> Pass:
+    """A pass of latent attention: one key of `dim` a slot for all heads, whose first
+    `rank` columns are its value. The sizes are DeepSeek's."""
+    case = make_pass(seed, dim=dim)
+    k = case.k[:, :1] / dim**0.5
+    return replace(case, k=k, v=k[..., :rank])
+
+
 def mask_of(request: Request, window: int | None) -> list[list[bool]]:
     """Who sees what in a pass, by the definitions."""
     mask = verify_mask(*request)

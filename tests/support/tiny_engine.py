@@ -47,7 +47,14 @@ class Answer:
 class TinyEngine:
     """Schedulers of one engine. Close it."""
 
-    def __init__(self, argv: list[str], *, num_ranks: int = 1, log: str = ""):
+    def __init__(
+        self,
+        argv: list[str],
+        *,
+        num_ranks: int = 1,
+        log: str = "",
+        environment: dict[str, str] | None = None,
+    ):
         self.numbers = itertools.count()
         CONTEXT.set_forkserver_preload(PRELOADED)
         from tests.support.tiny_engine_child import run
@@ -60,7 +67,10 @@ class TinyEngine:
                 ours, theirs = CONTEXT.Pipe()
                 child = CONTEXT.Process(
                     target=run,
-                    args=(argv, self.ports, rank, theirs, log, dict(os.environ)),
+                    args=(
+                        *(argv, self.ports, rank, theirs, log),
+                        {**os.environ, **(environment or {})},
+                    ),
                     daemon=False,
                 )
                 child.start()

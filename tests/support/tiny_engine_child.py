@@ -18,6 +18,15 @@ from sglang.srt.server_args import PortArgs, prepare_server_args
 import sglang_parse.integration.worker  # noqa: F401
 
 
+def set_retraction() -> None:
+    """SGLang's own test switch, which it has read where it was imported."""
+    from sglang.srt.environ import envs
+    from sglang.srt.managers import scheduler
+
+    scheduler.TEST_RETRACT = envs.SGLANG_TEST_RETRACT.get()
+    scheduler.TEST_RETRACT_INTERVAL = envs.SGLANG_TEST_RETRACT_INTERVAL.get()
+
+
 def run(argv, ports, rank, pipe, log, environment) -> None:
     """Serve until killed. Sends one sentence through `pipe` if that cannot begin."""
     os.environ.clear()
@@ -29,6 +38,7 @@ def run(argv, ports, rank, pipe, log, environment) -> None:
         os.dup2(out, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     try:
+        set_retraction()
         load_plugins()
         server_args = prepare_server_args(argv)
         server_args.resolve_once()

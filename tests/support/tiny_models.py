@@ -57,6 +57,8 @@ class TinyModel:
     model: str = ""
     #: Builds its processor of images around a tokenizer, where it is multimodal.
     processor: Callable[[Any], Any] | None = None
+    #: Tokens of images by the tokenizer's names for them, which it does not know yet.
+    tokens: dict[str, str] = field(default_factory=dict)
     #: Class of the config of its language model alone, where it is multimodal.
     text: str = ""
     #: Beginnings of names of weights as checkpoints have them, and the class has not.
@@ -65,6 +67,9 @@ class TinyModel:
     more: dict[str, Any] = field(default_factory=dict)
     #: Whether a checkpoint brings its class of config as code, as real ones do.
     has_code: bool = False
+    #: Share of each layer's output that is added to what it read. With little, a draft
+    #: without layers agrees often: one that keeps no state, as no draft may.
+    residual: float = 1.0
 
     def model_of(self, seed: int = 0) -> Any:
         """Hugging Face's model, with its random weights."""
@@ -75,6 +80,7 @@ class TinyModel:
             build = getattr(transformers, self.model)
         model = build(config).float().eval()
         randomize(model, seed)
+        dampen(model, self.residual)
         return model
 
     def build(self, folder: Path) -> Path:
@@ -84,7 +90,9 @@ class TinyModel:
     def build_draft(self, folder: Path) -> Path:
         """Write a model that often writes the same: its language model with noise."""
         model, more = self.model_of(), self.more
-        if self.text:
+        if self.residual != 1.0:
+            model, more = without_layers(model), {}
+        elif self.text:
             fields = dict(self.fields["text_config"])
             if "rope_parameters" in fields:
                 fields["rope_parameters"] = ROPE  # of text, whose positions are one
@@ -102,7 +110,8 @@ class TinyModel:
         for name in TOKENIZER_FILES:
             shutil.copy(TARGET_PATH / name, folder / name)
         if processor is not None:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            new = {"extra_special_tokens": self.tokens} if self.tokens else {}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **new)
             processor(tokenizer).save_pretrained(folder)
         for file in folder.glob("*.safetensors") if self.names else ():
             weights = load_file(file)
@@ -133,6 +142,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
                 p.copy_(noise.bfloat16().float())  # SGLang keeps them in bfloat16
             elif "norm" in name and p.dim() == 1:
                 p.add_(0.1 * noise)
+            elif "dt_bias" in name:
+                p.copy_(0.5 * noise - 3.0)  # states that last for dozens of tokens
             elif p.dim() == 1:
                 p.copy_(0.1 * noise)
             elif "embed" in name:
@@ -147,6 +158,30 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             if "e_score_correction_bias" in name:
                 noise = 0.2 * torch.randn(b.shape, generator=generator)
                 b.copy_(noise.bfloat16().float())
+
+
+def dampen(model: torch.nn.Module, share: float) -> None:
+    """Scale what each layer adds."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.split(".")[-2] in ("o_proj", "out_proj", "down_proj") or (
+                name.endswith("experts.down_proj")
+            ):
+                p.mul_(share)
+
+
+def without_layers(model: Any) -> Any:
+    """A Llama with a model's embedding and head, whose layers add nothing."""
+    config = transformers.LlamaConfig(**COMMON)
+    llama = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    dampen(llama, 0.0)
+    body = getattr(model.model, "language_model", model.model)
+    llama.model.embed_tokens.load_state_dict(body.embed_tokens.state_dict())
+    llama.lm_head.load_state_dict(model.lm_head.state_dict())
+    with torch.no_grad():
+        # These models count a norm's weights from one on.
+        llama.model.norm.weight.copy_(1.0 + body.norm.weight)
+    return llama
 
 
 def add_noise(model: torch.nn.Module, noise: float) -> None:
@@ -191,18 +226,6 @@ def qwen_processor(name: str) -> Callable[[Any], Any]:
 
 
 def gemma_processor(tokenizer: Any) -> Any:
-    tokenizer.add_special_tokens(
-        {
-            "additional_special_tokens": [
-                *("<start_of_image>", "<end_of_image>", "<image_soft_token>")
-            ]
-        }
-    )
-    tokenizer.boi_token = "<start_of_image>"
-    tokenizer.eoi_token = "<end_of_image>"
-    tokenizer.image_token = "<image_soft_token>"
-    tokenizer.boi_token_id, tokenizer.eoi_token_id = 581, 582
-    tokenizer.image_token_id = 583
     return transformers.Gemma3Processor(
         image_processor=transformers.Gemma3ImageProcessor(
             size={"height": 16, "width": 16}
@@ -220,11 +243,26 @@ YARN = {
     **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 256},
     **{"beta_fast": 32, "beta_slow": 1},
 }
+# The tokenizer numbers them from 581 on.
+GEMMA_TOKENS = {
+    **{"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+    "image_token": "<image_soft_token>",
+}
 MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
 }
+# Linear, full, linear; heads that share keys, keys and values of their own widths.
+GATED_DELTA = {
+    **{"num_hidden_layers": 3, "shared_expert_intermediate_size": 24},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 8, "linear_value_head_dim": 16},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
+# As Qwen3.5's text models keep it; positions of text are one.
+HALF_MROPE = {**HALF_ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 # Tokens of images, behind those that the tokenizer knows.
 VISION_START, VISION_END, IMAGE, VIDEO = 601, 602, 603, 604
 QWEN_VL = {
@@ -278,6 +316,46 @@ FAMILIES = {
             "intermediate_size": 32,
         },
     ),
+    "qwen3_next": TinyModel(
+        "Qwen3NextConfig",
+        {
+            **{**COMMON, **MOE, **GATED_DELTA, "num_experts": 4},
+            **{"rope_parameters": HALF_ROPE, "decoder_sparse_step": 1},
+        },
+        more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
+        residual=0.2,
+    ),
+    "qwen3_5": TinyModel(
+        "Qwen3_5TextConfig",
+        {**COMMON, **GATED_DELTA, "rope_parameters": HALF_MROPE},
+        model="Qwen3_5ForCausalLM",
+        more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
+        residual=0.2,
+    ),
+    "qwen3_5_moe": TinyModel(
+        "Qwen3_5MoeTextConfig",
+        {
+            **{**COMMON, **MOE, **GATED_DELTA, "num_experts": 4},
+            "rope_parameters": HALF_MROPE,
+        },
+        model="Qwen3_5MoeForCausalLM",
+        more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
+        residual=0.2,
+    ),
+    "qwen3_5_vl": TinyModel(
+        "Qwen3_5Config",
+        {
+            **QWEN_VL,
+            "text_config": {
+                **{**COMMON, **GATED_DELTA, "rope_parameters": HALF_MROPE},
+                **{"full_attention_interval": 2, "partial_rotary_factor": 0.5},
+            },
+            "vision_config": {**QWEN_VISION, "num_position_embeddings": 16},
+        },
+        "Qwen3_5ForConditionalGeneration",
+        qwen_processor("Qwen3VLProcessor"),
+        residual=0.2,
+    ),
     "deepseek_v2": TinyModel(
         "DeepseekV2Config",
         {
@@ -318,8 +396,9 @@ FAMILIES = {
                 ],
             },
             "vision_config": {
-                **{"hidden_size": 32, "intermediate_size": 48, "image_size": 16},
+                **{"hidden_size": 32, "intermediate_size": 64, "image_size": 16},
                 **{"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4},
+                "vision_use_head": False,
             },
             **{"mm_tokens_per_image": 4, "boi_token_index": 581},
             **{"eoi_token_index": 582, "image_token_index": 583},
@@ -327,6 +406,7 @@ FAMILIES = {
         },
         "Gemma3ForConditionalGeneration",
         gemma_processor,
+        GEMMA_TOKENS,
         text="Gemma3TextConfig",
         names=(("vision_tower.", "vision_tower.vision_model."),),
     ),

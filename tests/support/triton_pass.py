@@ -2,7 +2,8 @@
 
 Run by test_backends.py in a process of its own with TRITON_INTERPRET=1, which Triton
 reads when it is imported. Prints one line of JSON: the largest deviation from the
-oracle of each seed: as is, deterministic, and with a sliding window and sinks. On a
+oracle of each seed: as is, deterministic, and with a sliding window and sinks; then of
+latent KV with the first two seeds. On a
 machine with a card tests/gpu runs the same compiled.
 """
 
@@ -23,7 +24,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_parse.runtime.compat import room_for
 from sglang_parse.target.backends.registry import backend_of, build_verify_input
-from tests.support.passes import HEADS, KV_HEADS, SCALING, Pass, make_pass
+from tests.support.passes import HEADS, SCALING, Pass, latent, make_pass
 
 
 class Pool:
@@ -32,10 +33,15 @@ class Pool:
     def __init__(self, case: Pass) -> None:
         # What the pass writes is not there before it is written.
         self.k, self.v = case.k.clone(), case.v.clone()
+        self.is_latent = case.k.shape != case.v.shape
         self.k[case.written] = self.v[case.written] = torch.nan
+        if self.is_latent:
+            self.v = self.k[..., : case.v.shape[-1]]
 
     def set_kv_buffer(self, layer, loc, k, v):
-        self.k[loc.loc], self.v[loc.loc] = k, v
+        self.k[loc.loc] = k
+        if not self.is_latent:
+            self.v[loc.loc] = v
 
     def get_key_buffer(self, layer_id):
         return self.k
@@ -44,7 +50,7 @@ class Pool:
         return self.v
 
 
-def make_backend(case: Pass, window: int | None) -> TritonAttnBackend:
+def make_backend(case: Pass, window: int | None, page_size: int) -> TritonAttnBackend:
     """A Triton backend with what an ordinary dense model leaves set."""
     backend = TritonAttnBackend.__new__(TritonAttnBackend)
     device = backend.device = case.q.device
@@ -61,7 +67,7 @@ def make_backend(case: Pass, window: int | None) -> TritonAttnBackend:
     backend.kv_indptr = torch.zeros(size, dtype=torch.int32, device=device)
     backend.qo_indptr = torch.zeros(size, dtype=torch.int64, device=device)
     backend.extend_attention_fwd = extend_attention_fwd
-    backend.dcp_size = backend.page_size = 1
+    backend.dcp_size, backend.page_size = 1, page_size
     backend.dllm_attention = None
     backend.sliding_window_size, backend.window_kv_indptr = window, None
     if window is not None:
@@ -84,10 +90,11 @@ def run(
     sinks: torch.Tensor | None = None,
     *,
     deterministic: bool = False,
+    page_size: int = 1,
 ) -> torch.Tensor:
     """[tokens, heads, dim] of one attention layer. sinks: [heads]. deterministic: as
     under --enable-deterministic-inference."""
-    backend = make_backend(case, window)
+    backend = make_backend(case, window, page_size)
     backend.enable_deterministic = deterministic
     backend.build_unified_kv_indices = build_unified_kv_indices
     backend.extend_attention_fwd_unified = extend_attention_fwd_unified
@@ -95,6 +102,7 @@ def run(
         "virtual", "triton", case.plan, case.slots, torch.tensor([0])
     )
     device, dim = case.q.device, case.q.shape[-1]
+    backend.use_mla = backend.token_to_kv_pool.is_latent
     batch = ForwardBatch(
         input_ids=case.plan.input_ids.to(device),
         positions=case.plan.positions.to(device),
@@ -105,9 +113,9 @@ def run(
     backend.kv_index_translator.bind_own_plan(batch)
     layer = SimpleNamespace(
         qk_head_dim=dim,
-        v_head_dim=dim,
+        v_head_dim=case.v.shape[-1],
         tp_q_head_num=HEADS,
-        tp_k_head_num=KV_HEADS,
+        tp_k_head_num=case.k.shape[1],
         layer_id=0,
         scaling=SCALING,
         logit_cap=0.0,
@@ -132,7 +140,7 @@ def run(
             sinks=sinks,
         )
     assert backend.kv_indptr is kept
-    return out.view(-1, HEADS, dim)
+    return out.view(-1, HEADS, case.v.shape[-1])
 
 
 if __name__ == "__main__":
@@ -140,9 +148,15 @@ if __name__ == "__main__":
     for seed in map(int, sys.argv[1:]):
         case = make_pass(seed)
         for deterministic in (False, True):
-            seen = run(case, deterministic=deterministic) - case.oracle()
+            # Odd seeds have pages.
+            size = 1 + 3 * (seed % 2)
+            out = run(case, deterministic=deterministic, page_size=size)
+            seen = out - case.oracle()
             deviations.append(float(seen.abs().max()))
         sinks = torch.linspace(-1.0, 2.0, HEADS)
         seen = run(case, window=5, sinks=sinks) - case.oracle(5, sinks.tolist())
         deviations.append(float(seen.abs().max()))
+    for seed in map(int, sys.argv[1:3]):
+        case = latent(seed)
+        deviations.append(float((run(case) - case.oracle()).abs().max()))
     sys.stdout.write(json.dumps(deviations) + "\n")

@@ -12,6 +12,9 @@ from sglang_parse.bench.simulate.shapes import ModelShape
 DATA = Path(__file__).parent / "data"
 # Tokens in front of a request on average, for the KV that is read.
 CONTEXT = 2048
+# Tokens that a draft model lacks up to which it catches up by captured decode steps
+# (drafting/draft_loop.py).
+CAPTURED_CATCH_UP = 2
 
 
 class Costs(Protocol):
@@ -27,8 +30,9 @@ class Costs(Protocol):
     def step_ms(self, bs: int) -> float:
         """A decode step of the draft model."""
 
-    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
-        """The draft model forwards committed tokens that its KV lacks."""
+    def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
+        """The draft model forwards committed tokens that its KV lacks, and so writes
+        the first draft token. most: tokens of the request that lacks most."""
 
     def pass_ms(self, rows: int, bs: int) -> float:
         """A verify pass of the target."""
@@ -103,9 +107,9 @@ class GpuCosts:
     def step_ms(self, bs: int) -> float:
         return self._decode_ms(self.draft, bs) + self.device.step_extra_ms
 
-    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
-        if self.graphs and num_tokens <= 2 * bs:
-            return 2 * self.step_ms(bs)
+    def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
+        if self.graphs and most <= CAPTURED_CATCH_UP:
+            return most * self.step_ms(bs)
         gpu = self._forward_ms(self.draft, num_tokens, bs)
         return max(gpu, self._launch_ms(self.draft, graphs=False))
 
@@ -208,7 +212,7 @@ class MeasuredCosts:
     def step_ms(self, bs: int) -> float:
         return self.step_base + self.step_request * bs
 
-    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
+    def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
         return self.catch_up_base + self.catch_up_token * num_tokens
 
     def pass_ms(self, rows: int, bs: int) -> float:

@@ -96,7 +96,7 @@ class Answer:
 
     def __post_init__(self) -> None:
         self.sampling_params = SimpleNamespace(
-            max_new_tokens=self.length + 64, stop_regex_strs=None
+            max_new_tokens=self.length + 64, stop_strs=None, stop_regex_strs=None
         )
         self.kv = SimpleNamespace(kv_allocated_len=0)
 
@@ -141,6 +141,9 @@ class FakeTarget:
             answer_of(r).num_passes += 1
         return None
 
+    def keep(self, round: Round) -> None:
+        return None
+
     def sample(
         self, round: Round, owner: Sequence[int], offset: Sequence[int]
     ) -> tuple[list[int], Any]:
@@ -171,11 +174,13 @@ def _verdicts(r: RequestRound) -> list[int]:
 class FakeSlots:
     """A pool that is never full."""
 
+    page_size = 1
+
     def __init__(self, max_rows: int = 8192, num_slots: int = 1 << 20) -> None:
         self.max_rows = max_rows
         self.num_slots = num_slots
 
-    def num_free(self, tree_cache: Any) -> int:
+    def num_free(self, tree_cache: Any, num_rows: int = 0) -> int:
         return self.num_slots
 
     def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
@@ -251,13 +256,14 @@ class FakeDrafter:
 
     def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> None:
         bs = len(orders)
-        missing = 0
+        missing = []
         for r, num in orders:
             end = r.seq_len + 1 + len(r.draft.tokens)
-            missing += end - min(answer_of(r).num_cached, end - 1)
+            missing.append(end - min(answer_of(r).num_cached, end - 1))
             answer_of(r).num_cached = end + num - 1
-        self.clock.spend("catch up", self.costs.catch_up_ms(missing, bs))
-        ms = steps * self.costs.step_ms(bs)
+        catch_up_ms = self.costs.catch_up_ms(sum(missing), max(missing), bs)
+        self.clock.spend("catch up", catch_up_ms)
+        ms = (steps - 1) * self.costs.step_ms(bs)
         self.clock.spend("draft", ms, kernel=("draft", bs.bit_length()))
 
     def _write(self, r: RequestRound, num: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ class ParseVerifyInput(SpecInput):
     """Spec input of the verify pass: what attention backends ask for."""
 
     cuda_graph_compatible = False
+    #: [sequences, columns] int32 slots, where the backend reads a sequence's slots in
+    #: a row; None where it reads req_to_token or the arguments below.
+    table: Tensor | None = None
 
     def __init__(
         self, plan: VerifyPlan, slots: list[Tensor], logits_rows: Tensor
@@ -37,6 +40,14 @@ class ParseVerifyInput(SpecInput):
         self.logits_rows = self.select_index = logits_rows
         self.draft_token_num = max(plan.qo_lens)
         self.capture_hidden_mode = CaptureHiddenMode.FULL
+        #: What leaves a recurrent state at the kept rows of each request (their number,
+        #: request by request); set by the backend of recurrent layers.
+        self.advance: Callable[[Sequence[int]], None] | None = None
+
+    @abstractmethod
+    def request_rows(self, req_pool_indices: Tensor) -> Tensor:
+        """[bs] rows of req_to_token, one a request, of those of the batch's sequences
+        (`batch_fields`)."""
 
     @abstractmethod
     def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
@@ -71,6 +82,8 @@ class VerifyBackend:
     inputs: Mapping[str, type[ParseVerifyInput]]
     #: Buffers that the backend sizes by requests and reads in a verify pass.
     buffers: tuple[IndexBuffer, ...] = ()
+    #: The largest --page-size at which it reads a pass's slots one by one.
+    max_page_size: int = 1 << 30
 
 
 def length_fields(seq_lens: Sequence[int], device: Any) -> dict[str, Any]:

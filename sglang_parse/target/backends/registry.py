@@ -10,11 +10,12 @@ from torch import Tensor
 from sglang_parse.options.table import flag_name
 from sglang_parse.target.backends.base import ParseVerifyInput, VerifyBackend
 from sglang_parse.target.backends.mask import MAX_MASK_CELLS
+from sglang_parse.target.backends.rows import FA3, TORCH_NATIVE
 from sglang_parse.target.backends.triton import TRITON
 from sglang_parse.target.backends.virtual import CPU, FLASHINFER
 from sglang_parse.target.layout import VerifyPlan
 
-BACKENDS = {row.name: row for row in (CPU, FLASHINFER, TRITON)}
+BACKENDS = {row.name: row for row in (CPU, FLASHINFER, TRITON, FA3, TORCH_NATIVE)}
 
 
 def backend_of(name: str) -> VerifyBackend:
@@ -28,7 +29,7 @@ def backend_of(name: str) -> VerifyBackend:
 
 
 def choose_route(asked: str, backend: str) -> str:
-    """`mask` or `virtual` for an attention backend.
+    """The route of an attention backend.
 
     asked: the setting `verify_route`. Raises ValueError if the backend is unknown or
     cannot serve what was asked for.

@@ -8,30 +8,9 @@ the request's row of req_to_token, where the layer has just written the draft's
 
 from __future__ import annotations
 
-from typing import Any
-
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from torch import Tensor
-
 from sglang_parse.runtime.compat import IndexBuffer
-from sglang_parse.target.backends.base import (
-    VerifyBackend,
-    length_fields,
-)
-from sglang_parse.target.backends.virtual import VirtualVerifyInput
-
-
-class ExtendVerifyInput(VirtualVerifyInput):
-    """The same virtual sequences, as a batch of extends."""
-
-    def batch_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
-        sequences, device = self.sequences, req_pool_indices.device
-        return {
-            "forward_mode": ForwardMode.DRAFT_EXTEND_V2,
-            **self.sequence_fields(req_pool_indices),
-            **length_fields(sequences.kv_lens, device),
-        }
-
+from sglang_parse.target.backends.base import VerifyBackend
+from sglang_parse.target.backends.virtual import ExtendVerifyInput
 
 TRITON = VerifyBackend(
     "triton",

@@ -39,6 +39,11 @@ class VirtualVerifyInput(ParseVerifyInput):
         self.sequences = build_virtual_sequences(plan)
         self.draft_token_num = max(self.sequences.qo_lens)
 
+    def request_rows(self, req_pool_indices: Tensor) -> Tensor:
+        request = self.sequences.request
+        first = [request.index(i) for i in range(len(self.plan.seq_lens))]
+        return req_pool_indices[upload(first, req_pool_indices.device)]
+
     def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
         sequences = self.sequences
         slots = virtual_slots(sequences, self.plan, self.slots)
@@ -77,6 +82,18 @@ class VirtualVerifyInput(ParseVerifyInput):
             running_offsets(sequences.qo_lens, device),
             None,
         )
+
+
+class ExtendVerifyInput(VirtualVerifyInput):
+    """The same virtual sequences, as a batch of extends."""
+
+    def batch_fields(self, req_pool_indices: Tensor) -> dict[str, Any]:
+        sequences, device = self.sequences, req_pool_indices.device
+        return {
+            "forward_mode": ForwardMode.DRAFT_EXTEND_V2,
+            **self.sequence_fields(req_pool_indices),
+            **length_fields(sequences.kv_lens, device),
+        }
 
 
 FLASHINFER = VerifyBackend(

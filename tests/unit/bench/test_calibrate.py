@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 
 from sglang_parse.bench import calibrate
-from sglang_parse.bench.calibrate import (
+from sglang_parse.bench.calibrate_options import CalibrateOptions, problems_needed
+from sglang_parse.bench.served import check_questions, served_settings
+from sglang_parse.bench.trials import (
     EXACT,
-    CalibrateOptions,
+    OFF,
     Outcome,
     Setting,
     Trial,
     candidates,
     choose,
     compare,
-    problems_needed,
 )
 from sglang_parse.cli import main as cli
 from sglang_parse.options.server import ParseConfig
@@ -82,7 +83,7 @@ def test_what_is_slower_than_the_target_alone_is_no_candidate_and_no_choice():
     assert not candidates(screened, budget=0.5, confidence=0.95, exact_ratio=0.8)
     floor = Trial(EXACT, 100, 0.9, 0.0, 0.0, 0, 0, 0.8)
     best, tests = choose([], lambda s: floor, budget=0.5, floor=floor)
-    assert best.setting == calibrate.OFF and not tests
+    assert best.setting == OFF and not tests
     assert (best.ratio, best.accuracy, best.problems) == (1, 0.9, 100)
 
 
@@ -238,15 +239,15 @@ def test_the_judge_is_recorded_and_has_its_own_questions(tmp_path):
     settings = {"judge": "question", "threshold": 0.5}
     info = {"internal_states": [{"parse": {"settings": settings}}]}
     info["speculative_draft_model_path"] = "a draft"
-    served = calibrate.served_settings(info, "URL")
+    served = served_settings(info, "URL")
     assert served == {"judge": "question"}
     asks = CalibrateOptions("URL", tmp_path / "x", judge_suffixes=(None, "Right?"))
-    calibrate.check_questions(asks, served)
+    check_questions(asks, served)
     with pytest.raises(
         ValueError, match=r"'Right\?' and the judge .* is 'mine', which"
     ):
-        calibrate.check_questions(asks, {"judge": "mine"})
-    calibrate.check_questions(CalibrateOptions("URL", tmp_path / "x"), {"judge": "m"})
+        check_questions(asks, {"judge": "mine"})
+    check_questions(CalibrateOptions("URL", tmp_path / "x"), {"judge": "m"})
 
 
 def test_server_that_streams_pieces_is_refused():
@@ -254,10 +255,10 @@ def test_server_that_streams_pieces_is_refused():
     alike, and any is chosen."""
     info = {"internal_states": [{"parse": {"settings": {}}}]}
     info["speculative_draft_model_path"] = "a draft"
-    assert calibrate.served_settings(info, "URL") == {}
+    assert served_settings(info, "URL") == {}
     info["incremental_streaming_output"] = True
     with pytest.raises(ValueError, match="without --incremental-streaming-output"):
-        calibrate.served_settings(info, "URL")
+        served_settings(info, "URL")
 
 
 def test_server_without_a_draft_model_is_refused(server, tmp_path, capsys):
@@ -338,6 +339,27 @@ def test_every_axis_is_swept(tmp_path):
     assert len(settings) == 8 and len({str(s) for s in settings}) == 8
     assert {s.get("judge_suffix") for s in settings} == {None, "Right?"}
     assert {s["keep_rule"] for s in settings} == {"first-failure", "longest"}
+
+
+def test_a_probes_cutoffs_and_bands_are_swept(tmp_path):
+    """Red if a server with a probe is tried with one band, or the file that is written
+    means another judge than the one that was tried."""
+    options = CalibrateOptions(
+        "http://x", tmp_path / "x", thresholds=(0.5,), segmenters=("step",),
+        probe_cutoffs=("learnt", 0.9), probe_bands=(0.5,), has_probe=True,
+    )  # fmt: skip
+    found = options.settings()
+    asked = [(s.judge, s.probe_cutoff, s.probe_band) for s in found]
+    assert asked == [
+        ("suffix", None, None), ("auto", None, 0.5),
+        ("probe", "learnt", None), ("probe", 0.9, None),
+    ]  # fmt: skip
+    served = {"probe": "FILE", "probe_band": 0.3, "window": 64}
+    files = [ParseConfig(**s.with_judge(served) | s.fields()) for s in found]
+    assert [f.probe for f in files] == ["", "FILE", "FILE", "FILE"]
+    assert [f.probe_band for f in files] == ["learnt", 0.5, 0.0, 0.0]
+    assert found[3].options()["parse_probe_cutoff"] == 0.9
+    assert "parse_probe_band" not in found[3].options()
 
 
 def test_one_file_at_a_time(tmp_path, capsys):

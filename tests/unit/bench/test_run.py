@@ -15,14 +15,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.bench import arm_servers, measure, plan, run
 from sglang_parse.bench import arms as arms_module
-from sglang_parse.bench import run
 from sglang_parse.bench.arms import ARMS, Models, arm_draft, make_hostile_draft, refusal
 from sglang_parse.bench.cells import Cell, CellResult, CellStore
 from sglang_parse.bench.config import load_config
+from sglang_parse.bench.conversation import Chat
 from sglang_parse.bench.datasets import load_items
 from sglang_parse.bench.grade import grade_cell, prefix_is_valid
 from sglang_parse.bench.load import LoadError, open_session
+from sglang_parse.bench.plan import load_set, plan_cells
 from sglang_parse.bench.plots import spread
 from sglang_parse.bench.procedures import (
     Answer,
@@ -34,7 +36,7 @@ from sglang_parse.bench.procedures import (
     sequential,
 )
 from sglang_parse.bench.provenance import hub_commit
-from sglang_parse.bench.run import Chat, load_set, plan_cells, run_benchmark
+from sglang_parse.bench.run import run_benchmark
 from sglang_parse.bench.stats import tango_interval
 from sglang_parse.bench.summary import (
     Graded,
@@ -92,7 +94,7 @@ def fakes(monkeypatch):
         started.append((name, flags, server))
         return server
 
-    monkeypatch.setattr(run, "make_server", make)
+    monkeypatch.setattr(arm_servers, "make_server", make)
     monkeypatch.setattr(run, "load_tokenizer", lambda path: CharTokenizer())
     return started
 
@@ -267,7 +269,7 @@ def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, c
     assert [name for name, _, _ in fakes] == ["target-main", "parse-main"]
     assert all("--max-running-requests" in flags for _, flags, _ in fakes)
     config = load_config(path)
-    cells = plan_cells(config, {s: load_set(config, s) for s in run.data_sets(config)})
+    cells = plan_cells(config, {s: load_set(config, s) for s in plan.data_sets(config)})
     assert len(cells) == 2 * 2 + 2
     store = CellStore(config.out)
     first = store.read(cells[0])
@@ -554,7 +556,7 @@ def events(fakes, monkeypatch):
     """What servers were asked, as (server's name, number of the problem), with
     WARM_UP and FLUSH in place of a number."""
     found = []
-    flush, answer = run.flush_cache, FakeServer.answer
+    flush, answer = measure.flush_cache, FakeServer.answer
     numbers = {p.prompt: k for k, p in enumerate(PROBLEMS)}
 
     def name_of(url):
@@ -570,7 +572,7 @@ def events(fakes, monkeypatch):
         found.append((name_of(self.url), numbers.get(prompt, WARM_UP)))
         return answer(self, body)
 
-    monkeypatch.setattr(run, "flush_cache", flushed)
+    monkeypatch.setattr(measure, "flush_cache", flushed)
     monkeypatch.setattr(FakeServer, "answer", answered)
     return found
 
@@ -647,7 +649,7 @@ def test_the_baseline_is_asked_beside_others_only_what_they_are(fakes, tmp_path)
     )
     config = load_config(write_config(tmp_path, text + "laps: 2\n"))
     assert config.concurrency == (1, 3)
-    items = {s: load_set(config, s) for s in run.data_sets(config)}
+    items = {s: load_set(config, s) for s in plan.data_sets(config)}
     assert [cell.name for cell in plan_cells(config, items)] == [
         *("target/embedded-c1-r0", "target/embedded-c3-r0"),
         *("target/embedded-c3-r0-beside1", "parse/embedded-c3-r0"),
@@ -684,10 +686,10 @@ def test_wall_clock_of_a_cell_is_that_of_its_own_parts(
     def answers():  # one second each
         return float(sum(what != FLUSH for _, what in events))
 
-    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=answers))
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=answers))
     config = laps_config(tmp_path, laps)
     run_benchmark(config)
-    items = {s: load_set(config, s) for s in run.data_sets(config)}
+    items = {s: load_set(config, s) for s in plan.data_sets(config)}
     store = CellStore(config.out)
     results = [store.read(cell) for cell in plan_cells(config, items)]
     assert [r.wall_s for r in results] == [float(r.cell.num_items) for r in results]
@@ -774,7 +776,7 @@ def test_cells_of_other_laps_are_refused(fakes, tmp_path, before, after):
     config = laps_config(tmp_path, before)
     run_benchmark(config)
     other = laps_config(tmp_path, after)
-    items = {s: load_set(other, s) for s in run.data_sets(other)}
+    items = {s: load_set(other, s) for s in plan.data_sets(other)}
     store = CellStore(other.out)
     for cell in plan_cells(other, items):
         assert cell.laps == after
@@ -788,7 +790,7 @@ def test_cells_of_other_laps_are_refused(fakes, tmp_path, before, after):
     [(200, 4, [50] * 4), (10, 4, [2, 3, 2, 3]), (2, 5, [1, 1]), (7, 1, [7])],
 )
 def test_parts_are_contiguous_and_equal_but_for_one_item(num_items, laps, sizes):
-    parts = run.cut(num_items, laps)
+    parts = measure.cut(num_items, laps)
     assert [len(part) for part in parts] == sizes
     assert [k for part in parts for k in part] == [*range(num_items)]
 
@@ -801,7 +803,7 @@ def test_models_alone_are_served_once_for_arms_that_boot_together(fakes, tmp_pat
         .replace("[target, parse]", "[target, draft, sequential, parse, parse-no-tail]")
     )
     config = load_config(write_config(tmp_path, text + "boot_together: 5\n"))
-    with run.arm_servers(config.arms, config) as urls:
+    with arm_servers.arm_servers(config.arms, config) as urls:
         names = [name for name, _, _ in fakes]
     assert names == ["target-main", "draft-main", "parse-main", "parse-no-tail-main"]
     assert urls["sequential"] == {
@@ -825,7 +827,7 @@ def test_the_same_arms_are_up_together_in_every_repeat():
     ]
 
     def together(pending):
-        groups = run.batches(config, pending)
+        groups = plan.batches(config, pending)
         return ["".join(arm.name for arm in group) for group, _ in groups]
 
     assert together(cells) == ["ab", "acd", "ae", "ea", "dca", "ba"]
@@ -934,10 +936,10 @@ def test_verdicts_are_asked_of_the_arms_that_give_some(arm, tmp_path):
     text = CONFIG[: CONFIG.index("sweep:")].replace("parse]", f"{arm}]")
     text = text.replace("target, target", "target") + "eagle: embedded:head\n"
     config = load_config(write_config(tmp_path, text))
-    items = {s: load_set(config, s) for s in run.data_sets(config)}
+    items = {s: load_set(config, s) for s in plan.data_sets(config)}
     cell = next(c for c in plan_cells(config, items) if c.arm == arm)
-    job = run.Job(cell, ARMS[arm], config, items[config.datasets[0]], {}, CHAT)
-    options = run.make_client(job, None).options
+    job = measure.Job(cell, ARMS[arm], config, items[config.datasets[0]], {}, CHAT)
+    options = measure.make_client(job, None).options
     assert options.get("parse_report", False) == (arm in ("parse", "parse-eagle3"))
 
 
@@ -983,7 +985,7 @@ def test_an_arm_may_have_its_own_concurrency(tmp_path):
     cells = {}
     for name, one in (("all", text), ("own", own)):
         config = load_config(write_config(tmp_path / name, one))
-        items = {s: load_set(config, s) for s in run.data_sets(config)}
+        items = {s: load_set(config, s) for s in plan.data_sets(config)}
         cells[name] = {c.name: c.spec for c in plan_cells(config, items)}
     assert [name.split("-r")[0] for name in cells["own"]] == [
         "target/embedded-c1",
@@ -998,7 +1000,7 @@ def test_model_that_was_trained_anew_is_another_setting(tmp_path):
     marks = []
     for data in (b"one", b"two", b"one"):
         weights.write_bytes(data)
-        run.fingerprint.cache_clear()
-        marks.append(run.fingerprint(str(tmp_path)))
+        plan.fingerprint.cache_clear()
+        marks.append(plan.fingerprint(str(tmp_path)))
     assert marks[0] == marks[2] != marks[1]
-    assert run.fingerprint("a-hub/name") == ""
+    assert plan.fingerprint("a-hub/name") == ""

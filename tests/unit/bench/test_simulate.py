@@ -8,6 +8,7 @@ import pytest
 from sglang_parse.bench.estimate import EstimateOptions, estimate
 from sglang_parse.bench.simulate.costs import DATA, MeasuredCosts
 from sglang_parse.bench.simulate.drafts import WRONG, Drafts, error_rate
+from sglang_parse.bench.simulate.middle import MOST_STEPS, Chain
 from sglang_parse.bench.simulate.oracle import Setting, run_fixed
 from sglang_parse.bench.simulate.scenarios import (
     PAIRS,
@@ -75,6 +76,27 @@ def test_arrivals_wait_while_a_round_runs():
     result = world.run()
     assert max(result.waits_ms) > 50
     assert len(world.active) <= 4
+
+
+def test_a_chain_costs_what_its_tokens_cost():
+    """Red if the tokens of a cycle are not those that a chance of agreement gives, or
+    a pass of the middle model is left out: a middle model would seem to pay."""
+    chain = Chain(COSTS, known_shape("qwen3-0.6b"), 0.7)
+    rng, steps, tokens = random.Random(3), 4, 0
+    for _ in range(20_000):
+        tokens += 1
+        for _ in range(steps):
+            if rng.random() >= chain.agreement:
+                break
+            tokens += 1
+    inner = chain.inner
+    assert inner.plain_ms(1) < COSTS.plain_ms(1)
+    spent = steps * inner.step_ms(1) + inner.pass_ms(steps + 1, 1) + inner.host_ms(1)
+    expected = spent * 20_000 / tokens
+    assert chain.cycle_ms(steps, 1) == pytest.approx(expected, rel=0.02)
+    always = replace(chain, agreement=1.0)
+    assert always.best(1)[0] == MOST_STEPS
+    assert always.best(1)[1] < chain.best(1)[1] < replace(chain, agreement=0).best(1)[1]
 
 
 def test_there_are_24_scenarios():

@@ -4,6 +4,8 @@ import io
 import json
 import shlex
 import signal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -18,7 +20,7 @@ from sglang_parse.embedded import (
     TARGET_PATH,
 )
 from sglang_parse.models import real, wheel
-from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.server import DRAFT_KEY_ENV, ParseConfig
 
 
 def make_result(report=None, **changes):
@@ -237,6 +239,44 @@ def test_doctor_reads_a_hub_model_s_sampling_defaults(tmp_path, monkeypatch):
     (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
     with pytest.raises(doctor.Problem, match="repetition_penalty 1.05"):
         doctor.check_sampling("org/name")
+
+
+class Listed(BaseHTTPRequestHandler):
+    """A draft server that lists two models to who has the key."""
+
+    def log_message(self, *args):
+        """Nothing between the test's lines."""
+
+    def do_GET(self):
+        has_key = self.headers["authorization"] == "Bearer sk-hidden"
+        self.send_response(200 if has_key else 401)
+        self.end_headers()
+        models = [{"id": "small", "owned_by": "us"}, {"id": "large", "owned_by": "us"}]
+        self.wfile.write(json.dumps({"data": models}).encode())
+
+
+def test_doctor_asks_the_draft_server_for_its_models(monkeypatch):
+    """Red if a server that refuses, is gone, or stands behind a URL with a password is
+    not told of, or the key is shown."""
+    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-hidden")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listed) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        found = doctor.check_draft_server(url)
+        assert "asked with a key, serves small, large" in found
+        monkeypatch.delenv(DRAFT_KEY_ENV)
+        with pytest.raises(doctor.Problem, match=r"cannot be used \(HTTP 401\); .*key"):
+            doctor.check_draft_server(url)
+        server.shutdown()
+    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-hidden")
+    for name in ("python", "torch", "plugins", "platform", "hooks", "attention"):
+        monkeypatch.setattr(doctor, f"check_{name}", lambda: "fine")
+    findings = list(doctor.run_checks("/nowhere", "/nowhere", url))
+    assert not findings[-1].ok
+    assert f"the draft server at {url} cannot be used (Connect" in findings[-1].text
+    assert "sk-hidden" not in " ".join(f.text for f in findings)
+    with pytest.raises(ValueError, match="draft-url"):
+        doctor.check_draft_server("http://me:secret@host/v1")
 
 
 def test_doctor_exits_1_on_a_problem(monkeypatch, capsys):

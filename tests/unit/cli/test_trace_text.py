@@ -1,6 +1,7 @@
 """The drawing of one answer."""
 
 from sglang_parse.bench.figures import RequestResult
+from sglang_parse.cli.trace_html import tip
 from sglang_parse.cli.trace_text import answer_spans, draw_answer, legend, most_telling
 
 
@@ -88,3 +89,17 @@ def test_most_telling_answer_is_right_and_has_a_rejection():
     ]
     assert most_telling(results) == 2
     assert most_telling(results[:2]) == 0
+
+
+def test_a_probes_verdict_is_told_from_the_questions():
+    """Red if nobody can see in a trace who gave a verdict."""
+    asked, read = (
+        segment("draft", "kept", at, "a\n", 0.8) | {"judge": judge}
+        for at, judge in ((0, "suffix"), (2, "probe"))
+    )
+    spans = answer_spans("a\na\n", {"segments": [asked, read]})
+    drawn = draw_answer(spans).plain.splitlines()
+    assert drawn == ["  a [0.80]", "  a [0.80 by the probe]"]
+    assert [tip(s).rpartition("score ")[2] for s in spans] == [
+        "0.8000", "0.8000 by the probe"
+    ]  # fmt: skip

@@ -1,10 +1,12 @@
 """Torch stand-ins for Triton kernels."""
 
+import math
 import random
 
+import pytest
 import torch
 
-from sglang_parse.cpu.ops import assign_req_to_token_pool
+from sglang_parse.cpu.ops import assign_req_to_token_pool, softcap
 
 
 def test_assign_req_to_token_pool_equals_oracle():
@@ -29,3 +31,11 @@ def test_assign_req_to_token_pool_equals_oracle():
         len(rows),
     )
     assert table.tolist() == expected
+
+
+def test_softcap_bounds_logits_in_place():
+    """Red if Gemma 2's logits are not bounded, or a copy of them is."""
+    logits = torch.tensor([[-100.0, -1.0, 0.0, 2.0, 1000.0]])
+    expected = [30 * math.tanh(x / 30) for x in logits[0].tolist()]
+    assert softcap(logits, 30.0) is logits
+    assert logits[0].tolist() == pytest.approx(expected, abs=1e-5)

@@ -33,10 +33,12 @@ class Req(SimpleNamespace):
 class Pool:
     """`free` of `size` KV slots; a pass that asks for more would stop the scheduler."""
 
+    page_size = 1
+
     def __init__(self, free: int, size: int, max_rows: int) -> None:
         self.free, self.num_slots, self.max_rows = free, size, max_rows
 
-    def num_free(self, tree_cache) -> int:
+    def num_free(self, tree_cache, num_rows=0) -> int:
         return self.free
 
     def extend_rows(self, batch, lens) -> None:
@@ -89,7 +91,9 @@ class World:
     are.
     """
 
-    def __init__(self, *, free=400, size=400, max_rows=10_000, judge=None) -> None:
+    def __init__(
+        self, *, free=400, size=400, max_rows=10_000, step_rows=10_000, judge=None
+    ) -> None:
         self.pool, self.clock = Pool(free, size, max_rows), Clock()
         judge = judge or (lambda tokens: 0.5 + len(tokens) / 1000)
         self.target = Target(judge, self.pool, self.clock)
@@ -107,6 +111,7 @@ class World:
             refuse=refuse,
             hold=self.held.append,
             release=self.released.append,
+            step_rows=step_rows,
             clock=self.clock,
         )
 
@@ -312,7 +317,8 @@ def test_stop_expressions_bound_a_client_s_text_too():
     for num_stops, asked, expected in ((1, False, 40), (99, False, 8), (99, True, 40)):
         world = World()
         req = world.add(text, verify=asked)
-        req.sampling_params.stop_regex_strs = ["a"] * num_stops
+        req.sampling_params.stop_regex_strs = ["a*"] * num_stops
+        req.sampling_params.stop_regex_max_len = 1 << 30
         world.prefill()
         assert len(req.records[0].draft_tokens) == expected
 
@@ -631,6 +637,23 @@ def test_no_pass_takes_long():
     rows = [plan.num_verify_tokens for plan in world.plans[1:]]
     # A pass of one verdict at the text's end has 1 + 180 + 12 rows.
     assert len(rows) > 5 and all(n <= max(100, 193) for n in rows)
+
+
+@pytest.mark.parametrize("num_texts", [1, 4])
+def test_a_step_is_no_longer_than_a_prefill(num_texts):
+    """Red if the texts of one prefill batch are bounded each and not together, or by
+    the longest pass alone where prefills are shorter."""
+    world = World(free=40_000, size=40_000, step_rows=250)
+    reqs = [
+        world.add(TEXT * 30, verify=True, suffix_len=12, ends=range(6, 181, 6))
+        for _ in range(num_texts)
+    ]
+    world.prefill()
+    while len(world.released) < num_texts:
+        assert world.step() == 1
+    assert all(len(req.records[0].scores) == 30 for req in reqs)
+    rows = [plan.num_verify_tokens for plan in world.plans]
+    assert max(rows) <= 250 and sum(rows) > 250 * num_texts
 
 
 def test_texts_take_turns():

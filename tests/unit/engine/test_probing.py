@@ -106,6 +106,33 @@ def test_doubt_is_settled_by_the_suffix_in_one_more_pass(unclear_at):
     assert req.state.report.counters.probe_segments == unclear_at
 
 
+@pytest.mark.parametrize(
+    ("options", "by"),
+    [
+        ({"probe_band": 0}, ["probe", "probe"]),
+        ({"probe_band": 1}, ["suffix", "suffix"]),
+        ({"probe_cutoff": 0.99, "probe_band": 0.0}, ["probe", "probe"]),
+    ],
+)
+def test_a_request_moves_cutoff_and_band(options, by):
+    """Red if a request gets the learnt point in place of its own, or the guard holds a
+    request's own cutoff against the probe."""
+    guard = ProbeGuard(share=1.0, least=0.5)
+    asks = "suffix" in by
+    server, _, req = serve(
+        [(10,), (11,)], kind="auto", guard=None if asks else guard, **options
+    )
+    (r,) = server.round(req).requests
+    if asks:
+        assert list(r.judged_by) == by
+    else:
+        assert guard.agreement == 1.0  # though a score of 0.98 misses 0.99
+    server, _, req = serve([(10,), (11,)], kind="auto", **options)
+    (r,) = server.round(req).requests
+    kept = 0 if "probe_cutoff" in options else r.boundaries[-1]
+    assert list(r.judged_by) == by and r.decision.num_judged == kept
+
+
 def test_nothing_is_asked_behind_a_prefix_that_surely_fails():
     """Red if doubt that changes nothing costs a pass."""
     server, target, req = serve([(10,), (BAD,), (UNCLEAR,)], kind="auto")
@@ -195,10 +222,11 @@ def test_pairs_are_the_states_and_scores_of_the_boundaries():
     server.probing.question = server.config.judge_suffix
     req = make_request(prompt=(10, 11), output=(12,))
     (r,) = server.round(req).requests
-    states, scores, owners, segmenters = pairs.part(0, 100)
-    assert states[:, 0].tolist() == [3 + b for b in r.boundaries]
-    assert scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
-    assert owners == [0] * 4 and segmenters == ["line"] * 4
+    part = pairs.part(0, 100)
+    assert part.states[:, 0].tolist() == [3 + b for b in r.boundaries]
+    assert part.scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
+    assert part.requests == ["r"] * 4 and part.indices == [0, 1, 2, 3]
+    assert part.segmenters == ["line"] * 4
 
 
 def test_the_planner_knows_that_a_probes_boundary_costs_no_rows():

@@ -39,6 +39,18 @@ def test_cpu_defaults_use_our_backend_and_float32():
     assert args.max_total_tokens > 0
 
 
+def test_pages_and_two_backends_are_kept():
+    """Red if pages or a second attention backend are resolved away."""
+    from sglang.srt.arg_groups.overrides import attention_backends_of
+
+    args = resolve(
+        *(*TARGET, *DRAFT, "--page-size", "16"),
+        *("--decode-attention-backend", "torch_native"),
+    )
+    assert args.page_size == 16
+    assert attention_backends_of(args) == (CPU_ATTENTION_BACKEND, "torch_native")
+
+
 def test_lower_case_name_is_the_same_algorithm():
     """Red if `--speculative-algorithm parse` is unknown."""
     flags = ("--model-path", str(TARGET_PATH), "--speculative-algorithm", "parse")

@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
-from sglang_parse.integration.checks import check_head
+from sglang_parse.integration.checks import (
+    check_draft_kind,
+    check_draft_pages,
+    check_head,
+)
+from sglang_parse.judging.vocabularies import Agreement
 from sglang_parse.options.server import ParseConfig
 
 
@@ -39,6 +44,38 @@ def test_a_head_of_another_target_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match="eagle-model-path is ") as error:
         check_head(*head_args(tmp_path, tmp_path, **changes))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "refused"),
+    [
+        ("qwen3_next", "Qwen3NextForCausalLM", True),
+        ("qwen3_5_text", "Qwen3_5ForCausalLM", True),
+        ("qwen3", "Qwen3ForCausalLM", False),
+    ],
+)
+def test_a_draft_with_a_recurrent_state_is_refused(tmp_path, model_type, name, refused):
+    """Red if a draft is loaded that cannot go back behind a rejected token, or the
+    sentence names no draft that works."""
+    config = {"model_type": model_type, "architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = SimpleNamespace(
+        speculative_draft_model_path=str(tmp_path), trust_remote_code=False
+    )
+    if not refused:
+        return check_draft_kind(args)
+    with pytest.raises(ValueError, match=f"{name} has a recurrent state.*Qwen3-0.6B"):
+        check_draft_kind(args)
+
+
+def test_a_draft_in_text_is_refused_beside_pages():
+    """Red if such a draft asks for slots one by one where SGLang gives pages: it loses
+    them, and its drafts."""
+    ids, text = Agreement(), Agreement("id 5 is 'a' and 'b'", shares_ids=False)
+    for page, agreement in ((None, text), (1, text), (16, ids)):
+        check_draft_pages(SimpleNamespace(page_size=page), agreement)
+    with pytest.raises(ValueError, match=r"--page-size is 16, .*id 5 .*expected"):
+        check_draft_pages(SimpleNamespace(page_size=16), text)
 
 
 def test_a_head_that_is_not_there_is_refused(tmp_path):

@@ -50,6 +50,18 @@ def test_a_named_backend_is_kept():
     assert backend_seen_by_sglang(*PARSE, *flags) == "triton"
 
 
+@pytest.mark.parametrize(
+    ("flags", "backend"),
+    [
+        (("--prefill-attention-backend", "triton"), "triton"),
+        (("--decode-attention-backend", "triton"), GPU_ATTENTION_BACKEND),
+    ],
+)
+def test_where_one_is_named_the_other_is_one_that_can_verify(flags, backend):
+    """Red if SGLang's default for the card stands beside the one that was named."""
+    assert backend_seen_by_sglang(*PARSE, *flags) == backend
+
+
 def test_other_servers_choose_for_themselves():
     """Red if installing the plugin changes servers that do not use PARSE."""
     assert backend_seen_by_sglang() is None

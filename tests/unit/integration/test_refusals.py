@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from sglang_parse.bench.servers import free_port, server_command
-from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_PATH,
+    HEAD_PATH,
+    OTHER_DRAFT_PATH,
+    TARGET_PATH,
+)
 from sglang_parse.integration import refusals
 from sglang_parse.options.server import CONFIG_ENV
 from tests.support.resolution import DRAFT, TARGET, resolve
@@ -120,26 +125,42 @@ REFUSED = {
         (*DRAFT, "--speculative-num-draft-tokens", "8"),
         "takes no --speculative-num-draft-tokens, got 8",
     ),
-    "page size": ((*DRAFT, "--page-size", "16"), "--page-size"),
-    "backend": (
-        (*DRAFT, "--attention-backend", "torch_native"),
-        "--attention-backend torch_native",
+    "page size": (
+        (*DRAFT, "--page-size", "48", "--chunked-prefill-size", "64"),
+        "--page-size is 48; expected a divisor of --chunked-prefill-size, which is 64",
+    ),
+    "draft backend": (
+        (*DRAFT, "--speculative-draft-attention-backend", "flex_attention"),
+        "--speculative-draft-attention-backend flex_attention",
     ),
     "decode backend": (
-        (*DRAFT, "--decode-attention-backend", "torch_native"),
-        "--decode-attention-backend",
+        (*DRAFT, "--decode-attention-backend", "flex_attention"),
+        "--decode-attention-backend flex_attention",
     ),
     "prefill backend": (
-        (*DRAFT, "--prefill-attention-backend", "torch_native"),
-        "--prefill-attention-backend",
+        (*DRAFT, "--prefill-attention-backend", "flex_attention"),
+        "--prefill-attention-backend flex_attention",
     ),
-    "two backends": (
+    "verified on the decode backend": (
         (
             *DRAFT,
             *("--prefill-attention-backend", "triton"),
             *("--decode-attention-backend", "flashinfer"),
+            *("--speculative-attention-mode", "decode"),
         ),
-        "one attention backend for prefill and decode",
+        "--speculative-attention-mode is decode",
+    ),
+    "pages of fa3": (
+        (*DRAFT, "--prefill-attention-backend", "fa3", "--page-size", "16"),
+        "--page-size is 16; expected at most 1",
+    ),
+    "head on fa3": (
+        (
+            *(*DRAFT, "--speculative-parse-compose", "eagle3"),
+            *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
+            *("--attention-backend", "fa3"),
+        ),
+        "add --speculative-draft-attention-backend flashinfer",
     ),
     "mask on triton": (
         (
@@ -215,7 +236,12 @@ def test_own_flag_without_the_algorithm_is_refused(flags, named, algorithm):
 def test_attention_of_the_cpu_platform_is_refused_on_a_gpu(monkeypatch, device):
     """Red if a server on a card starts with a backend that is made for CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    args = SimpleNamespace(device=device, page_size=1, attention_backend="parse_torch")
+    args = SimpleNamespace(
+        device=device,
+        page_size=1,
+        chunked_prefill_size=-1,
+        attention_backend="parse_torch",
+    )
     with pytest.raises(ValueError, match="--attention-backend parse_torch runs on CPU"):
         refusals.validate_server_args(args)
 

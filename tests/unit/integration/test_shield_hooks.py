@@ -133,6 +133,23 @@ def test_unproven_media_for_a_multimodal_model_are_refused(
         assert asyncio.run(outputs.__anext__()) == 1
 
 
+@pytest.mark.parametrize(("name", "reads"), [(PROVEN, True), (UNPROVEN, False)])
+def test_a_server_that_refuses_images_does_not_say_that_it_reads_them(
+    name, reads, monkeypatch
+):
+    """Red if SGLang warms up with an image that is refused, which ends the server."""
+    monkeypatch.setattr(shield_hooks, "reads_images_of", PROVEN.__eq__)
+    one = manager()
+    one.model_config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[name]),
+        is_image_understandable_model=True,
+        is_audio_understandable_model=True,
+    )
+    shield_hooks.tell_what_is_read(None, one)
+    assert one.model_config.is_image_understandable_model == reads
+    assert not one.model_config.is_audio_understandable_model
+
+
 def respond(status, body):
     async def app(scope, receive, send):
         await receive()

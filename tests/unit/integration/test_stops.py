@@ -7,7 +7,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.integration import stops
-from sglang_parse.integration.stops import earliest_stop, locate_stop
+from sglang_parse.integration.stops import earliest_stop
 
 TEXT = "Observation: foo\n\nThought: bar baz"
 
@@ -103,30 +103,54 @@ def test_servers_without_parse_are_left_alone(monkeypatch):
     assert req.finished_reason.matched == "\n\n"
 
 
-def test_long_rounds_are_searched_by_halves():
-    """Red if the end of a stop string is another than SGLang's, or every prefix of a
-    long round is decoded."""
-    own = inspect.unwrap(Req._locate_str_stop_finished_len)
-    text = "x" * 700 + "ab" + "x" * 300 + "ab" + "x"
-    for size in (1003, 1000, 500, 304, 200):
-        req = request(Letters().encode(text), stop=["ab"])
-        decoded = []
-        plain = req.tokenizer.decode
-        expected = own(req, size, stop_str="ab")
-        req.tokenizer.decode = lambda ids, plain=plain, out=decoded: (
-            out.append(len(ids)) or plain(ids)
-        )
-        assert locate_stop(own, req, size, stop_str="ab") == expected
-        assert len(decoded) <= 11
+def test_a_stop_that_single_tokens_miss_is_missed():
+    """Red if exact mode ends an answer where the target alone goes on: SGLang looks
+    back by as many tokens as the stop itself has, and a model may spell it in more."""
+    tokens = Letters().encode("x" * 9 + "Thought" + "x" * 9)
+
+    def end(sizes) -> int | None:
+        req = request([], stop=["Thought"])
+        req.sampling_params.stop_str_max_len = 3
+        for size in sizes:
+            run = tokens[len(req.output_ids) :][:size]
+            req.output_ids += run
+            if run and earliest_stop(sglangs_own, req, len(run)):
+                return req.finished_len
+        return None
+
+    assert end([1] * 30) is None
+    assert [end([size] * 30) for size in (5, 12, 30)] == [None] * 3
 
 
-@pytest.mark.parametrize(
-    "more", [{"stop_str": "a\ufffd"}, {"stop_regex": "a."}, {"stop_str": "a"}]
-)
-def test_what_cannot_be_halved_is_left_to_sglang(more):
-    """Red if text that later tokens change is searched by halves."""
-    req = request(Letters().encode("a" * 100), stop=["a"])
-    req.tokenizer.clean_up_tokenization_spaces = True
-    asked = []
-    locate_stop(lambda *a, **k: asked.append(k), req, 80, **more)
-    assert len(asked) == 1
+@pytest.mark.parametrize("stop", [{"stop": ["ab"]}, {"stop_regex": ["a[bc]"]}])
+def test_a_long_round_is_searched_in_time(stop):
+    """Red if every prefix of a long round is decoded, which takes seconds for some
+    thousands of tokens."""
+    tokens = Letters().encode("x" * 2000 + "ab" + "x" * 2000)
+    req = request(tokens, **stop)
+    decoded = []
+    plain = req.tokenizer.decode
+    req.tokenizer.decode = lambda ids: decoded.append(len(ids)) or plain(ids)
+    assert earliest_stop(sglangs_own, req, len(tokens)) and req.finished_len == 2002
+    assert req.output_ids == tokens
+    assert sum(decoded) < 5 * len(tokens)
+    decoded.clear()
+    none = request(tokens[:2000], stop=["ab"])
+    none.tokenizer = req.tokenizer
+    assert not earliest_stop(sglangs_own, none, 2000)
+    assert len(decoded) == 1  # one look at all of it
+
+
+def test_text_that_later_tokens_change_is_searched_token_by_token():
+    """Red if one look at a whole round misses a stop that a prefix of it holds."""
+
+    class Cleans(Letters):
+        clean_up_tokenization_spaces = True
+
+        def decode(self, ids, **_):
+            return super().decode(ids).replace(" .", ".")
+
+    tokens = Letters().encode("foo . bar")
+    req = request(tokens, stop=["o "])
+    req.tokenizer = Cleans()
+    assert earliest_stop(sglangs_own, req, len(tokens)) and req.finished_len == 4

@@ -33,6 +33,7 @@ class Engine:
             r.root_row, r.decision = row, Decision((7,), 0, 0, ())
             if r.req.kind == FAILS:
                 r.error, r.decision = KeyError("x"), Decision((), 0, 0, ())
+        round.num_rows = 5
         round.seconds = {"draft": 0.1, "layout": 0.2, "verify": 0.3, "decide": 0.4}
 
 
@@ -54,9 +55,10 @@ def decode(monkeypatch):
         worker = object.__new__(ParseWorker)
         worker.requests = SimpleNamespace(of=states.__getitem__)
         worker.engine = Engine()
-        worker.seconds, worker.texts = [], []
+        worker.seconds, worker.rows, worker.texts = [], [], []
         worker.telemetry = SimpleNamespace(
-            add_seconds=lambda **s: worker.seconds.append(s)
+            add_seconds=lambda **s: worker.seconds.append(s),
+            add_rows=lambda **rows: worker.rows.append(rows),
         )
         worker.client_pass = SimpleNamespace(
             go_on=lambda batch, texts: worker.texts.extend(texts)
@@ -107,3 +109,9 @@ def test_time_of_a_round_is_told_by_stage(decode):
     """Red if laying a pass out is lost from the time of verifying."""
     worker, *_ = decode("")
     assert worker.seconds == [{"draft": 0.1, "verify": 0.5, "decide": 0.4}]
+
+
+def test_rows_of_a_judged_pass_are_told_by_kind(decode):
+    """Red if the rows of the draft are counted among those of the verdicts."""
+    worker, *_ = decode("", "")
+    assert worker.rows == [{"draft": 2, "verdict": 3}]

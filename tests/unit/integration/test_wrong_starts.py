@@ -40,9 +40,9 @@ VALUES = (
 REFUSED = (
     *(("--grpc-mode",), ("--smg-grpc-mode",), ("--enable-lora",)),
     *(("--enable-hierarchical-cache",), ("--enable-mixed-chunk",)),
-    *(("--page-size", "16"), ("--grammar-backend", "outlines")),
+    *(("--page-size", "48"), ("--grammar-backend", "outlines")),
     *(("--tokenizer-worker-num", "2"), ("--skip-tokenizer-init",)),
-    *(("--attention-backend", "fa3"), ("--quantization", "fp8")),
+    *(("--attention-backend", "fa4"), ("--quantization", "fp8")),
     *(("--device", "cuda"), ("--speculative-token-map", "x")),
     *(("--disaggregation-mode", "prefill"), ("--enable-streaming-session",)),
 )
@@ -171,7 +171,9 @@ def test_there_are_sixty():
 
 def test_a_real_start_ends_in_one_line():
     """Red if a process of a wrong start loads models, goes on for more than 10 s once
-    it has told what is wrong, or shows a traceback."""
+    it has told what is wrong (on a busy machine, for longer than it took to tell it),
+    or shows a traceback."""
+    began = time.monotonic()
     given = (*TARGET, f"{DRAFT_FLAG}=/no/such/model")
     command = [sys.executable, "-m", "sglang.launch_server", *given]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -184,7 +186,7 @@ def test_a_real_start_ends_in_one_line():
         rest = process.stderr.read()  # up to the end of the last process of the start
         code = process.wait(timeout=10)
     written = "".join(lines) + rest
-    assert time.monotonic() - told < 10, written[-2000:]
+    assert time.monotonic() - told < max(10, told - began), written[-2000:]
     assert code != 0
     assert "Traceback" not in written and "Load weight" not in written
     assert DRAFT_FLAG in lines[-1] and not rest.strip(), written[-2000:]

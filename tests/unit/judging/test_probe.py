@@ -101,3 +101,18 @@ def test_usual_layers_lie_inside():
     for num in range(2, 40):
         layers = usual_layers(num)
         assert layers == tuple(sorted(layers)) and 1 <= layers[0] <= layers[-1] < num
+
+
+@pytest.mark.parametrize("cutoff", [None, 0.0, 0.2, 0.9, 1.0])
+@pytest.mark.parametrize("band", [None, 0.0, 0.5, 1.0])
+def test_a_band_lies_around_its_cutoff(cutoff, band):
+    """Red if a band leaves its cutoff out, or 0 or 1 is not none or all of it."""
+    point = Point(0.5, 0.3, 0.8).adjusted(cutoff, band)
+    assert 0 <= point.low <= point.cutoff <= point.high <= 1
+    assert point.cutoff == (0.5 if cutoff is None else cutoff)
+    if cutoff is None and band is None:
+        assert point == Point(0.5, 0.3, 0.8)
+    if band == 0:
+        assert all(point.is_sure(k / 100) for k in range(101))
+    if band == 1:
+        assert not any(point.is_sure(k / 100) for k in range(1, 100))

@@ -1,17 +1,19 @@
 """Learning a probe, held to slow definitions."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from sglang_parse.judging.probe import Learnt, Probe, Target
+from sglang_parse.judging.probe import Learnt, Point, Probe, Target
 from sglang_parse.judging.probe_fit import (
     SURE_ERROR,
     Pairs,
     auc,
     calibration_error,
     choose_point,
+    gold_report,
     learn,
     split_requests,
 )
@@ -98,7 +100,8 @@ def test_the_point_has_most_agreement_and_a_band_that_is_sure_outside():
     for _ in range(20):
         scores = [rng.random() for _ in range(200)]
         valid = [rng.random() < s for s in scores]
-        point = choose_point(torch.tensor(scores), torch.tensor(valid))
+        asked = [v == (rng.random() < 0.8) for v in valid]
+        point = choose_point(*map(torch.tensor, (scores, valid, asked)))
         pairs = list(zip(scores, valid, strict=True))
 
         def agreement(cutoff, pairs=pairs):
@@ -106,7 +109,43 @@ def test_the_point_has_most_agreement_and_a_band_that_is_sure_outside():
 
         assert agreement(point.cutoff) == max(agreement(s) for s in [*scores, 2.0])
         assert point.low <= point.cutoff <= point.high
-        below = [v for s, v in pairs if s <= point.low]
-        above = [v for s, v in pairs if s >= point.high]
-        assert sum(below) <= SURE_ERROR * max(1, len(below))
-        assert sum(not v for v in above) <= SURE_ERROR * max(1, len(above))
+        every = list(zip(scores, valid, asked, strict=True))
+        # Where the question knew better, outside of the band.
+        lost = sum(v and a for s, v, a in every if s <= point.low)
+        passed = sum(not v and not a for s, v, a in every if s >= point.high)
+        assert lost <= SURE_ERROR * sum(valid)
+        assert passed <= SURE_ERROR * (200 - sum(valid))
+        # Inside it asking helps somewhere.
+        inside = [v == a for s, v, a in every if point.low < s < point.high]
+        assert not inside or any(inside)
+
+
+def test_gold_labels_are_learnt_where_the_question_errs():
+    """Red if a probe of gold labels learns the question's verdicts, or pairs without a
+    label take part."""
+    pairs = made_pairs(num=2000, noise=0.1)
+    gold = (pairs.states[:, 2] > 1).long()
+    unknown = torch.arange(2000) % 5 == 0
+    pairs = replace(pairs, gold=gold.masked_fill(unknown, -1))
+    fit = learn(pairs, threshold=0.5, labels="gold")
+    assert fit.labels == "gold" and fit.report["learning_pairs"] < 1000
+    row = fit.report["by_kind"][0]
+    assert row["gold"]["probe"]["true_accepts"] > 0.95
+    assert row["gold"]["probe"]["false_accepts"] < 0.05
+    assert 0.4 < row["gold"]["question"]["false_accepts"] < 0.6
+    assert row["agreement"] < 0.6
+
+
+def test_auto_is_the_question_where_the_probe_is_in_doubt():
+    """Red if the report of `auto` takes the probe's verdict inside its band."""
+    pairs = replace(
+        made_pairs(num=4), gold=torch.tensor([1, 0, 0, -1]),
+        scores=torch.tensor([0.1, 0.9, 0.1, 0.9]),
+    )  # fmt: skip
+    scores = torch.tensor([0.6, 0.4, 0.9, 0.9])
+    point = Point(cutoff=0.5, low=0.3, high=0.7)
+    found = gold_report(scores, pairs.scores >= 0.5, pairs, point)
+    assert (found["pairs"], found["wrong_pairs"]) == (3, 2)
+    assert found["question"] == {"true_accepts": 0.0, "false_accepts": 0.5}
+    assert found["probe"] == {"true_accepts": 1.0, "false_accepts": 0.5}
+    assert found["auto"] == {"true_accepts": 0.0, "false_accepts": 1.0}

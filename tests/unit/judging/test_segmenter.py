@@ -202,6 +202,7 @@ def test_paragraph_sees_line_break_before_draft():
         "Pens, etc. are here.| Pens, etc.| They left at 5 p.m. today.|",
         "See no. 5 and fig. 2.| The answer is no.| Right.|",
         'He said "go."| She went.| (Really!)| Ok.|',
+        'I translate "Where is it?" as follows.| I ask "what now?" or "why?"| Yes.|',
         "Wait... what?| Hm...| Then no.|",
         "Visit example.com now.| v1.2.3 is out?!| Yes.|",
         "No mark\n|- item one\n|- item two",

@@ -276,7 +276,6 @@ PLAIN = {
     "presence_penalty": {"presence_penalty": -0.1},
     "repetition_penalty": {"repetition_penalty": 1.1},
     "min_new_tokens": {"min_new_tokens": 1},
-    "multimodal_input": {"multimodal_inputs": object()},
 }
 EXACT = {
     "grammar": {"grammar": object()},
@@ -285,6 +284,7 @@ EXACT = {
     "sampling_mask": {"return_sampling_mask": True},
     "logit_bias": {"logit_bias": {"5": 1.0}},
     "input_embeds": {"input_embeds": [[0.0]]},
+    "multimodal_input": {"multimodal_inputs": object()},
 }
 REASONS = PLAIN | EXACT
 

@@ -8,7 +8,7 @@ from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
-from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.policy.planner import RoundPlanner, longest_draft
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -28,7 +28,7 @@ class Writer:
 
 def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> RoundPlanner:
     ranks = SimpleNamespace(agree=lambda value: value, agree_all=lambda lists: lists)
-    slots = SimpleNamespace(num_free=lambda _: 10_000, max_rows=10_000)
+    slots = SimpleNamespace(num_free=lambda *_: 10_000, max_rows=10_000)
     drafters = []
     if head_steps:
         drafters.append(Writer("eagle3", token_level=True, max_tokens=head_steps))
@@ -51,11 +51,18 @@ def state(
 
 
 def make_round(
-    *states: RequestState, max_new: int = 100, grammar=None, stop_regex=None, **more
+    *states: RequestState, max_new: int = 100, grammar=None, stops=(), **more
 ) -> Round:
     requests = []
+    strings, expressions, longest = stops or ((), (), 0)
     for row, one in enumerate(states):
-        params = SimpleNamespace(max_new_tokens=max_new, stop_regex_strs=stop_regex)
+        params = SimpleNamespace(
+            max_new_tokens=max_new,
+            stop_strs=strings,
+            stop_regex_strs=expressions,
+            stop_str_max_len=longest,
+            stop_regex_max_len=longest,
+        )
         req = SimpleNamespace(
             output_ids=[1],
             grammar=grammar,
@@ -78,16 +85,25 @@ def all_windows(round: Round) -> list[int]:
     return [r.window for r in round]
 
 
-def test_many_stop_expressions_shorten_a_round():
-    """Red if one request's expressions, looked for behind every token of a round, hold
-    all others up."""
+def test_stops_shorten_a_round():
+    """Red if one request's stops, looked for behind every token of a round, hold all
+    others up, or stops that take no time shorten rounds."""
 
-    def window(stop_regex=None) -> list[int]:
-        return all_windows(plan_round(planner(), state(), stop_regex=stop_regex))
+    def longest(strings=0, expressions=0, match=3) -> int:
+        stops = (["a"] * strings, ["a"] * expressions, match)
+        (r,) = make_round(state(), stops=stops)
+        return longest_draft(r.req)
 
-    assert window() == window(["a"]) == [32]
-    assert window(["a"] * 16) == [16]
-    assert window(["a"] * 99) == [8]
+    unbounded = 1 << 30
+    assert longest() == unbounded
+    assert longest(1) == longest(8) == longest(expressions=1) == 8192
+    assert longest(expressions=16) == 512
+    assert longest(1, match=4000) == 256
+    assert longest(expressions=1, match=unbounded) == 256
+    assert longest(expressions=16, match=unbounded) == 16
+    assert longest(expressions=99, match=unbounded) == 8
+    stops = ([], ["a*"] * 16, unbounded)
+    assert all_windows(plan_round(planner(), state(), stops=stops)) == [16]
 
 
 def test_round_is_bounded_only_while_somebody_waits():
@@ -218,11 +234,22 @@ def test_verdicts_are_left_out_only_where_the_tail_is_exact():
 
 
 def test_ranks_do_what_the_first_of_them_chose():
-    """Red if a rank plans from its own clock."""
-    plan = planner(head_steps=0)
-    plan.ranks.agree_all = lambda lists: [(20, 1, 2, 6, 8, 1)]
-    round = plan_round(plan, state())
-    assert (round.judged, round.judge_every, all_windows(round)) == (True, 2, [20])
+    """Red if a rank plans from its own clock, or from what it has learnt itself: a rank
+    that drafts one token more than the others ends the server."""
+    first, other = planner(head_steps=0), planner(head_steps=0)
+    told = []
+    first.ranks.agree_all = lambda lists: told.append(lists) or lists
+    other.ranks.agree_all = lambda lists: told[-1]
+    for rank, every in ((first, 2), (other, 3)):
+        rank.controller.choose = lambda _, every=every: (Choice(20, every=every), "")
+    one, two = state(), state()
+    other._failures[two] = [
+        9.0,
+        9.0,
+    ]  # it knows of failures that the first has forgotten
+    rounds = [plan_round(rank, one, two) for rank in (first, other)]
+    assert all_windows(rounds[1]) == all_windows(rounds[0]) == [20, 20]
+    assert [round.judge_every for round in rounds] == [2, 2]
 
 
 def drafted(

@@ -5,17 +5,21 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.train_real.decode import Answer, answers
 from benchmarks.train_real.small import (
     SmallOptions,
     export_small,
+    hidden_of,
     kept_layers,
     pruned,
     rows_of,
     small_length,
+    target_hidden,
     train_small,
 )
 
-TEXTS = [([5, 6, 7], [8, 9, 10, 11]), ([5, 6], [7, 8])]
+NONE = torch.empty(0)
+TEXTS = [Answer([5, 6, 7], [8, 9, 10, 11], NONE), Answer([5, 6], [7, 8], NONE)]
 
 
 class Tokenizer:
@@ -33,6 +37,8 @@ def tiny(layers: int = 5) -> LlamaForCausalLM:
         num_attention_heads=2,
         num_key_value_heads=1,
         tie_word_embeddings=True,
+        eos_token_id=2,
+        pad_token_id=0,
     )
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
@@ -66,20 +72,38 @@ def test_the_targets_own_text_is_drafted_whole():
     context = [3, 4]
     out = model.generate(torch.tensor([context]), max_new_tokens=12, do_sample=False)
     own = out[0, 2:].tolist()
-    found = small_length(model, [(context, own)], 1)
+    found = small_length(model, [Answer(context, own, NONE)], 1)
     assert found["share_right"] == 1
     assert found["tokens"] == len(own)
     assert found["rounds"] == -(-len(own) // 5)
+
+
+def test_the_targets_hidden_states_are_those_of_its_forward():
+    """Red if distillation pairs a row with another token's distribution."""
+    model = tiny()
+    found = answers(model, [[5, 6, 7], [5, 6]], longest=4)
+    hidden, _, _ = hidden_of(model, found)
+    stored = target_hidden(found, 32).float()
+    torch.testing.assert_close(stored, hidden, atol=0.02, rtol=0.02)
 
 
 def test_training_comes_nearer_to_the_target_and_leaves_it_alone(tmp_path):
     """Red if nothing is learned, the target moves, or the folder differs."""
     model = tiny()
     before = model.lm_head.weight.clone()
-    options = SmallOptions(tmp_path, 2, time.monotonic() + 3, 2, 0)
-    small = train_small(model, TEXTS, options)
+    found = answers(model, [[5, 6, 7], [5, 6], [9]], longest=9)
+    options = SmallOptions(
+        out=tmp_path,
+        layers=2,
+        end=time.monotonic() + 60,
+        epochs=200,
+        batch=2,
+        seed=0,
+        dtype=torch.float32,
+    )
+    small = train_small(model, found, options)
     assert torch.equal(small.lm_head.weight, before)
-    ids = torch.tensor([TEXTS[0][0] + TEXTS[0][1]])
+    ids = torch.tensor([found[0].context + found[0].own])
     wanted = model(ids).logits.softmax(-1)
 
     def distance(other):

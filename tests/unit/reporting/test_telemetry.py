@@ -35,13 +35,19 @@ def test_finished_requests_add_up():
     total.add_request(finished("exact", "logprobs"))
     total.add_seconds(draft=1.0, verify=2.0, decide=0.5)
     total.add_seconds(plain=0.25)
+    total.add_rows(draft=30, verdict=14)
+    total.add_rows(draft=12, verdict=0)
+    assert total.as_dict()["held_requests"] == 0
+    total.held = lambda: 3
     result = total.as_dict()
+    assert result["held_requests"] == 3
     assert result["requests"] == {"semantic": 1, "exact": 1}
     assert result["fallbacks"] == {"logprobs": 1}
     assert result["kept_tokens"] == 4 and result["written_tokens"] == 4
     assert result["verdict_scores"]["0.05"] == result["verdict_scores"]["0.99"] == 2
     assert sum(result["verdict_scores"].values()) == 4
     assert result["stage_seconds"]["verify"] == 2.0
+    assert result["pass_rows"] == {"draft": 42, "verdict": 14}
 
 
 def test_streams_of_a_draft_server_are_counted():

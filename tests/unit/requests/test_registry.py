@@ -1,5 +1,6 @@
 """What the worker keeps of a request, and what it refuses."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,8 @@ def refuse_question(question):
         ({}, {"make_judge": refuse_question}, "chat template changes the question"),
         ({"parse_draft": "  "}, {}, "expected non-empty text"),
         ({"parse_draft": "\u200b"}, {"tokenizer": None}, "without tokens"),
+        ({"parse_draft": "abc"}, {"has_recurrent_state": True}, "recurrent state"),
+        ({"parse_verify": "abc"}, {"has_recurrent_state": True}, "recurrent state"),
     ],
 )
 def test_no_request_stops_the_scheduler(custom_params, changes, message):
@@ -72,7 +75,7 @@ def test_no_request_stops_the_scheduler(custom_params, changes, message):
     [
         ("parse_draft", "input_embeds", "input_embeds"),
         ("parse_verify", "input_embeds", "input_embeds"),
-        # A text to go on from is left out with images, which are served in `off`.
+        ("parse_draft", "multimodal_inputs", "prompt has images"),
         ("parse_verify", "multimodal_inputs", "prompt has images"),
     ],
 )
@@ -85,8 +88,18 @@ def test_text_behind_embeddings_is_refused(field, embeds, told):
     assert told in str(req.refusal) and state.client is None
     other = Request()
     setattr(other, embeds, [[0.0]])
-    limit = "exact" if embeds == "input_embeds" else "off"
-    assert states().of(other).options.mode == limit and other.refusal is None
+    assert states().of(other).options.mode == "exact" and other.refusal is None
+
+
+def test_states_go_with_their_requests():
+    """Red if the server keeps something of every request that it has served."""
+    known, running, ended = states(), Request(), Request()
+    known.of(running)
+    known.of(ended)
+    assert known.count() == 2
+    del ended
+    gc.collect()
+    assert known.count() == 1
 
 
 def test_a_session_takes_no_text_to_verify():

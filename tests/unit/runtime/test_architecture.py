@@ -36,7 +36,7 @@ def runner(sliding_window_size=None, name="LlamaForCausalLM", **fields):
         ({"name": "DeepseekV32ForCausalLM"}, "sparse attention"),
         ({"name": "MiniMaxM3SparseForCausalLM"}, "block-sparse attention"),
         ({"name": "NobodysForCausalLM"}, "no family that PARSE knows"),
-        ({"name": "Qwen3NextForCausalLM"}, "recurrent state"),
+        ({"name": "KimiLinearForCausalLM"}, "recurrent state"),
     ],
 )
 @pytest.mark.parametrize("flag", FLAGS)
@@ -48,11 +48,43 @@ def test_model_whose_kv_cannot_branch_is_refused(flag, fields, told):
         architecture.check_architecture(runner(**fields), flag)
 
 
-def test_recurrent_state_is_refused(monkeypatch):
-    """Red if a mamba target is served: its state cannot be cut back."""
+@pytest.fixture
+def gated_delta(monkeypatch):
+    """A model whose state is that of gated delta nets."""
+    for name in ("mambaish_config", "hybrid_gdn_config"):
+        monkeypatch.setattr(architecture, name, lambda _: object())
+    return runner(name="Qwen3NextForCausalLM")
+
+
+def test_other_recurrent_states_are_refused(monkeypatch):
+    """Red if a mamba target of a served family is served: its state cannot branch."""
     monkeypatch.setattr(architecture, "mambaish_config", lambda _: object())
-    with pytest.raises(ValueError, match="recurrent state"):
+    monkeypatch.setattr(architecture, "hybrid_gdn_config", lambda _: None)
+    with pytest.raises(ValueError, match="recurrent state other than"):
         architecture.check_architecture(runner(), "--model-path")
+
+
+def test_gated_delta_nets_are_served_where_their_passes_are_right(gated_delta):
+    """Red if SGLang's own backend verifies them: its passes have one width."""
+    known = {"backends": ["parse_torch"]}
+    architecture.check_architecture(gated_delta, "--model-path", **known)
+    for backend in ("triton", "flashinfer"):
+        with pytest.raises(ValueError, match=f"recurrent state.* {backend}; expected"):
+            architecture.check_architecture(
+                gated_delta, "--model-path", backends=[backend]
+            )
+
+
+@pytest.mark.parametrize(
+    ("reader", "told"),
+    [("has_head", "compose eagle3"), ("has_probe", "--speculative-parse-probe")],
+)
+def test_nobody_reads_beside_a_recurrent_state(gated_delta, reader, told):
+    """Red if a head or probe is served whose forwards begin elsewhere."""
+    with pytest.raises(ValueError, match=f"recurrent state, from which .*{told}"):
+        architecture.check_architecture(
+            gated_delta, "--model-path", backends=["parse_torch"], **{reader: True}
+        )
 
 
 # Gemma 2 and 3 say of themselves that they are not hybrid.
@@ -63,33 +95,59 @@ def test_recurrent_state_is_refused(monkeypatch):
 def test_windows_are_served_where_their_passes_are_right(fields):
     """Red if FlashInfer, which shows a verify row the whole context, gets windows."""
     model = runner(**fields)
-    for backend in ("triton", "parse_torch", None):
-        architecture.check_architecture(model, "--model-path", verify_backend=backend)
+    for backends in (("triton", "parse_torch", "fa3"), ()):
+        architecture.check_architecture(model, "--model-path", backends=backends)
     with pytest.raises(ValueError, match="sliding windows.* flashinfer; expected"):
-        architecture.check_architecture(
-            model, "--model-path", verify_backend="flashinfer"
-        )
+        architecture.check_architecture(model, "--model-path", backends=["flashinfer"])
     plain = runner(sliding_window_size=-1)
-    architecture.check_architecture(plain, "--model-path", verify_backend="flashinfer")
+    architecture.check_architecture(plain, "--model-path", backends=["flashinfer"])
 
 
 def test_pool_of_windows_is_refused_on_a_gpu():
     """Red if a draft is served beside pools that take all memory."""
     model = runner(is_hybrid_swa=True, sliding_window_size=9)
-    architecture.check_architecture(model, "--model-path", verify_backend="parse_torch")
+    architecture.check_architecture(model, "--model-path", backends=["parse_torch"])
     with pytest.raises(ValueError, match="--disable-hybrid-swa-memory"):
-        architecture.check_architecture(model, "--model-path", verify_backend="triton")
+        architecture.check_architecture(model, "--model-path", backends=["triton"])
+    model.page_size = 16
+    with pytest.raises(ValueError, match="add --page-size 1"):
+        architecture.check_architecture(model, "--model-path", backends=["parse_torch"])
 
 
 def test_latent_attention_is_served_where_its_passes_are_right():
     """Red if a backend that nobody checked gets latent KV."""
     model = runner(attention_arch=AttentionArch.MLA)
-    architecture.check_architecture(model, "--model-path", verify_backend="parse_torch")
+    architecture.check_architecture(model, "--model-path", backends=["parse_torch"])
     for backend in ("triton", "flashinfer"):
+        architecture.check_architecture(model, "--model-path", backends=[backend])
+    for backend in ("fa3", "torch_native"):
         with pytest.raises(ValueError, match=f"latent attention.* {backend}; expected"):
+            architecture.check_architecture(model, "--model-path", backends=[backend])
+    for more in ({"route": "mask"}, {"has_head": True}):
+        architecture.check_architecture(
+            model, "--model-path", backends=["triton"], **more
+        )
+        with pytest.raises(ValueError, match="cannot serve with --speculative-parse"):
             architecture.check_architecture(
-                model, "--model-path", verify_backend=backend
+                model, "--model-path", backends=["flashinfer"], **more
             )
+
+
+def test_drafts_run_where_their_own_forwards_are_right():
+    """Red if a draft is served by a backend that ignores its windows, or one whose
+    prefills of latent KV nobody checked."""
+    flag = "--speculative-draft-model-path"
+    windows = runner(sliding_window_size=9)
+    latent = runner(attention_arch=AttentionArch.MLA)
+    for model, wrong in ((windows, "torch_native"), (latent, "flashinfer")):
+        architecture.check_architecture(model, flag, backends=["triton"], is_draft=True)
+        with pytest.raises(ValueError, match=f"{flag}: .* {wrong}; expected"):
+            architecture.check_architecture(
+                model, flag, backends=[wrong], is_draft=True
+            )
+    architecture.check_architecture(
+        windows, flag, backends=["flashinfer"], is_draft=True
+    )
 
 
 def test_head_beside_a_multimodal_target_is_refused():

@@ -30,7 +30,8 @@ def test_architectures_are_those_of_sglang():
 def test_refusals_come_from_the_list():
     """Red if a family that is served is refused, or an unknown one is served."""
     assert refusal_of("LlamaForCausalLM") == ""
-    assert "recurrent state" in refusal_of("Qwen3NextForCausalLM")
+    assert refusal_of("Qwen3NextForCausalLM") == ""
+    assert "recurrent state" in refusal_of("NemotronHForCausalLM")
     assert "block-sparse" in refusal_of("MiniMaxM3SparseForCausalLM")
     assert refusal_of("NobodysForCausalLM") == "belongs to no family that PARSE knows"
 

@@ -111,7 +111,10 @@ def make_round(num: int, config: ParseConfig) -> Round:
             grammar=None,
             kv=SimpleNamespace(kv_allocated_len=SEQ_LEN + 1),
             sampling_params=SimpleNamespace(
-                max_new_tokens=400, stop_regex_strs=None, custom_params={}
+                max_new_tokens=400,
+                stop_strs=None,
+                stop_regex_strs=None,
+                custom_params={},
             ),
         )
         state = RequestState(

@@ -27,10 +27,16 @@ from sglang_parse.target.backends.registry import (
     build_verify_input,
     choose_route,
 )
-from sglang_parse.target.backends.triton import ExtendVerifyInput
-from sglang_parse.target.backends.virtual import VirtualVerifyInput
+from sglang_parse.target.backends.virtual import ExtendVerifyInput, VirtualVerifyInput
 from sglang_parse.target.layout import build_virtual_sequences
-from tests.support.passes import HEADS, KV_HEADS, SCALING, Pass, make_pass
+from tests.support.passes import (
+    HEADS,
+    KV_HEADS,
+    SCALING,
+    Pass,
+    latent,
+    make_pass,
+)
 from tests.support.reference import verify_mask
 
 ROOT = Path(__file__).parents[3]
@@ -113,6 +119,57 @@ def flashinfer_plan(case: Pass, route: str) -> dict:
     return planned
 
 
+def flashinfer_mla_plan(case: Pass) -> dict:
+    """What SGLang's FlashInfer backend of latent KV hands to its wrapper's `plan`."""
+    from sglang.srt.layers.attention.flashinfer_mla_backend import (
+        FlashInferMLAIndicesUpdaterPrefill,
+    )
+
+    updater = FlashInferMLAIndicesUpdaterPrefill.__new__(
+        FlashInferMLAIndicesUpdaterPrefill
+    )
+    updater.num_local_heads, updater.scaling = HEADS, SCALING
+    updater.kv_lora_rank, updater.qk_rope_head_dim = 512, 64
+    updater.q_data_type = updater.data_type = torch.bfloat16
+    # SGLang's buffers: an entry more than the pool has requests.
+    updater.kv_indptr = torch.zeros(len(case.requests) + 1, dtype=torch.int32)
+    updater.qo_indptr = updater.kv_indptr.clone()
+    updater.prefill_wrapper_ragged = None
+    updater.attn_backend = SimpleNamespace(kv_index_translator=None)
+    planned = {}
+
+    def plan(qo_indptr, kv_indptr, kv_indices, kv_lens, *sizes):
+        heads, rank, rope, page_size, causal, scale, *_ = sizes
+        assert (heads, rank, rope, scale) == (HEADS, 512, 64, SCALING)
+        assert (page_size, causal) == (1, True)
+        assert kv_lens.tolist() == kv_indptr.diff().tolist()
+        planned.update(
+            qo_indptr=qo_indptr,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            custom_mask=None,
+        )
+
+    spec_info = build_verify_input(
+        "virtual", "flashinfer", case.plan, case.slots, torch.tensor([0])
+    )
+    fields = spec_info.batch_fields(torch.tensor(case.rows))
+    backend = SimpleNamespace(indices_updater_prefill=updater)
+    buffers = backend_of("flashinfer").buffers
+    with room_for(backend, buffers, num_sequences=fields["batch_size"]):
+        updater.update(
+            fields["req_pool_indices"],
+            fields["seq_lens"],
+            fields["seq_lens_sum"],
+            prefix_lens=None,
+            prefill_wrapper_paged=SimpleNamespace(plan=plan),
+            use_ragged=False,
+            spec_info=spec_info,
+            plan=None,
+        )
+    return planned
+
+
 def packed_mask(planned: dict) -> tuple[np.ndarray, np.ndarray]:
     """The mask as `plan` packs it (flashinfer/prefill.py): (bytes, byte offsets)."""
     num_columns = (np.diff(planned["kv_indptr"]) - 1) * planned["page_size"]
@@ -134,7 +191,7 @@ def paged_attention(case: Pass, planned: dict) -> torch.Tensor:
         packed_mask(planned) if planned["custom_mask"] is not None else (None, None)
     )
     qo, kv = planned["qo_indptr"].tolist(), planned["kv_indptr"].tolist()
-    out = torch.empty_like(case.q)
+    out = case.q.new_empty(*case.q.shape[:2], case.v.shape[-1])
     for s in range(len(qo) - 1):
         index = planned["kv_indices"][kv[s] : kv[s + 1]].long()
         qo_len, kv_len = qo[s + 1] - qo[s], kv[s + 1] - kv[s]
@@ -165,6 +222,15 @@ def test_packed_mask_bits_equal_oracle(seed):
             np.array(verify_mask(*request)).flatten(), bitorder="little"
         )
         assert packed[indptr[i] : indptr[i + 1]].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_flashinfer_of_latent_kv_reads_what_the_oracle_reads(seed):
+    """Red if the planning step of latent KV takes requests for sequences, or asks the
+    pass for buffers that the backend of other models has."""
+    case = latent(seed, dim=24, rank=16)
+    result = paged_attention(case, flashinfer_mla_plan(case))
+    assert (result - case.oracle()).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("route", ["mask", "virtual"])
@@ -244,8 +310,8 @@ def test_torch_backend_counts_a_window_in_positions(seed, window, kind):
 
 def test_triton_backend_gives_the_oracles_attention():
     """Red if a suffix reads KV that is not in its request's row, or rows run over
-    buffers sized by requests; under --enable-deterministic-inference too. SGLang's own
-    backend code and kernels, interpreted."""
+    buffers sized by requests; under --enable-deterministic-inference too, and with
+    latent KV. SGLang's own backend code and kernels, interpreted."""
     script = ROOT / "tests" / "support" / "triton_pass.py"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     seeds = [str(s) for s in (0, 1, 2, 7)]
@@ -258,7 +324,7 @@ def test_triton_backend_gives_the_oracles_attention():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     deviations = json.loads(done.stdout.splitlines()[-1])
-    assert len(deviations) == 3 * len(seeds)
+    assert len(deviations) == 3 * len(seeds) + 2
     assert max(deviations) < TOLERANCE
 
 
@@ -310,8 +376,8 @@ def test_route_the_backend_cannot_serve_is_refused():
     """Red if Triton gets a mask that its kernel would lay out otherwise."""
     with pytest.raises(ValueError, match="--speculative-parse-verify-route is 'mask'"):
         choose_route("mask", "triton")
-    with pytest.raises(ValueError, match="cannot verify on attention backend fa3"):
-        choose_route("auto", "fa3")
+    with pytest.raises(ValueError, match="cannot verify on attention backend fa4"):
+        choose_route("auto", "fa4")
 
 
 def test_random_passes_are_not_all_alike():

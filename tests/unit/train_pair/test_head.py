@@ -12,7 +12,12 @@ from torch import Tensor
 from benchmarks.train_pair.export import export_head, head_state_dict, load_head
 from benchmarks.train_pair.head import Eagle3Head, target_states
 from benchmarks.train_pair.model import ModelConfig, TinyLlama, rms_norm, rotate
-from benchmarks.train_pair.train_head import HeadBatch, accept_length, accepted
+from benchmarks.train_pair.train_head import (
+    HeadBatch,
+    accept_length,
+    accepted,
+    head_batches,
+)
 from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
 
 VOCAB, DIM = 64, 128
@@ -184,18 +189,19 @@ class Oracle:
         for _ in range(depth):
             yield F.one_hot(wanted, VOCAB)[:, start:].float()
 
-    def logits(self, hidden):
-        return hidden
+    def guess(self, hidden):
+        return hidden.argmax(-1)
 
 
 def test_accept_length_counts_chains(target):
     """Prompt 0..4, own text 5..16: 5 is given, 11 tokens are left to draft."""
     texts = [(list(range(20, 25)), list(range(30, 42)))]
-    perfect = accept_length(Oracle(set()), target, texts)
+    batches = head_batches(target, texts, 50, torch.float32)
+    perfect = accept_length(Oracle(set()), batches)
     assert (perfect["rounds"], perfect["tokens"]) == (3, 11)
-    never = accept_length(Oracle(set(range(5, 17))), target, texts)
+    never = accept_length(Oracle(set(range(5, 17))), batches)
     assert (never["rounds"], never["accept_length"]) == (11, 1.0)
-    once = accept_length(Oracle({8}), target, texts)  # 6 7 (8) | 9..12 (13) | 14..16
+    once = accept_length(Oracle({8}), batches)  # 6 7 (8) | 9..12 (13) | 14..16
     assert (once["rounds"], once["accept_rate_1"]) == (3, 1.0)
 
 

@@ -1,0 +1,206 @@
+"""Questions that the drafters learn from; none is a question of the tests.
+
+No topic and no wording of `sglang_parse.models.prompts` is among them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from sglang_parse.models.prompts import Conversation, user
+
+THINGS = (
+    *("tea", "a bridge", "the human heart", "a wallet", "a train", "glass", "honey"),
+    *("a recipe", "a garden", "gravity", "the desert", "a camera", "an essay", "wool"),
+    *("a museum", "photosynthesis", "an umbrella", "a storm", "the sea", "a castle"),
+    *("electricity", "friendship", "a football match", "time zones", "a budget"),
+    *("swimming", "a telescope", "the alphabet", "a market", "sleep", "paper", "music"),
+    *("a hospital", "bees", "the stock market", "a passport", "coffee", "an airport"),
+    *("a desert island", "dreams", "the internet", "dinosaurs", "a winter coat"),
+    *("ancient Rome", "a hard disk", "vaccination", "a mountain hike", "yoga", "rice"),
+    *("an orchestra", "the colour blue", "robots", "a school day", "a submarine"),
+    *("penguins", "a job interview", "recycling", "the printing press", "cheese"),
+    *("a lost dog", "space travel", "a rainforest", "writing letters", "a compass"),
+    *("insurance", "the Olympic Games", "a kitchen knife", "elephants", "batteries"),
+    *("a road trip", "earthquakes", "a neighbour", "democracy", "chocolate", "fog"),
+    *("running", "a wedding", "pottery", "the brain", "an ice age", "sailing", "cats"),
+    *("a power plant", "home cooking", "teamwork", "the speed of light", "a mirror"),
+    *("a password", "public transport", "whales", "a birthday gift", "a comet"),
+    *("patience", "bread and butter", "an elevator", "maps", "algebra", "a theatre"),
+    *("saving money", "a rainbow", "learning a language", "soap", "horses", "salt"),
+)
+ASKS = (
+    "What is {}?",
+    "Describe {} in two sentences.",
+    "Give three tips about {}.",
+    "Write a poem about {}.",
+    "How would you explain how {} works?",
+    "Write a letter to a friend about {}.",
+    "What are the advantages and disadvantages of {}?",
+    "What do {} and {} have in common?",
+    "Tell me a joke about {}.",
+    "Summarize the history of {}.",
+    "Plan a lesson about {}.",
+    "Tell me a story in which {} is important.",
+    "I know nothing about {}. Where do I begin?",
+    "What is the most surprising thing about {}?",
+    "Write a short speech about {}.",
+    "Why is {} important?",
+    "Compare {} with {}.",
+    "Who would be interested in {}, and why?",
+    "Write a dialogue of two people who disagree about {}.",
+    "What should a beginner avoid with {}?",
+    "Explain {} in simple words.",
+    "Write an introduction for an article about {}.",
+    "Is {} more useful than {}? Give your reasons.",
+    "How has {} changed over the last hundred years?",
+)
+LISTS = (
+    "List {count} things to know about {thing}.",
+    "Name {count} words that go with {thing}, each with a short reason.",
+    "What are {count} common questions about {thing}?",
+    "Give me {count} ideas for a blog about {thing}, in bullet points.",
+    "Write {count} steps for teaching somebody about {thing}.",
+)
+JOBS = (
+    "adds two numbers",
+    "converts Celsius to Fahrenheit",
+    "finds the average of an array",
+    "checks whether a year is a leap year",
+    "replaces blanks in a text by dashes",
+    "returns the n-th Fibonacci number",
+    "sorts a list of names",
+    "counts how often each letter occurs",
+    "finds the second largest number",
+    "reads numbers until zero is entered and prints their sum",
+    "rounds prices to two digits",
+    "capitalizes each word of a sentence",
+    "rotates a list by k places",
+    "computes the area of a circle",
+    "finds the common items of two lists",
+    "validates an e-mail address",
+    "swaps two variables",
+    "prints a multiplication table",
+    "computes the greatest common divisor",
+    "removes vowels from a text",
+    "models a bank account with deposits and withdrawals",
+    "searches a sorted array",
+    "splits a bill between friends",
+    "generates a random password",
+    "transposes a matrix",
+)
+CODES = (
+    "Write a {language} function that {job}.",
+    "Show me {language} code that {job}, with comments.",
+    "How do I write a {language} program that {job}? Add an example.",
+)
+LANGUAGES = ("Python", "JavaScript", "Java", "C", "Go")
+SENTENCES = (
+    "The library opens at nine.",
+    "My sister likes green apples.",
+    "We will meet at the station tomorrow.",
+    "It is raining, so take a coat.",
+    "How much does this book cost?",
+    "The children are playing in the park.",
+    "I would like a cup of coffee.",
+    "Where is the nearest hospital?",
+    "Thank you for your help.",
+    "The train was late again.",
+)
+TONGUES = ("French", "German", "Spanish", "Italian", "Russian", "Japanese", "Greek")
+FOREIGN = (
+    "Translate into {tongue}: {sentence}",
+    "How do I say this in {tongue}? {sentence}",
+    "Translate '{sentence}' into {tongue} and explain each word.",
+)
+OBJECTS = (
+    "Write a JSON object for {thing} with the fields title, tags and summary.",
+    "Return JSON about {thing} with the keys id, description and price. No other text.",
+    "Give me an example of JSON data that describes {thing}.",
+)
+MANNERS = (
+    "You are a helpful assistant.",
+    "You answer briefly.",
+    "You are a friendly librarian.",
+    "You explain everything with an example.",
+    "You are a poet.",
+    "You answer like a scientist.",
+    "You give short answers in bullet points.",
+    "You are a sports reporter.",
+)
+FOLLOW_UPS = (
+    "Please say more about that.",
+    "Can you give me an example?",
+    "What is the opposite view?",
+    "Explain it again for a ten-year-old.",
+    "And what about {}?",
+    "Write that as a list.",
+)
+
+
+def ask(rng: random.Random) -> Conversation:
+    """A question about one or two things."""
+    return user(rng.choice(ASKS).format(*rng.sample(THINGS, 2)))
+
+
+def a_list(rng: random.Random) -> Conversation:
+    """A list of a stated length."""
+    values = {"count": rng.randint(3, 8), "thing": rng.choice(THINGS)}
+    return user(rng.choice(LISTS).format(**values))
+
+
+def code(rng: random.Random) -> Conversation:
+    """A small program."""
+    values = {"language": rng.choice(LANGUAGES), "job": rng.choice(JOBS)}
+    return user(rng.choice(CODES).format(**values))
+
+
+def foreign(rng: random.Random) -> Conversation:
+    """A sentence to translate."""
+    values = {"tongue": rng.choice(TONGUES), "sentence": rng.choice(SENTENCES)}
+    return user(rng.choice(FOREIGN).format(**values))
+
+
+def json_object(rng: random.Random) -> Conversation:
+    """Data as JSON."""
+    return user(rng.choice(OBJECTS).format(thing=rng.choice(THINGS)))
+
+
+def with_role(rng: random.Random) -> Conversation:
+    """A question under a system prompt."""
+    return [{"role": "system", "content": rng.choice(MANNERS)}, *ask(rng)]
+
+
+def second_turn(rng: random.Random) -> Conversation:
+    """A question, a short answer, and a question about that."""
+    thing, other = rng.sample(THINGS, 2)
+    reply = f"Of course. There is a lot to say about {thing}; let us begin slowly."
+    return [
+        *user(rng.choice(ASKS[:2]).format(thing)),
+        {"role": "assistant", "content": reply},
+        *user(rng.choice(FOLLOW_UPS).format(other)),
+    ]
+
+
+#: How many of twenty questions are of each kind.
+SHARES: dict[Callable[[random.Random], Conversation], int] = {
+    ask: 7,
+    a_list: 3,
+    code: 4,
+    foreign: 1,
+    json_object: 1,
+    with_role: 2,
+    second_turn: 2,
+}
+
+
+def questions(count: int, seed: int) -> list[Conversation]:
+    """`count` different conversations; a longer list begins with the shorter one."""
+    rng = random.Random(seed)
+    found: dict[str, Conversation] = {}
+    while len(found) < count:
+        (kind,) = rng.choices(list(SHARES), list(SHARES.values()))
+        asked = kind(rng)
+        found.setdefault(repr(asked), asked)
+    return list(found.values())
