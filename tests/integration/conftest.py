@@ -21,6 +21,7 @@ from sglang_parse.embedded import (
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import CHUNK, Server, chat_ids
 from tests.support.other_drafts import OTHER_MARKERS, write_permuted_draft
+from tests.support.warm_servers import WarmServer
 
 MAX_ALIVE = 2
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "48"))
@@ -119,7 +120,7 @@ class ServerPool:
             if name == "permuted":
                 draft = write_permuted_draft(self.log_dir / name, OTHER_MARKERS)
                 flags = (*flags, "--speculative-draft-model-path", str(draft))
-            process = ServerProcess(flags, name, self.log_dir / f"{name}.log")
+            process = WarmServer(flags, name, self.log_dir / f"{name}.log")
         self.alive[name] = process
         process.start()
 

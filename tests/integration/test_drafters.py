@@ -6,11 +6,11 @@ import re
 import pytest
 import requests
 
-from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import ANSWER_TOKENS, Server, chat_ids, outcome, report
+from tests.support.warm_servers import WarmServer
 
 #: Requests of a comparison with the target alone; all prompts where a number is set.
 NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
@@ -31,7 +31,7 @@ def draft(tmp_path_factory):
         *("--speculative-draft-model-path", str(OTHER_DRAFT_PATH)),
     )
     log = tmp_path_factory.mktemp("draft") / "draft.log"
-    with ServerProcess(flags, "draft", log) as process:
+    with WarmServer(flags, "draft", log) as process:
         yield process
 
 
@@ -44,7 +44,7 @@ def cascade(draft, tmp_path_factory):
         "--no-speculative-parse-adaptive",
     )
     log = tmp_path_factory.mktemp("cascade") / "cascade.log"
-    with ServerProcess(flags, "cascade", log) as process:
+    with WarmServer(flags, "cascade", log) as process:
         yield Server(process.url)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.judging.probe import Learnt, Point, Probe, save_probe
 from sglang_parse.judging.prompt import build_judge_prompt
@@ -16,6 +15,7 @@ from sglang_parse.options.server import DEFAULT_JUDGE_SUFFIX
 from sglang_parse.runtime.fingerprint import fingerprint
 from tests.integration.conftest import COMMON, EAGLE, PARSE
 from tests.support.client import Server, report
+from tests.support.warm_servers import WarmServer
 
 LAYERS = (5, 12, 20)  # one of them is a layer of the EAGLE-3 head
 SIZE = 128
@@ -69,7 +69,7 @@ def server(probe, tmp_path_factory):
         *("--speculative-parse-probe-collect", "500"),
         *("--admin-api-key", KEY),
     )
-    with ServerProcess(flags, "probe", folder / "probe.log") as process:
+    with WarmServer(flags, "probe", folder / "probe.log") as process:
         yield Server(process.url)
 
 

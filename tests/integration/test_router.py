@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from sglang_parse.bench.servers import HOST, ServerError, ServerProcess, free_port
+from sglang_parse.bench.servers import HOST, ServerError, free_port
 from sglang_parse.embedded.task import make_problems, render_answer
 from tests.integration.conftest import FLAGS
+from tests.support.warm_servers import WarmServer
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 # A busy machine starts and answers slowly.
@@ -80,7 +81,7 @@ def second(pool, tmp_path_factory):
     """A worker of this module's own, which its tests may end."""
     pool.get("parse")
     folder = tmp_path_factory.mktemp("worker")
-    with ServerProcess(FLAGS["parse"], "second", folder / "second.log") as process:
+    with WarmServer(FLAGS["parse"], "second", folder / "second.log") as process:
         yield process
 
 

@@ -5,9 +5,10 @@ import os
 import pytest
 import requests
 
-from sglang_parse.bench.servers import HOST, ServerProcess, free_port, running
+from sglang_parse.bench.servers import HOST, free_port, running
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import Server, report
+from tests.support.warm_servers import WarmServer
 
 NUM_PROMPTS = 6
 LENGTH = 64
@@ -68,7 +69,7 @@ def test_two_replicas(expected, prompts, tmp_path):
     """Red if a replica answers otherwise than the target, or its requests are not
     counted beside the other's."""
     flags = (*COMMON, *PARSE, STEADY, "--dp-size", "2", "--enable-metrics")
-    with ServerProcess(flags, "replicas", tmp_path / "log") as process:
+    with WarmServer(flags, "replicas", tmp_path / "log") as process:
         server = Server(process.url)
         before = counted(process.url)
         check_exact_and_judged(server, prompts, expected)
@@ -91,7 +92,7 @@ def test_two_nodes(expected, prompts, tmp_path):
         *("--dist-init-addr", f"{HOST}:{free_port()}"),
     )
     nodes = [
-        ServerProcess((*together, "--node-rank", str(i)), f"node{i}", tmp_path / f"{i}")
+        WarmServer((*together, "--node-rank", str(i)), f"node{i}", tmp_path / f"{i}")
         for i in range(2)
     ]
     with running(nodes):

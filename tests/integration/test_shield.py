@@ -8,10 +8,11 @@ import os
 import pytest
 import requests
 
-from sglang_parse.bench.servers import ServerError, ServerProcess
+from sglang_parse.bench.servers import ServerError
 from sglang_parse.integration.shield import BREAKS, CHECKS, ENDS, FAILS
 from tests.integration.conftest import COMMON
 from tests.support.client import Server
+from tests.support.warm_servers import WarmServer
 
 TIMEOUT_S = 60
 STOCK = "SGLANG_PARSE_TEST_STOCK"
@@ -70,7 +71,7 @@ def test_the_stock_server_still_breaks_off(target, name):
 def test_the_stock_server_still_ends(name, tmp_path):
     """Red if SGLang has mended it: the row is to go."""
     row = IDS[name]
-    with ServerProcess((*COMMON, *row.flags), "stock", tmp_path / "log") as process:
+    with WarmServer((*COMMON, *row.flags), "stock", tmp_path / "log") as process:
         with contextlib.suppress(requests.RequestException):
             send(Server(process.url), row)
         assert not Server(process.url).is_alive()

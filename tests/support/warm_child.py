@@ -1,0 +1,99 @@
+"""The process that is forked for each warm server; it imports SGLang once.
+
+    python -m tests.support.warm_child FD
+
+It reads a JSON message at a time from the socket FD. `{"argv", "env", "log"}` forks a
+server and is answered with its pid. `{"poll": pid}` is answered with its exit code, or
+null while it runs. All servers end when the other end of the socket is closed.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+
+MESSAGE_BYTES = 1 << 16
+MODULE = "sglang.launch_server"
+
+
+def import_all() -> None:
+    """What a server's three processes import."""
+
+    import sglang_parse.integration.worker  # noqa: F401
+
+
+def serve(argv: list[str], env: dict[str, str], log: str) -> None:
+    """Become the server: the stock module runs as `__main__` and forks its processes.
+
+    SGLang asks for the start method "spawn", which would import all again.
+    """
+    os.setsid()
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for source, number in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (out, 2)):
+        os.dup2(source, number)
+    os.environ.clear()
+    os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method = lambda method, force=False: None
+    sys.argv = [MODULE, *argv]
+    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+
+
+def fork(message: dict, ours: socket.socket) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    ours.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = 1
+    try:
+        # What SGLang's main process handles before it forks is not its children's.
+        os.register_at_fork(
+            after_in_child=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        )
+        serve(message["argv"], message["env"], message["log"])
+        code = 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    ours = socket.socket(fileno=int(sys.argv[1]))
+    import_all()
+    codes: dict[int, int | None] = {}  # exit codes by pid; None while it runs
+
+    def reap(*_: object) -> None:
+        # At once: who waits for a server's end waits until its pid is gone.
+        for pid in [pid for pid, code in codes.items() if code is None]:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+
+    signal.signal(signal.SIGCHLD, reap)
+    while data := ours.recv(MESSAGE_BYTES):
+        message = json.loads(data)
+        if "poll" in message:
+            answer = codes[message["poll"]]
+        else:
+            answer = fork(message, ours)
+            codes[answer] = None
+            reap()
+        ours.send(json.dumps(answer).encode())
+    for pid in [pid for pid, code in codes.items() if code is None]:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
