@@ -9,7 +9,11 @@ takes the arms from last to first. A measurement is one JSON line. The same comm
 on where it was stopped, and starts no server if nothing is missing.
 
 Arms: `target` is stock SGLang; `exact` has the draft model; `eagle3` has the head;
-`calibrated` has both, and the settings that `sglang-parse calibrate` wrote.
+`calibrated` has both, and the settings that `sglang-parse calibrate` wrote. `ngram`
+copies earlier text, and has no other drafter:
+
+    python -m benchmarks.bench_real --out FILE --arms target ngram \\
+        --kinds prose copies --concurrency 1 --tokens 160
 """
 
 from __future__ import annotations
@@ -33,8 +37,14 @@ from sglang_parse.cli.demo_real import draft_args, head_args
 from sglang_parse.models import RealModels, real_models
 from sglang_parse.models.prompts import conversations
 
-KINDS = {"prose": ("chat", "system"), "code": ("code",), "lists": ("lists", "json")}
-ARMS = ("target", "exact", "eagle3", "calibrated")
+KINDS = {
+    "prose": ("chat", "system"),
+    "code": ("code",),
+    "lists": ("lists", "json"),
+    "copies": ("copies",),
+}
+ARMS = ("target", "exact", "eagle3", "calibrated", "ngram")
+USUAL = 4, 3  # the arms and the kinds that are asked unless others are named
 CALIBRATED = Path("benchmarks/results/real/calibrated.json")
 SERVER_ARGS = ("--max-total-tokens", "16384", "--max-running-requests", "16")
 Row = dict[str, Any]
@@ -55,6 +65,8 @@ def server_flags(arm: str, models: RealModels) -> list[str]:
     if arm == "target":
         return flags
     flags += ["--speculative-algorithm", "PARSE"]
+    if arm == "ngram":
+        return [*flags, "--speculative-parse-drafters", "ngram"]
     if arm == "calibrated":
         flags += ["--speculative-parse-config", str(CALIBRATED)]
         flags += ["--speculative-draft-model-path", str(models.draft)]
@@ -69,7 +81,7 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
     for repeat in range(args.repeats):
         arms = args.arms if repeat % 2 == 0 else args.arms[::-1]
         for concurrency in args.concurrency:
-            for kind in KINDS:
+            for kind in args.kinds:
                 yield from (Cell(repeat, concurrency, kind, arm) for arm in arms)
 
 
@@ -135,7 +147,7 @@ def measured(
     """One cell's figures, and how many of its answers are the target's."""
     count = max(args.prompts, cell.concurrency)
     prompts = prompts_of(tokenizer, cell.kind, count, args.tokens)
-    is_first = cell.repeat == 0 and cell.kind == next(iter(KINDS))
+    is_first = cell.repeat == 0 and cell.kind == args.kinds[0]
     found = measure(
         servers[cell.arm].url,
         prompts,
@@ -201,7 +213,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON Lines")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=list(ARMS[: USUAL[0]])
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS)[: USUAL[1]]
+    )
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--prompts", type=int, default=4, help="of a cell, or more")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")

@@ -15,13 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_PATH,
+    HEAD_PATH,
+    OTHER_DRAFT_PATH,
+    TARGET_PATH,
+)
 
 SHUFFLED = "shuffled"
 LM_HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 EMBEDDED = {
     "embedded:target": str(TARGET_PATH),
     "embedded:draft": str(DRAFT_PATH),
+    "embedded:other-draft": str(OTHER_DRAFT_PATH),
     "embedded:head": str(HEAD_PATH),
 }
 # Tokens of SGLang's chain of drafts in the token-level arms: as its documentation

@@ -1,4 +1,4 @@
-"""Conversations of eight kinds to ask a real model; all of them are written here."""
+"""Conversations to ask a real model; all of them are written here."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ GREETINGS = (
     "Write a line with arrows → ← ↑ ↓ and say what each means.",
     "Čo je to večera? Prelož do angličtiny.",
 )
+NAMES = ("double", "scale", "shift", "weigh", "grow")
 ROLES = (
     "You answer in exactly one sentence.",
     "You are a pirate and speak like one.",
@@ -124,6 +125,27 @@ def system_prompt(i: int) -> Conversation:
     return [role, *chat(i + 3)]
 
 
+def copies(i: int) -> Conversation:
+    """A text to quote, or a file to change a name in: most of the answer is copied."""
+    if i % 2:
+        name = NAMES[i % len(NAMES)]
+        lines = [
+            f"def {name}_{k}({k}):\n    total = {k} * {3 + i + n}\n    return total"
+            for n, k in enumerate(("price", "weight", "width", "speed", "count"))
+        ]
+        text = "\n\n".join(lines)
+        return user(
+            f"```python\n{text}\n```\n\nRename `total` to `result` in this file. "
+            "Answer with the whole file."
+        )
+    lines = [
+        f"{TOPICS[(i + n) % len(TOPICS)].capitalize()} was shown to {9 + 5 * n} guests "
+        f"in hall {n + i}, and they stayed for {20 + 3 * n} minutes."
+        for n in range(8)
+    ]
+    return user("Repeat the following text word by word.\n\n" + "\n".join(lines))
+
+
 def user(text: str) -> Conversation:
     return [{"role": "user", "content": text}]
 
@@ -138,10 +160,13 @@ KINDS: dict[str, Callable[[int], Conversation]] = {
     "long": long_context,
     "system": system_prompt,
 }
+# Answers that copy; apart from the eight kinds above.
+COPIES = {"copies": copies}
 
 
 def conversations(
     count: int, kinds: tuple[str, ...] = tuple(KINDS)
 ) -> list[Conversation]:
     """`count` conversations, the kinds in turn; up to 13 of each kind differ."""
-    return [KINDS[kinds[n % len(kinds)]](n // len(kinds)) for n in range(count)]
+    known = KINDS | COPIES
+    return [known[kinds[n % len(kinds)]](n // len(kinds)) for n in range(count)]
