@@ -68,8 +68,6 @@ def test_a_recovering_head_is_counted_as_agreement():
     r = report()
     stood = {
         "draft_tokens": [1, 2, 3, 4, 5, 6],
-    }
-    stood |= {
         "drafted_by": [("eagle3", 3), ("model", 3)],
         "exact_end": 2,
         "boundaries": [5],
