@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,9 +55,9 @@ def wrong(answers: Answers, asked: str) -> Iterator[bytes]:
 
 
 def endless(answers: Answers, asked: str) -> Iterator[bytes]:
-    """Words without an end."""
+    """Letters without an end, an event each."""
     while True:
-        yield event(" and") * 20
+        yield event("a") * 50
 
 
 def empty(answers: Answers, asked: str) -> Iterator[bytes]:
@@ -126,13 +127,21 @@ def serve(port: int, answers: Answers, case: Any, cpu: int | None) -> None:
 def draft_server(
     port: int, answers: Answers, cpu: int | None
 ) -> Iterator[tuple[BaseProcess, Any]]:
-    """Its process and its case."""
+    """Its process and its case, once it listens."""
     context = multiprocessing.get_context("spawn")
     case = context.Value("i", 0)
     process = context.Process(target=serve, args=(port, answers, case, cpu))
     process.start()
     try:
+        while not is_listening(port):
+            assert process.is_alive()
+            time.sleep(0.05)
         yield process, case
     finally:
         process.kill()
         process.join()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex((HOST, port)) == 0
