@@ -64,7 +64,7 @@ class Bench:
     ) -> tuple[Measurement, float, float]:
         """Answers; milliseconds a token by the clock, and of CPU time."""
         server = self.servers[name]
-        before = cpu_s(server)
+        before = server.cpu_s()
         found = measure(
             server.url,
             prompts,
@@ -72,7 +72,7 @@ class Bench:
             custom_params={"parse_mode": mode} if mode else None,
         )
         num = sum(one.num_tokens for one in found.results)
-        cpu_ms = 1e3 * (cpu_s(server) - before) / num
+        cpu_ms = 1e3 * (server.cpu_s() - before) / num
         return found, 1e3 * found.wall_s / num, cpu_ms
 
     def recover(self) -> None:
@@ -111,12 +111,6 @@ class Bench:
 def drafted(result: RequestResult) -> int:
     """Tokens that the draft server wrote for an answer."""
     return int((result.report or {}).get("drafted_by", {}).get("remote", 0))
-
-
-def cpu_s(server: ServerProcess) -> float:
-    """CPU time of all of a server's processes so far."""
-    times = (process.cpu_times() for process in server.processes())
-    return sum(one.user + one.system for one in times)
 
 
 def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
