@@ -2,7 +2,7 @@
 
 Two real servers of the embedded target are up, stock SGLang and PARSE with a draft
 server. That draft server is ours, and misbehaves in one way after the other. In each
-case both servers answer the same prompts in turn, exact mode and verdicts apart. Before
+case both servers answer the same prompts in turn, PARSE in each of its modes. Before
 each case the draft server streams the target's own answers until they are used again.
 A line of the result says how much longer a token took than without a draft, by the
 clock and in CPU time of the whole server, and whether the answers are the target's.
@@ -38,7 +38,8 @@ from sglang_parse.bench.servers import HOST, ServerProcess, free_port, running
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 
-MODES = ("exact", "semantic")
+# `off` takes no draft: what PARSE itself costs, whatever the draft server does.
+MODES = ("off", "exact", "semantic")
 # Seconds that the server has to use drafts again, once they are right again.
 RECOVERY_S = 120.0
 KILLED = "killed"
