@@ -30,6 +30,11 @@ def read_ms(streams: RemoteStreams) -> float:
     return 1e3 * (time.process_time() - before)
 
 
+def tell(name: str, streams: RemoteStreams) -> None:
+    times = [read_ms(streams) for _ in range(STREAMS)]
+    print(f"{name:>8} {statistics.median(times):8.2f} ms", flush=True)
+
+
 def main() -> None:
     port = free_port()
     with draft_server(port, ANSWERS, None) as (_, case):
@@ -41,9 +46,9 @@ def main() -> None:
             if name in ("slow", "wrong"):
                 continue  # a wait, and the same work as for right text
             case.value = list(CASES).index(name)
-            times = [read_ms(streams) for _ in range(STREAMS)]
-            print(f"{name:>8} {statistics.median(times):8.2f} ms", flush=True)
-        streams.close()
+            tell(name, streams)
+    tell("killed", streams)
+    streams.close()
 
 
 if __name__ == "__main__":
