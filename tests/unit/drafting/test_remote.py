@@ -9,7 +9,13 @@ import pytest
 from sglang_parse.drafting.base import Prefill, PrefillRequest
 from sglang_parse.drafting.draft_prompt import CHAT_KEY
 from sglang_parse.drafting.remote import MAX_USELESS, RemoteDrafter
-from sglang_parse.drafting.remote_memory import FIRST_PAUSE_S, MAX_BEHIND
+from sglang_parse.drafting.remote_memory import (
+    ENOUGH,
+    FIRST_PAUSE_S,
+    MAX_BEHIND,
+    Memory,
+    is_useful,
+)
 from sglang_parse.drafting.remote_streams import Stream
 from sglang_parse.drafting.thinking import Marks
 from sglang_parse.options.server import ParseConfig
@@ -233,6 +239,25 @@ def test_a_server_of_no_use_is_asked_rarely(write, caplog):
     served(done, 1)
     now[0] += 60
     assert served(done, 2) >= 2 and not done.drafter._worth.is_failing
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("a" * ENOUGH + "b", "a" * ENOUGH + "c", True),
+        ("abx", "abc", False),
+        ("ab", "abc", None),  # the answer was short
+        ("", "abc", None),
+        ("", "a" * (MAX_BEHIND + 1), False),
+    ],
+)
+def test_a_stream_is_worth_what_it_had_right(text, answer, expected):
+    """Red if short answers, or a server that was away, count against it."""
+    memory = Memory(None, "", answer=bytearray(b"before" + answer.encode()), start=6)
+    stream = Stream("", 9, text=bytearray(text.encode()))
+    assert is_useful(stream, memory) is expected
+    stream.has_failed = True
+    assert is_useful(stream, memory) is (expected if text else None)
 
 
 def test_a_stream_that_is_outrun_is_begun_anew_where_the_answer_is():
