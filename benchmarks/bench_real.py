@@ -5,7 +5,8 @@
 
 The servers of all arms are up together and measured one at a time, in turns: every
 repeat asks each arm at each concurrency and each kind of prompt, and every other repeat
-takes the arms from last to first. A measurement is one JSON line. The same command goes
+takes the arms from last to first. A measurement is one JSON line, with CPU time of the
+whole server, which other programs on the machine do not stretch. The same command goes
 on where it was stopped, and starts no server if nothing is missing.
 
 Arms: `target` is stock SGLang; `exact` has the draft model; `eagle3` has the head;
@@ -148,17 +149,18 @@ def measured(
     count = max(args.prompts, cell.concurrency)
     prompts = prompts_of(tokenizer, cell.kind, count, args.tokens)
     is_first = cell.repeat == 0 and cell.kind == args.kinds[0]
-    found = measure(
-        servers[cell.arm].url,
-        prompts,
-        concurrency=cell.concurrency,
-        warm_up=prompts[: cell.concurrency] if is_first else (),
-    )
+    server = servers[cell.arm]
+    if is_first:
+        measure(server.url, prompts[: cell.concurrency], concurrency=cell.concurrency)
+    before = server.cpu_s()
+    found = measure(server.url, prompts, concurrency=cell.concurrency)
     summary = summarise(
         cell.arm, cell.concurrency, found.results, found.wall_s, None
     ).as_dict()
     answers = [list(r.token_ids) for r in found.results]
+    cpu_ms = 1e3 * (server.cpu_s() - before) / summary["output_tokens"]
     key = {"repeat": cell.repeat, "kind": cell.kind, "answers": answers}
+    key["cpu_ms_a_token"] = round(cpu_ms, 3)
     print(cell, round(summary["output_tok_s"], 1), "tok/s", flush=True)
     return summary | key | provenance()
 
@@ -172,9 +174,9 @@ def report(rows: Sequence[Row]) -> str:
         if row["arm"] == "target":
             targets[row["kind"], row["concurrency"], row["repeat"]] = row
     lines = [
-        "| prompts | requests | arm | tok/s | over the target | tokens a pass "
-        "| latency p50, s | TTFT p50, s | equal answers |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| prompts | requests | arm | tok/s | over the target | the same of CPU time "
+        "| tokens a pass | latency p50, s | TTFT p50, s | equal answers |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (kind, concurrency, arm), group in groups.items():
         pairs = [(r, targets.get((kind, concurrency, r["repeat"]))) for r in group]
@@ -189,6 +191,7 @@ def table_row(
         return statistics.median(row[name] or 0.0 for row, _ in pairs)
 
     ratios = [row["output_tok_s"] / base["output_tok_s"] for row, base in pairs]
+    of_cpu = [base["cpu_ms_a_token"] / row["cpu_ms_a_token"] for row, base in pairs]
     passes = statistics.median(
         (row["output_tokens"] - row["problems"])  # the prefill gives the first token
         / max(1, row["problems"] * row["passes_per_answer"])
@@ -203,6 +206,7 @@ def table_row(
     return (
         f"| {kind} | {concurrency} | {arm} | {median('output_tok_s'):.1f} "
         f"| {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
+        f"| {statistics.median(of_cpu):.2f} ({min(of_cpu):.2f}-{max(of_cpu):.2f}) "
         f"| {passes:.2f} | {median('latency_p50_s'):.2f} | {median('ttft_p50_s'):.2f} "
         f"| {same}/{total} |"
     )

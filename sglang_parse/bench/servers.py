@@ -185,6 +185,11 @@ class ServerProcess:
         """The server and everything below it; [] when it does not run."""
         return descendants(self._process.pid) if self._process else []
 
+    def cpu_s(self) -> float:
+        """CPU time of all its processes so far, which other programs do not stretch."""
+        times = (process.cpu_times() for process in self.processes())
+        return sum(one.user + one.system for one in times)
+
     def stop(self) -> None:
         """SIGTERM, then SIGKILL, to the process and all its descendants."""
         family = self.processes()

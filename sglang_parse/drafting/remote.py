@@ -10,15 +10,24 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
 from sglang_parse.drafting.base import DrafterContext, DrafterResources, Prefill
-from sglang_parse.drafting.draft_prompt import CHAT_KEY, carried
-from sglang_parse.drafting.remote_protocol import Chat
-from sglang_parse.drafting.remote_streams import RemoteStreams, Stream
+from sglang_parse.drafting.breaker import Breaker
+from sglang_parse.drafting.remote_memory import (
+    ENOUGH,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Memory,
+    chat_of,
+    given_by,
+    has_left,
+    is_useful,
+)
+from sglang_parse.drafting.remote_streams import RemoteStreams
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.text_bridge import (
     DraftWriter,
@@ -26,7 +35,6 @@ from sglang_parse.drafting.text_bridge import (
     unfinished,
 )
 from sglang_parse.drafting.thinking import Marks, Thinking, marks_of
-from sglang_parse.drafting.transcript import common_length
 from sglang_parse.options.server import DRAFT_KEY_ENV
 from sglang_parse.reporting.telemetry import TELEMETRY
 from sglang_parse.requests.round import RequestRound, Round
@@ -39,36 +47,12 @@ logger = logging.getLogger(__name__)
 UNREACHABLE = "draft_unreachable"
 # Tokens asked for at a time.
 STREAM_TOKENS = 512
-# Bytes that the answer may be ahead of its stream before another is begun.
-MAX_BEHIND = 64
-# Bytes of a stream's text that make it worth its prompt.
-ENOUGH = 16
-# Seconds between two streams of a request: at first, and where streams give nothing.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 # Bytes of text for each token that may be written.
 BYTES_A_TOKEN = 8
-
-
-@dataclass
-class Memory:
-    """What is known of one request, on the first rank."""
-
-    req: SchedulerRequest
-    #: The prompt as text.
-    prompt: str
-    #: The same as a chat; None where it is none, or thinks.
-    chat: Chat | None = None
-    #: Bytes of the answer so far, and output tokens that are in them.
-    answer: bytearray = field(default_factory=bytearray)
-    num_output: int = 0
-    stream: Stream | None = None
-    #: Bytes of the answer before the stream's text.
-    start: int = 0
-    #: When the next stream may begin, and the pause behind it.
-    not_before: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
-    #: Streams in a row that broke without a text.
-    num_failed: int = 0
+# Streams in a row, of all requests, that were of no use: then there is a pause, for as
+# many seconds at first and at most.
+MAX_USELESS = 8
+USELESS_S, LONGEST_USELESS_S = 0.5, 30.0
 
 
 class Found(NamedTuple):
@@ -106,6 +90,11 @@ class RemoteDrafter:
         self.memories: dict[RequestState, Memory] = {}
         self.marks = marks
         self._clock = clock
+        #: Open where the streams of all requests are of no use.
+        self._worth = Breaker(
+            clock, most=MAX_USELESS, rest_s=USELESS_S, longest_s=LONGEST_USELESS_S
+        )
+        self._is_useless = False
         self._is_up = True
         self._is_told = False
 
@@ -270,14 +259,12 @@ class RemoteDrafter:
         """Let a stream go that the answer has left; begin one where there is none."""
         stream = memory.stream
         if stream is not None and has_left(memory, stream):
-            assert self.streams is not None
-            self.streams.end(stream)
-            memory.stream = None
+            self._let_go(memory)
             if stream.has_failed and not stream.text:
                 memory.num_failed += 1
             elif stream.text:
                 memory.num_failed = 0
-            given = common_length(stream.text, memory.answer[memory.start :])
+            given = given_by(stream, memory)
             if given >= ENOUGH:
                 memory.pause_s = FIRST_PAUSE_S
             else:
@@ -290,7 +277,7 @@ class RemoteDrafter:
 
     def _begin(self, memory: Memory) -> None:
         left = memory.req.sampling_params.max_new_tokens - memory.num_output
-        if left < 2 or unfinished(bytes(memory.answer[-4:])):
+        if left < 2 or unfinished(bytes(memory.answer[-4:])) or not self._may_begin():
             return
         assert self.streams is not None
         memory.start = len(memory.answer)
@@ -304,43 +291,37 @@ class RemoteDrafter:
         if memory.stream is None:
             memory.not_before = self._clock() + memory.pause_s
 
+    def _may_begin(self) -> bool:
+        """Where streams are of no use, one is tried at a time."""
+        if self._worth.is_open:
+            return False
+        others = self.memories.values() if self._worth.is_failing else ()
+        return all(one.stream is None for one in others)
+
     def _close(self, is_gone: Callable[[Memory], bool]) -> None:
         for state, memory in list(self.memories.items()):
             if is_gone(memory):
                 del self.memories[state]
-                if memory.stream is not None and self.streams is not None:
-                    self.streams.end(memory.stream)
+                self._catch_up(memory, memory.req.output_ids, ())
+                self._let_go(memory)
 
-
-def has_left(memory: Memory, stream: Stream) -> bool:
-    """Whether an answer gets nothing more of its stream."""
-    is_done, has_ended = stream.is_done, stream.has_ended
-    text, answer = stream.text, memory.answer[memory.start :]
-    if not (text.startswith(answer) or answer.startswith(text)):
-        return True
-    if is_done:
-        return len(answer) > len(text) or (len(answer) == len(text) and not has_ended)
-    return bool(text) and len(answer) > len(text) + MAX_BEHIND
-
-
-def chat_of(req: SchedulerRequest, thinking: str) -> Chat | None:
-    """The chat that came with a request; None where there is none that another server
-    can go on from: it thinks already, or has tools. thinking: `Thinking.state`."""
-    found = carried(req, CHAT_KEY, dict)
-    if found is None or thinking == "open" or found.get("tools"):
-        return None
-    messages, options = found.get("messages"), found.get("options")
-    if not isinstance(messages, list) or not isinstance(options, dict):
-        return None
-    if thinking == "closed":
-        options = {"enable_thinking": False, "thinking": False} | options
-    last = messages[-1] if messages else None
-    if not isinstance(last, dict) or not found.get("is_continued"):
-        return Chat(messages, options=options) if messages else None
-    begun = last.get("content")
-    if not isinstance(begun, str):
-        return None
-    return Chat(messages[:-1], begun, options)
+    def _let_go(self, memory: Memory) -> None:
+        """End its stream, and learn whether streams are of use."""
+        stream, memory.stream = memory.stream, None
+        if stream is None or self.streams is None:
+            return
+        self.streams.end(stream)
+        useful = is_useful(stream, memory)
+        if useful:
+            self._worth.succeed()
+            self._is_useless = False
+        elif useful is not None and self._worth.fail() and not self._is_useless:
+            self._is_useless = True
+            logger.warning(
+                "PARSE: %d streams of the draft server in a row were of no use; it is "
+                "asked rarely until one is.",
+                MAX_USELESS,
+            )
 
 
 def tell_of(state: RequestState, *, has_draft: bool, is_lost: bool) -> None:

@@ -17,6 +17,10 @@ import httpx
 CONNECT_S = 5.0
 # Bytes of one line of a reply, and of a list of models.
 MAX_LINE = 65_536
+# What a reply may have for each token that was asked for, and besides: lines and reads,
+# and bytes. Reading costs the scheduler's own core.
+PIECES_A_TOKEN, MORE_PIECES = 8, 256
+BYTES_A_TOKEN, MORE_BYTES = 2_048, 65_536
 # Characters of a model's name.
 MAX_NAME = 200
 # Servers, by what they say owns their models, whose chats go on from an answer that has
@@ -34,6 +38,10 @@ class RemoteError(Exception):
 
 class ChatError(RemoteError):
     """The server's chats do not go on from an answer; its completions may."""
+
+
+class EndlessError(RemoteError):
+    """A reply that goes on without the tokens that it was asked for."""
 
 
 class Model(NamedTuple):
@@ -128,19 +136,31 @@ def list_models(url: str, key: str = "") -> list[str]:
     return asyncio.run(ask())
 
 
-async def lines_of(reply: httpx.Response) -> AsyncIterator[bytes]:
-    """Lines of a reply. Raises RemoteError on one that is too long."""
+async def lines_of(reply: httpx.Response, max_tokens: int) -> AsyncIterator[bytes]:
+    """Lines of a reply. max_tokens: what was asked for.
+
+    Raises RemoteError on a line that is too long, EndlessError on too much of a reply.
+    """
+    pieces = MORE_PIECES + PIECES_A_TOKEN * max_tokens
+    room = MORE_BYTES + BYTES_A_TOKEN * max_tokens
     held = bytearray()
     async for chunk in reply.aiter_raw():
         held += chunk
         *lines, rest = held.split(b"\n")
         held = bytearray(rest)
+        pieces -= 1
+        room -= len(chunk)
         for line in lines:
+            pieces -= 1
             if len(line) > MAX_LINE:
                 raise RemoteError("a line of the stream is too long")
+            if pieces < 0:
+                break
             yield bytes(line)
         if len(held) > MAX_LINE:
             raise RemoteError("a line of the stream is too long")
+        if pieces < 0 or room < 0:
+            raise EndlessError("the stream goes on without text")
 
 
 def read_event(line: bytes) -> tuple[bytes, str, bool]:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from sglang_parse.drafting.breaker import Breaker
 from sglang_parse.drafting.remote_protocol import (
     CONNECT_S,
     CONTINUING,
     Chat,
     ChatError,
+    EndlessError,
     RemoteError,
     asked_of,
     check_reply,
@@ -39,42 +40,6 @@ FIRST_TEXT_S = 30.0
 NEXT_TEXT_S = 30.0
 # Bytes of text that a stream may be ahead.
 MAX_TEXT = 16_384
-# Failures in a row after which the server is left alone, and for how many seconds: as
-# a rule, and at most.
-MAX_FAILURES = 3
-REST_S, MAX_REST_S = 10.0, 300.0
-
-
-class Breaker:
-    """Leaves a server alone that fails several times in a row."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures = 0
-        self._rest_s = REST_S
-        self._until = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the server is left alone now. Behind the rest, one more is tried."""
-        return self.is_failing and self._clock() < self._until
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether the last streams failed: one at a time is enough then."""
-        return self._failures >= MAX_FAILURES
-
-    def succeed(self) -> None:
-        self._failures, self._rest_s = 0, REST_S
-
-    def fail(self) -> bool:
-        """Count a failure; whether the server is left alone from now on."""
-        self._failures += 1
-        if not self.is_failing or self.is_open:
-            return False
-        self._until = self._clock() + self._rest_s
-        self._rest_s = min(2 * self._rest_s, MAX_REST_S)
-        return True
 
 
 @dataclass(eq=False)
@@ -200,6 +165,10 @@ class RemoteStreams:
             self.breaker.succeed()
         except asyncio.CancelledError:
             pass  # nobody wants the rest
+        except EndlessError as error:
+            stream.has_failed = not stream.text
+            if stream.has_failed:
+                self._note(error)
         except ChatError:
             self._owner = ""  # its completions are asked from now on
             stream.has_failed = True
@@ -230,7 +199,7 @@ class RemoteStreams:
                 if chat is not None and reply.status_code in (400, 404, 405, 422):
                     raise ChatError(f"HTTP {reply.status_code}")
                 check_reply(reply)
-                async for line in lines_of(reply):
+                async for line in lines_of(reply, stream.max_tokens):
                     text, reason, is_last = read_event(line)
                     if text:
                         limit.reschedule(self._loop.time() + NEXT_TEXT_S)

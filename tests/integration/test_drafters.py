@@ -6,6 +6,8 @@ import re
 import pytest
 import requests
 
+from benchmarks.bad_drafts.server import CASES, draft_server
+from sglang_parse.bench.servers import HOST, free_port
 from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import COMMON, PARSE
@@ -112,6 +114,39 @@ def test_a_chat_is_continued_by_the_draft_server(cascade, draft, pool):
         kept += told["kept_by"].get("remote", 0)
     assert kept > 0
     assert draft.log_path.read_text().count("POST /v1/chat/completions") > before
+
+
+@pytest.fixture(scope="module")
+def misbehaving(tokenizer, prompts, expected, tmp_path_factory):
+    """PARSE whose draft server answers in the way that is set."""
+    own = zip(prompts[:NUM], expected, strict=True)
+    answers = {tokenizer.decode(ids): text for ids, (_, text, _) in own}
+    port = free_port()
+    flags = (
+        *(*COMMON, *PARSE[:2], "--no-speculative-parse-adaptive"),
+        *("--speculative-parse-draft-url", f"http://{HOST}:{port}/v1"),
+    )
+    log = tmp_path_factory.mktemp("misbehaving") / "server.log"
+    with (
+        draft_server(port, answers, None) as (_, case),
+        WarmServer(flags, "misbehaving", log) as process,
+    ):
+        yield Server(process.url), case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_draft_server_that_misbehaves_changes_no_answer(
+    misbehaving, prompts, expected, name
+):
+    """Red if an answer ends early, waits for a slow server, or holds what the target
+    did not write; and for the first case if its right text is not used."""
+    server, case = misbehaving
+    case.value = list(CASES).index(name)
+    custom = {"parse_mode": "exact"}
+    results = server.generate_all(prompts[:NUM], 4, custom=custom)
+    assert [outcome(r) for r in results] == expected
+    kept = sum(report(r)["kept_by"].get("remote", 0) for r in results)
+    assert kept > 50 if name == "right" else server.is_alive()
 
 
 def counters(url: str) -> dict:

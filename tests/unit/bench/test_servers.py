@@ -91,6 +91,7 @@ def test_server_and_its_children_are_gone_after_an_exception(tmp_path, error):
     with pytest.raises(error), make_fake(tmp_path) as server:
         family = server.processes()
         assert len(family) == 3 and server.ready_s > 0  # with what watches over us
+        assert server.cpu_s() > 0
         raise error
     assert are_gone(family)
 

@@ -8,7 +8,14 @@ import pytest
 
 from sglang_parse.drafting.base import Prefill, PrefillRequest
 from sglang_parse.drafting.draft_prompt import CHAT_KEY
-from sglang_parse.drafting.remote import FIRST_PAUSE_S, MAX_BEHIND, RemoteDrafter
+from sglang_parse.drafting.remote import MAX_USELESS, RemoteDrafter
+from sglang_parse.drafting.remote_memory import (
+    ENOUGH,
+    FIRST_PAUSE_S,
+    MAX_BEHIND,
+    Memory,
+    is_useful,
+)
 from sglang_parse.drafting.remote_streams import Stream
 from sglang_parse.drafting.thinking import Marks
 from sglang_parse.options.server import ParseConfig
@@ -202,6 +209,55 @@ def test_streams_that_give_nothing_are_begun_ever_more_rarely():
     done = run(wrong)
     assert len(done.streams.begun) < 12
     assert len(done.streams.ended) >= len(done.streams.begun) - 1
+
+
+def served(done, num):
+    """Further requests, one after the other, and how many streams they began."""
+    before = len(done.streams.begun)
+    for _ in range(num):
+        req = make_request("exact", prompt=PROMPT, output=(own(PROMPT),))
+        req.input_embeds, req.finished = None, lambda: False
+        while len(req.output_ids) < 80:
+            done.server.round(req)
+        assert req.output_ids == ANSWER[: len(req.output_ids)]
+        req.finished = lambda: True
+    return len(done.streams.begun) - before
+
+
+@pytest.mark.parametrize("write", [wrong, silent])
+def test_a_server_of_no_use_is_asked_rarely(write, caplog):
+    """Red if each new request reads what a server sends that never helps, or a server
+    that has come to its senses is not asked again."""
+    done = run(write, num=1)
+    now = [0.0]
+    done.drafter._worth._clock = lambda: now[0]
+    assert served(done, 3 * MAX_USELESS) < MAX_USELESS + 3
+    assert caplog.text.count("of no use") == 1
+    now[0] += 60
+    assert served(done, 1) == 1
+    done.streams.write = good
+    served(done, 1)
+    now[0] += 60
+    assert served(done, 2) >= 2 and not done.drafter._worth.is_failing
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("a" * ENOUGH + "b", "a" * ENOUGH + "c", True),
+        ("abx", "abc", False),
+        ("ab", "abc", None),  # the answer was short
+        ("", "abc", None),
+        ("", "a" * (MAX_BEHIND + 1), False),
+    ],
+)
+def test_a_stream_is_worth_what_it_had_right(text, answer, expected):
+    """Red if short answers, or a server that was away, count against it."""
+    memory = Memory(None, "", answer=bytearray(b"before" + answer.encode()), start=6)
+    stream = Stream("", 9, text=bytearray(text.encode()))
+    assert is_useful(stream, memory) is expected
+    stream.has_failed = True
+    assert is_useful(stream, memory) is (expected if text else None)
 
 
 def test_a_stream_that_is_outrun_is_begun_anew_where_the_answer_is():

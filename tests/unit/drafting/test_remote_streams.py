@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from sglang_parse.drafting import remote_streams
+from sglang_parse.drafting.breaker import MAX_FAILURES, REST_S, Breaker
 from sglang_parse.drafting.remote_protocol import (
     Chat,
     RemoteError,
@@ -19,10 +20,7 @@ from sglang_parse.drafting.remote_protocol import (
     read_event,
 )
 from sglang_parse.drafting.remote_streams import (
-    MAX_FAILURES,
     MAX_TEXT,
-    REST_S,
-    Breaker,
     RemoteStreams,
 )
 
@@ -247,8 +245,47 @@ def test_an_endless_stream_is_left(serve):
     assert fake.gone.wait(10)
 
 
+def letters(body):
+    while True:
+        yield event("x") * 50
+
+
+def single_bytes(body):
+    while True:
+        for byte in event("x" * 9):
+            yield bytes([byte])
+
+
+def padded(body):
+    while True:
+        yield event("x")[:-3] + b', "more": "' + b"x" * 60_000 + b'"}\n\n'
+
+
+@pytest.mark.parametrize("answer", [letters, single_bytes, padded])
+def test_a_stream_of_crumbs_is_left(serve, answer):
+    """Red if a server that sends far more than tokens keeps a core busy."""
+    fake, streams = serve(answer)
+    stream = done(streams.begin("p", 50))
+    assert 0 < len(stream.text) < MAX_TEXT // 2 and not stream.has_failed
+    assert fake.gone.wait(10) and streams.is_up
+
+
+def empty_lines(body):
+    while True:
+        yield b"\n" * 1000
+
+
+def empty_events(body):
+    while True:
+        yield event("") * 100
+
+
 @pytest.mark.parametrize(
-    "answer", [long_line, long_event, nonsense, nested, broken_off]
+    "answer",
+    [
+        *(long_line, long_event, nonsense, nested, broken_off),
+        *(empty_lines, empty_events),
+    ],
 )
 def test_a_stream_that_breaks_the_rules_fails(serve, answer):
     """Red if 10 MB in a line are read, or nonsense ends the thread of the streams."""

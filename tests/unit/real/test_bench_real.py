@@ -16,6 +16,7 @@ def row(repeat: int, arm: str, rate: float, answers: list[list[int]], passes: fl
         "output_tokens": sum(map(len, answers)),
         "problems": len(answers),
         "passes_per_answer": passes,
+        "cpu_ms_a_token": 30.0 / rate,
         "latency_p50_s": 1.0,
         "ttft_p50_s": 0.25,
         "answers": answers,
@@ -28,14 +29,20 @@ def test_ratios_are_to_the_target_of_the_same_repeat():
     rows = [row(k, "target", 10.0 * k, same, 4) for k in (1, 2, 3)]
     rows += [row(k, "exact", 20.0 * k, other if k == 3 else same, 2) for k in (3, 2, 1)]
     last = report(rows).splitlines()[-1]
-    assert "| 40.0 | 2.00 (2.00-2.00) | 2.00 |" in last
+    assert "| 40.0 | 2.00 (2.00-2.00) | 2.00 (2.00-2.00) | 2.00 |" in last
     assert last.endswith("| 5/6 |")
-    assert "| 20.0 | 1.00 (1.00-1.00) | 1.00 |" in report(rows).splitlines()[2]
+    first = report(rows).splitlines()[2]
+    assert "| 20.0 | 1.00 (1.00-1.00) | 1.00 (1.00-1.00) | 1.00 |" in first
 
 
 def test_every_other_repeat_goes_from_last_to_first():
     """Red if one arm is always measured behind another, or a cell is left out."""
-    args = argparse.Namespace(repeats=2, concurrency=[1, 4], arms=["target", "exact"])
+    args = argparse.Namespace(
+        repeats=2,
+        concurrency=[1, 4],
+        arms=["target", "exact"],
+        kinds=["prose", "code", "lists"],
+    )
     found = list(cells(args))
     assert len(found) == len(set(found)) == 2 * 2 * 3 * 2
     assert [c.arm for c in found[:2]] == ["target", "exact"]
@@ -46,11 +53,13 @@ def test_arms_have_what_their_name_says(tmp_path):
     """Red if an arm is measured with another drafter than it is named for."""
     names = [tmp_path / name for name in ("target", "draft", "head")]
     models = RealModels(*names)
-    flags = {arm: server_flags(arm, models) for arm in ("target", "exact", "eagle3")}
+    arms = ("target", "exact", "eagle3", "ngram")
+    flags = {arm: server_flags(arm, models) for arm in arms}
     assert "--speculative-algorithm" not in flags["target"]
     assert str(models.draft) in flags["exact"] and "exact" in flags["exact"]
     assert str(models.head) not in flags["exact"]
     assert str(models.head) in flags["eagle3"]
     assert str(models.draft) not in flags["eagle3"]
+    assert flags["ngram"][-2:] == ["--speculative-parse-drafters", "ngram"]
     both = server_flags("calibrated", models)
     assert {str(models.draft), str(models.head)} <= set(both)

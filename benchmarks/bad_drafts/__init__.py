@@ -1,0 +1,1 @@
+"""A draft server that misbehaves, and what it costs."""
