@@ -12,6 +12,8 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
     """How long this request's draft lasted, before its state moves on."""
     if not r.draft.tokens or r.error is not None:
         return
+    if r.draft.num_new:
+        drafts.ends.count(r.draft.num_new, int(r.draft.ended))
     if r.cut.exact_end:
         recovering = bool(r.state.recovering) and judged
         _learn_agreement(drafts, r, recovering=recovering)

@@ -123,6 +123,7 @@ class Curve:
         slope = max(0.0, (ms1 - ms0) / max(1e-9, x1 - x0))
         return max(last, ms1 + slope * (x - x1)) if x1 > 1.5 * x0 else last
 
+
 def _bent(x: float, known: float, ms: float, fixed: float) -> float:
     return ms * (fixed + (1 - fixed) * x / max(1e-9, known))
 

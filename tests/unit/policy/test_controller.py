@@ -31,6 +31,23 @@ def test_rounds_are_near_the_bound(concurrency, kept, least):
     assert speedup(one) > least * bound(COSTS, concurrency, kept)
 
 
+def test_windows_are_not_longer_than_answers():
+    """Red if all requests wait for drafts that most of them have ended before: judging
+    then loses to following token by token, as it did with 32 requests on a CPU."""
+    one = Scenario(
+        pair_costs("cpu-embedded"),
+        concurrency=32,
+        drafts=Drafts(0.6, 0.985, segments=(9, 14), own_words=0.55),
+        answers=(60, 100),
+        prompts=(30, 60),
+        suffix_len=6,
+        num_tokens=15_000,
+        warm_tokens=5_000,
+    )
+    exact = World(replace(one, mode="exact")).run()
+    assert World(one).run().rate > 0.95 * exact.rate
+
+
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_a_hostile_draft_costs_little(concurrency):
     """Red if drafts that always fail are made on and on."""
