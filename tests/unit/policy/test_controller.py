@@ -70,6 +70,24 @@ def test_a_fresh_server_judges_its_first_requests():
     assert max(World(one).run().passes[:4]) <= 3
 
 
+def test_prompts_that_arrive_do_not_shorten_drafts():
+    """Red if prompts which the draft model reads within rounds count as slow drafting:
+    windows shrink then for as long as requests arrive."""
+    one = Scenario(
+        COSTS,
+        concurrency=8,
+        answers=(300, 500),
+        prompts=(6000, 8000),
+        arrivals_s=1.0,
+        num_tokens=16_000,
+    )
+    world = World(one)
+    world.run()
+    curve = world.engine.planner.controller.costs.at(8).draft
+    for steps in (48, 64):
+        assert curve.ms(steps) < 1.25 * steps * COSTS.step_ms(8)
+
+
 def test_a_draft_that_gets_better_is_noticed():
     """Red if a server that stopped drafting never starts again."""
     world = World(Scenario(COSTS, drafts=HOSTILE, num_tokens=4000))
