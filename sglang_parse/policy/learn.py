@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sglang_parse.policy.goodput import Drafts
 from sglang_parse.policy.round_costs import CostModel
 from sglang_parse.policy.survival import Survival
@@ -27,15 +29,23 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
     if r.rejected_end:
         # Of a segment that failed with others already, one failure is enough.
         first = r.rejected_end > r.state.num_suspect
-        # The error is somewhere in the failing part: in its middle on average.
-        middle = (r.rejected_end + r.cut.num_kept) // 2
-        drafts.valid.observe(max(0, middle - r.exact_end - 1), ended=first)
+        num_right = error_at(drafts.valid.rate, r.rejected_end - r.cut.num_kept)
+        num_right += r.cut.num_kept - r.exact_end
+        drafts.valid.observe(max(0, round(num_right) - 1), ended=first)
         num = r.decision.num_matched
         whole = r.cut.num_kept + num >= r.cut.tail_end
         if r.cut.tail_end > r.cut.num_kept:
             drafts.recovering.observe(num, ended=not whole)
     elif r.decision.num_judged > r.exact_end:
         drafts.valid.observe(r.decision.num_judged - r.exact_end, ended=False)
+
+
+def error_at(rate: float, length: int) -> float:
+    """Where in a failing part of so many tokens the first error is on average: in its
+    middle, and the nearer to its beginning, the more errors there are a token."""
+    if rate * length < 1e-3:
+        return length / 2
+    return 1 / rate - length / math.expm1(rate * length)
 
 
 def _learn_agreement(drafts: Drafts, r: RequestRound, *, recovering: bool) -> None:
