@@ -99,11 +99,13 @@ def test_a_draft_that_gets_better_is_noticed():
     assert rounds > 100
 
 
-def test_the_reason_is_said_in_words():
+def test_the_reason_is_said_in_words(caplog):
     """Red if a round goes without verdicts and nobody can tell why."""
-    world, reasons = World(Scenario(COSTS, drafts=HOSTILE, num_tokens=3000)), []
+    caplog.set_level("INFO")
+    world, reasons = World(Scenario(COSTS, drafts=HOSTILE, num_tokens=1500)), []
     world.watch = lambda round: reasons.append(round.reason)
     world.run()
+    assert "PARSE: verdicts do not pay here: " in caplog.text
     assert "verdicts do not pay here" in reasons[-1]
     assert "against 1.0x" in reasons[-1]
 
