@@ -25,10 +25,12 @@ endif
 demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
+# Without the real model, which is fetched once, its tests are skipped.
 test: lint docs
+	-$(BIN)/sglang-parse models --real
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# The tests of the real model, which `make test` leaves out. 93 MB are fetched first.
+# The tests of the real model alone. 93 MB are fetched first.
 test-real: install
 	$(BIN)/sglang-parse models --real
 	$(BIN)/python -m pytest tests/real $(ARGS)

@@ -164,7 +164,7 @@ def record(
                 output_len=report.num_counted,
                 accept_tokens=decision.accept_tokens,
                 draft_tokens=inputs.drafts[i],
-                num_new=len(inputs.drafts[i]),
+                drafted_by=(("model", len(inputs.drafts[i])),),
                 boundaries=boundaries[i],
                 scores=inputs.scores[i][: len(boundaries[i])],
                 num_judged=decision.num_judged,

@@ -54,8 +54,12 @@ def render(prompt: str, draw: Callable[[Console], None]) -> str:
 
 
 def _local_format() -> str:
-    """rich's template with the reader's own fonts, where rich's loads them by URL."""
+    """rich's template with the reader's own fonts, where rich's loads them by URL.
+
+    Lines have clips of their own; rich's clip of them all cuts the last one's letters.
+    """
     template = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.S)
     template = re.sub(r"<!--.*?-->", "", template, flags=re.S)
     template = template.replace("Fira Code, monospace", FONTS)
+    template = template.replace(' clip-path="url(#{unique_id}-clip-terminal)"', "")
     return re.sub(r"[ \t]*\n\s*\n", "\n", template)

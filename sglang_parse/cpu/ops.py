@@ -9,6 +9,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from torch import Tensor
 
+from sglang_parse.runtime.compat import built_on_cpu, taken_for_triton
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 
 
@@ -64,42 +65,12 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
 
 def adjust_to_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """AROUND hook on handle_model_specific_adjustments, where SGLang checks by name
-    which backends can serve sliding windows and sinks: ours can, as Triton can.
-
-    Source: sglang/srt/arg_groups/model_hook.py, which asks `attention_backends_of` for
-    these checks alone. A list of backends that plugins may add to would end the need.
-    """
-    from sglang.srt.arg_groups import model_hook
-
-    asked = model_hook.attention_backends_of
-
-    def answer(view: Any) -> tuple[str, ...]:
-        return tuple(
-            "triton" if name == CPU_ATTENTION_BACKEND else name for name in asked(view)
-        )
-
-    model_hook.attention_backends_of = answer
-    try:
+    which backends can serve sliding windows and sinks."""
+    with taken_for_triton(CPU_ATTENTION_BACKEND):
         return original(*args, **kwargs)
-    finally:
-        model_hook.attention_backends_of = asked
 
 
 def build_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook on _initialize_model: a model that asks torch for its current device
-    gets the CPU.
-
-    A torch that was built for CUDA answers with CUDA where there is no GPU.
-    Source: sglang/srt/models/qwen3_next.py and qwen3_5.py, `norm`. Layers that take
-    SGLang's device would end the need.
-    """
-    asked = torch.get_device_module
-
-    def answer(device: Any = None) -> Any:
-        return asked("cpu" if device is None else device)
-
-    torch.get_device_module = answer  # type: ignore[assignment]
-    try:
+    """AROUND hook on _initialize_model: models are built for the CPU."""
+    with built_on_cpu():
         return original(*args, **kwargs)
-    finally:
-        torch.get_device_module = asked

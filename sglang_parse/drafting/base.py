@@ -73,6 +73,8 @@ class Drafter(Protocol):
     max_tokens: int = 0
     #: Whether it reads the target's hidden states of a pass.
     reads_features: bool = False
+    #: Whether another machine works for it: its time here says nothing of its speed.
+    elsewhere: bool = False
 
     @property
     def runners(self) -> Sequence[DraftRunner]:

@@ -40,6 +40,7 @@ class ModelDrafter:
     name = "model"
     token_level = False
     max_tokens = 0
+    elsewhere = False
     reads_features = False
 
     def __init__(self, model: DraftModel) -> None:

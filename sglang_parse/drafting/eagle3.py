@@ -27,7 +27,7 @@ from sglang_parse.drafting.eagle3_head import (
 )
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
-from sglang_parse.options.request import wants_head, wants_verdict_only
+from sglang_parse.options.request import wants_token_level, wants_verdict_only
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -49,6 +49,7 @@ class Eagle3Drafter:
 
     name = "eagle3"
     token_level = True
+    elsewhere = False
     reads_features = True
 
     def __init__(
@@ -117,7 +118,7 @@ class Eagle3Drafter:
 
     def _fill_gaps(self, batch: object, one: PrefillRequest, left: int) -> int | None:
         """How many cached positions it has read; None if the request is left out."""
-        if not wants_head(one.req):
+        if not wants_token_level(one.req):
             return None
         slots = self.slots.table[one.row, : one.num_cached]
         gaps = self.flags.gaps(slots)

@@ -34,7 +34,7 @@ DRAFTER_EXTENSIONS = Extensions(
     expected="a function that takes a DrafterContext and returns a Drafter or None",
 )
 ATTRIBUTES = (
-    *("name", "token_level", "max_tokens", "reads_features", "runners"),
+    *("name", "token_level", "max_tokens", "elsewhere", "reads_features", "runners"),
     *("open", "can_draft", "before_prefill", "after_prefill", "draft", "after_pass"),
 )
 
@@ -59,6 +59,7 @@ class ExtensionDrafter:
         self.name = drafter.name
         self.token_level = drafter.token_level
         self.max_tokens = drafter.max_tokens
+        self.elsewhere = drafter.elsewhere
         self.runners: Sequence[DraftRunner] = ()
         self._drafter = drafter
         self._vocab_size = vocab_size

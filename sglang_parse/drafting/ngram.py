@@ -47,6 +47,7 @@ class NgramDrafter:
 
     name = "ngram"
     token_level = True
+    elsewhere = False
     reads_features = False
 
     def __init__(self, max_tokens: int, vocab_size: int) -> None:

@@ -87,6 +87,7 @@ class RemoteDrafter:
     name = "remote"
     token_level = False
     max_tokens = 0
+    elsewhere = True
     reads_features = False
 
     def __init__(

@@ -71,6 +71,7 @@ class TextDrafter:
     name = "model"
     token_level = False
     max_tokens = 0
+    elsewhere = False
     reads_features = False
 
     def __init__(

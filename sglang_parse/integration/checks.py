@@ -91,7 +91,11 @@ def check_draft_kind(server_args: Any) -> None:
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     path = server_args.speculative_draft_model_path
-    config = get_config(path, trust_remote_code=server_args.trust_remote_code)
+    config = get_config(
+        path,
+        trust_remote_code=server_args.trust_remote_code,
+        revision=server_args.speculative_draft_model_revision,
+    )
     for name in getattr(config, "architectures", None) or ():
         if is_recurrent(name):
             raise ValueError(

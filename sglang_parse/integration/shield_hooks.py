@@ -31,6 +31,7 @@ from sglang_parse.integration.shield import (
     problem_of_media,
     told_of,
 )
+from sglang_parse.runtime.compat import hide_media
 from sglang_parse.runtime.families import reads_images_of
 from sglang_parse.runtime.names import is_parse
 
@@ -94,18 +95,12 @@ def check_ready(
 
 def tell_what_is_read(result: None, manager: Any) -> None:
     """AFTER hook on TokenizerManager.init_model_config: /model_info names no images and
-    no audio where requests with them are refused.
-
-    SGLang warms a server up with an image if it is said to read images, and ends it if
-    that request fails (http_server.py, `_execute_server_warmup`).
-    """
+    no audio where requests with them are refused."""
     config = manager.model_config
     names = getattr(config.hf_config, "architectures", None) or [""]
     if not _is_shielded(manager):
         return
-    config.is_audio_understandable_model = False
-    if not reads_images_of(names[0]):
-        config.is_image_understandable_model = False
+    hide_media(config, images=reads_images_of(names[0]))
 
 
 class Guarded:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_parse.integration.active import serves_parse
+from sglang_parse.runtime.compat import ends_at
 from sglang_parse.runtime.protocols import RequestParameters, SchedulerRequest
 
 
@@ -23,7 +24,7 @@ def earliest_stop(
     """AROUND hook on Req._check_str_based_finish: whether a stop string or expression
     ends the answer before any stop token does.
 
-    SGLang is asked behind each token of the step. `longest_draft` (policy/windows.py)
+    SGLang is asked behind each token of the step. `longest_draft` (policy/planner.py)
     bounds what that takes.
     """
     params = req.sampling_params
@@ -32,17 +33,14 @@ def earliest_stop(
     if _holds_none(req, new_accepted_len):
         return False
     tokens = req.output_ids
-    try:
+    with ends_at(req) as show:
         for end in range(len(tokens) - new_accepted_len + 1, len(tokens) + 1):
-            req.output_ids = tokens[:end]
-            if original(req, 1):
-                return True
+            show(end)
+            if original(req, 1) or req.finished_reason is not None:
+                return True  # or an expression has failed, and SGLang ends the request
             if req._check_token_based_finish(tokens[end - 1 : end]):
-                # SGLang finds this one itself.
-                req.finished_reason = req.finished_len = None
+                show(end)  # SGLang finds this one itself.
                 return False
-    finally:
-        req.output_ids = tokens
     return False
 
 

@@ -150,7 +150,7 @@ class ParseWorker(BaseSpecWorker):
             frozenset(model_config.hf_eos_token_id or ()),
             self.judge.ask,
             has_draft_model=any(not d.token_level for d in self.drafters),
-            has_head=any(d.token_level for d in self.drafters),
+            has_token_level=any(d.token_level for d in self.drafters),
             refuse=refuse,
             probe=self.probe,
             has_recurrent_state=has_recurrent_state(runner),

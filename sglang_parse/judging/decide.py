@@ -161,10 +161,10 @@ def decide(
     target's distribution given the tokens before it, so what is followed token by
     token is distributed exactly as the target's own continuation.
     """
-    head = target_tokens[: cut.exact_end]
-    at = count_agreeing(draft_tokens, head)
+    leading = target_tokens[: cut.exact_end]
+    at = count_agreeing(draft_tokens, leading)
     if at < cut.exact_end:
-        return Decision((*draft_tokens[:at], head[at]), 0, at, ())
+        return Decision((*draft_tokens[:at], leading[at]), 0, at, ())
     tail = target_tokens[cut.exact_end :]
     at = cut.num_kept + count_agreeing(draft_tokens[cut.num_kept : cut.tail_end], tail)
     bonus = tail[at - cut.num_kept]

@@ -133,8 +133,8 @@ def _encode_after(tokenizer: Any, before: str, text: str) -> list[int]:
 
     Where the two share a token, the ids of `text` alone.
     """
-    head = tokenizer.encode(before, add_special_tokens=False)
+    front = tokenizer.encode(before, add_special_tokens=False)
     ids = tokenizer.encode(before + text, add_special_tokens=False)
-    if ids[: len(head)] == head:
-        return list(ids[len(head) :])
+    if ids[: len(front)] == front:
+        return list(ids[len(front) :])
     return list(tokenizer.encode(text, add_special_tokens=False))

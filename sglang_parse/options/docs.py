@@ -28,14 +28,14 @@ SHARED = frozenset(row.name for row in options_of(SharedOptions))
 
 def server_table(rows: Sequence[Option] = options_of(ParseConfig)) -> str:
     """Markdown table of the flags."""
-    head = (f"Flag `{FLAG_PREFIX}*`", "Values", "Default", "Meaning")
-    return _table(head, [_server_cells(row) for row in rows])
+    columns = (f"Flag `{FLAG_PREFIX}*`", "Values", "Default", "Meaning")
+    return _table(columns, [_server_cells(row) for row in rows])
 
 
 def request_table(rows: Sequence[Option] = REQUEST_TABLE) -> str:
     """Markdown table of the request fields."""
-    head = ("Field", "Values", "Default", "In `parse_gen`", "Meaning")
-    return _table(head, [_request_cells(row) for row in rows])
+    columns = ("Field", "Values", "Default", "In `parse_gen`", "Meaning")
+    return _table(columns, [_request_cells(row) for row in rows])
 
 
 TABLES = {"server": server_table, "request": request_table}
@@ -122,8 +122,8 @@ def _code(value: object) -> str:
     return f"`{text}`" if text else "none"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 

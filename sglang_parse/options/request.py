@@ -29,7 +29,7 @@ __all__ = [
     "RequestOptions",
     "check_custom_params",
     "strongest_mode",
-    "wants_head",
+    "wants_token_level",
     "wants_verdict_only",
 ]
 
@@ -72,7 +72,7 @@ class RequestOptions(RequestOnlyOptions, SharedOptions):
         config: ParseConfig,
         *,
         has_draft_model: bool = True,
-        has_head: bool = False,
+        has_token_level: bool = False,
     ) -> RequestOptions:
         """Options of an SGLang Req; its custom_params passed verify() already.
 
@@ -83,9 +83,13 @@ class RequestOptions(RequestOnlyOptions, SharedOptions):
         asked = {name.removeprefix(REQUEST_PREFIX): v for name, v in found.items()}
         _check_question(asked, config)
         usual = _servers_values(config, table)
-        compose = has_head and wants_head(req)
+        compose = has_token_level and wants_token_level(req)
         mode, fallback = _served_mode(
-            req, asked, config.mode, has_draft_model=has_draft_model, has_head=compose
+            req,
+            asked,
+            config.mode,
+            has_draft_model=has_draft_model,
+            has_token_level=compose,
         )
         served = {"mode": mode, "fallback": fallback, "compose": compose}
         report = asked.get("report", False) or "verify" in asked
@@ -129,8 +133,8 @@ def check_custom_params(
     return options
 
 
-def wants_head(req: Any) -> bool:
-    """Whether a request lets an EAGLE-3 head draft for it, where there is one."""
+def wants_token_level(req: Any) -> bool:
+    """Whether a request lets drafters of tokens draft for it, where there are any."""
     asked = req.sampling_params.custom_params
     if not isinstance(asked, Mapping):
         return True
@@ -215,7 +219,7 @@ def _served_mode(
     usual: str,
     *,
     has_draft_model: bool,
-    has_head: bool,
+    has_token_level: bool,
 ) -> tuple[str, str]:
     """The mode that a request is served in, and why it is not the one asked for.
 
@@ -228,7 +232,7 @@ def _served_mode(
     limit, reason = strongest_mode(req)
     has_text = "draft" in asked or "prediction" in asked
     if not has_draft_model and not has_text and limit != "off":
-        limit, reason = "exact" if has_head else "off", "no_draft_model"
+        limit, reason = "exact" if has_token_level else "off", "no_draft_model"
     if MODES.index(mode) < MODES.index(limit):
         return limit, reason
     return mode, ""

@@ -27,9 +27,9 @@ def segmenter_names() -> tuple[str, ...]:
 
 def parse_fixed_segmenter(name: str) -> int | None:
     """Length N of a `fixed:N` segmenter, or None if `name` is not of that form."""
-    head, _, tail = name.partition(":")
+    kind, _, tail = name.partition(":")
     is_count = tail.isascii() and tail.isdigit() and len(tail) <= 7
-    return int(tail) if head == FIXED and is_count and int(tail) >= 1 else None
+    return int(tail) if kind == FIXED and is_count and int(tail) >= 1 else None
 
 
 def check_segmenter(name: Any, field: str) -> str:

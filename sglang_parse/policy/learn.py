@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from sglang_parse.policy.goodput import Drafts
 from sglang_parse.policy.round_costs import CostModel
@@ -88,10 +89,17 @@ def round_timing(round_: Round) -> dict[str, float]:
     }
 
 
-def learn_costs(costs: CostModel, round_: Round, *, is_behind: bool = False) -> float:
+def learn_costs(
+    costs: CostModel,
+    round_: Round,
+    *,
+    is_behind: bool = False,
+    elsewhere: Sequence[str] = (),
+) -> float:
     """Milliseconds of the round. What they tell of rounds to come is learnt.
 
-    is_behind: the draft model read several tokens of plain rounds first.
+    is_behind: the draft model read several tokens of plain rounds first. elsewhere:
+    drafters that work on another machine.
     """
     seconds, bs = round_.seconds, len(round_)
     ms = 1000 * sum(seconds.values())
@@ -105,9 +113,9 @@ def learn_costs(costs: CostModel, round_: Round, *, is_behind: bool = False) -> 
     steps = max(r.draft.num_segment_level for r in round_)
     token_steps = max(r.draft.num_token_level - r.draft.num_copied for r in round_)
     if steps and all(
-        r.draft.num_segment_level == r.draft.num_by("remote") for r in round_
+        r.draft.num_segment_level == sum(map(r.draft.num_by, elsewhere)) for r in round_
     ):
-        # Another machine has drafted; this one only read what had come.
+        # This machine only read what had come.
         own.draft.add(steps, 1000 * seconds["draft"], tells_speed=False)
     elif steps and not token_steps:
         # The draft model may have read a prompt beside.

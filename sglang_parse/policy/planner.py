@@ -53,6 +53,8 @@ class Writer(Protocol):
     def token_level(self) -> bool: ...
     @property
     def max_tokens(self) -> int: ...
+    @property
+    def elsewhere(self) -> bool: ...
     def can_draft(self, r: RequestRound) -> bool: ...
 
 
@@ -113,6 +115,7 @@ class RoundPlanner:
         self.copying = CopyPlanner(copier, self.controller, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
         self.token_level = [d for d in drafters if d.token_level and d is not copier]
+        self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
         self._is_told = False
         self._was_plain = False
         self._failures: WeakKeyDictionary[RequestState, list[float]] = (
@@ -311,7 +314,12 @@ class RoundPlanner:
         """Learn from what a round cost."""
         # Between judged rounds such reading is the rule, and part of what they cost.
         is_behind = self._was_plain and not round.judged
-        ms = learn_costs(self.controller.costs, round, is_behind=is_behind)
+        ms = learn_costs(
+            self.controller.costs,
+            round,
+            is_behind=is_behind,
+            elsewhere=self.elsewhere,
+        )
         self._was_plain = "plain" in round.seconds
         self.controller.spend(ms)
         if round.judged and "plain" not in round.seconds and not has_prompts(round):

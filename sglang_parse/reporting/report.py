@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from sglang_parse.reporting.drafters import DrafterCounters, Run, first_tokens
 from sglang_parse.reporting.segments import SegmentTrail
 
+# Drafters that had counters of their own before there was one by name.
+MODEL, EAGLE = "model", "eagle3"
+
 
 class TriedText(Protocol):
     """A client's text that was tried as a draft (`requests.client_text.ClientText`)."""
@@ -72,12 +75,8 @@ class RoundRecord:
     accept_tokens: Sequence[int]
     #: What was verified.
     draft_tokens: Sequence[int] = ()
-    #: Draft tokens that the draft model wrote in this round.
-    num_new: int = 0
     #: Leading draft tokens that come from the client.
     num_client: int = 0
-    #: Draft tokens that the EAGLE-3 head wrote in this round.
-    num_eagle: int = 0
     #: Who wrote tokens in this round, in order.
     drafted_by: Sequence[Run] = ()
     #: Who wrote the draft tokens behind the client's, also in rounds before, in order.
@@ -99,6 +98,10 @@ class RoundRecord:
     num_passes: int = 1
     #: Why no verdict was asked for although the request may have some, "" otherwise.
     not_judged: str = ""
+
+    def drafted(self, name: str) -> int:
+        """Tokens that the drafter `name` wrote in this round."""
+        return sum(num for drafter, num in self.drafted_by if drafter == name)
 
     @property
     def num_kept(self) -> int:
@@ -123,7 +126,7 @@ class RoundRecord:
             self.output_len,
             (),
             num_client=self.num_client,
-            num_eagle=self.num_eagle,
+            drafted_by=self.drafted_by,
             written_by=self.written_by,
             exact_end=self.exact_end,
             num_judged=num_judged,
@@ -165,8 +168,8 @@ class RequestReport:
         self._count_written(one.output_len)
         c = self.counters
         c.target_passes += one.num_passes
-        c.draft_tokens += one.num_new
-        c.eagle_draft_tokens += one.num_eagle
+        c.draft_tokens += one.drafted(MODEL)
+        c.eagle_draft_tokens += one.drafted(EAGLE)
         c.client_tokens += one.num_client
         self.drafters.add_drafted(one.drafted_by)
         c.judged_segments += len(one.boundaries)
@@ -238,7 +241,7 @@ class RequestReport:
         c = self.counters
         c.kept_tokens += sign * one.num_kept
         c.kept_client_tokens += sign * min(one.num_client, one.num_kept)
-        c.eagle_kept_tokens += sign * min(one.num_eagle, one.num_kept)
+        c.eagle_kept_tokens += sign * min(one.drafted(EAGLE), one.num_kept)
         c.matched_tokens += sign * one.num_agreed
         self.drafters.add_kept(one.kept_by, sign)
         if sign > 0:

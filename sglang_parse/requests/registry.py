@@ -30,9 +30,10 @@ class RequestStates:
     model_eos_ids: frozenset[int]
     #: Question -> judge suffix.
     make_judge: Callable[[str], Asked]
-    #: What can draft: a draft model, an EAGLE-3 head.
+    #: What can draft: what is judged, such as a draft model, and what writes tokens
+    #: that must equal the target's, such as an EAGLE-3 head.
     has_draft_model: bool
-    has_head: bool
+    has_token_level: bool
     #: Ends a request with an error.
     refuse: Callable[[Any, Refusal], None]
     #: The server's probe, None without one.
@@ -142,7 +143,7 @@ class RequestStates:
             req,
             self.config,
             has_draft_model=self.has_draft_model,
-            has_head=self.has_head,
+            has_token_level=self.has_token_level,
         )
         judge = client = None
         if options.mode == "semantic":

@@ -2,7 +2,7 @@
 
 Hooks, which replace functions before SGLang starts, are in integration/hooks.py. Each
 function here names the file of sglang 0.5.23 that makes it necessary and what would end
-the need. tests/contract/test_compat.py fails when that file changes.
+the need. tests/contract/test_compat.py and test_graphs.py fail when that file changes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from sglang.srt.environ import envs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -297,6 +298,31 @@ def abort(
     req.to_finish = FINISH_ABORT(message, status_code=status, err_type=err_type)
 
 
+@contextmanager
+def ends_at(req: SchedulerRequest) -> Iterator[Callable[[int], None]]:
+    """Let SGLang look for stops behind earlier tokens of an answer.
+
+    Yields what shows the first so many tokens, and no end that was found before.
+
+    What: `Req.output_ids` is a copy of its beginning inside the block;
+    `Req.finished_reason` and `Req.finished_len` are cleared with each look.
+    Why: SGLang looks for the stops of all tokens of a step at once, and finds others
+    than token by token (integration/stops.py).
+    Where: managers/schedule_batch.py, `Req._check_str_based_finish`.
+    Ends with: a check of stops that takes the tokens of a step one by one.
+    """
+    tokens = req.output_ids
+
+    def show(num_tokens: int) -> None:
+        req.output_ids = tokens[:num_tokens]
+        req.finished_reason = req.finished_len = None
+
+    try:
+        yield show
+    finally:
+        req.output_ids = tokens
+
+
 def serve_plainly(req: SchedulerRequest) -> None:
     """Serve a request one token at a time, whatever it asks of PARSE.
 
@@ -374,6 +400,68 @@ def capture_hidden_states(runner: Any) -> None:
             capture(*args, **kwargs)
 
     runner.init_cuda_graphs = capture_with_hidden_states
+
+
+def hide_media(model_config: Any, *, images: bool) -> None:
+    """Have a server say that its model reads no audio and, unless `images`, no images.
+
+    model_config: of SGLang's TokenizerManager.
+
+    What: clears `is_audio_understandable_model` and `is_image_understandable_model`.
+    Why: SGLang warms a server up with an image if its model is said to read images,
+    and ends it if that request fails. PARSE refuses such requests of most families.
+    Where: entrypoints/http_server.py, `_execute_server_warmup`;
+    configs/model_config.py, `ModelConfig`.
+    Ends with: a warm-up that a plugin may choose.
+    """
+    model_config.is_audio_understandable_model = False
+    if not images:
+        model_config.is_image_understandable_model = False
+
+
+@contextmanager
+def taken_for_triton(name: str) -> Iterator[None]:
+    """Let SGLang take the attention backend `name` for Triton inside the block.
+
+    What: replaces `attention_backends_of` of the module that checks backends by name.
+    Why: the checks of single models list the backends that can serve sliding windows
+    and sinks. Ours can, as Triton can, and no plugin may add to the lists.
+    Where: arg_groups/model_hook.py, `handle_model_specific_adjustments`.
+    Ends with: a list of backends that plugins may add to.
+    """
+    from sglang.srt.arg_groups import model_hook
+
+    asked = model_hook.attention_backends_of
+
+    def answer(view: Any) -> tuple[str, ...]:
+        return tuple("triton" if found == name else found for found in asked(view))
+
+    model_hook.attention_backends_of = answer
+    try:
+        yield
+    finally:
+        model_hook.attention_backends_of = asked
+
+
+@contextmanager
+def built_on_cpu() -> Iterator[None]:
+    """Let a model that asks torch for its current device get the CPU.
+
+    What: replaces `torch.get_device_module` inside the block.
+    Why: a torch that was built for CUDA answers with CUDA where there is no GPU.
+    Where: models/qwen3_next.py and models/qwen3_5.py, `norm`.
+    Ends with: layers that take SGLang's device.
+    """
+    asked = torch.get_device_module
+
+    def answer(device: Any = None) -> Any:
+        return asked("cpu" if device is None else device)
+
+    torch.get_device_module = answer  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.get_device_module = asked
 
 
 @contextmanager

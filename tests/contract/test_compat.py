@@ -1,6 +1,7 @@
 """Every run-time change of an SGLang object: what runtime/compat.py changes exists, and
 is read where its docstrings say."""
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.options.request import RequestOptions
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.runtime import compat
 from sglang_parse.target.backends.registry import BACKENDS
 
@@ -63,9 +66,61 @@ def test_forwards_look_for_graphs_where_they_are_taken_away():
     assert "self.capture_hidden_mode < forward_batch.capture_hidden_mode" in source
 
 
+def test_every_change_is_named_by_a_contract_test():
+    """Red if a function joins compat.py without a test of what it takes from SGLang."""
+    folder = Path(__file__).parent
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("test_*.py")]
+    named = {word for text in texts for word in re.findall(r"\w+", text)}
+    functions = [
+        name
+        for name, f in inspect.getmembers(compat, inspect.isfunction)
+        if f.__module__ == compat.__name__
+    ]
+    assert not [name for name in functions if name not in named]
+
+
+def sglangs_things(tree: ast.AST) -> set[str]:
+    """Names that a module imports of SGLang or torch, and requests of SGLang."""
+    names = {"req"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [(alias.name, alias.asname or alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [(str(node.module), alias.asname or alias.name)
+                       for alias in node.names]  # fmt: skip
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            modules = []
+            if ast.unparse(node.annotation) == "SchedulerRequest":
+                names.add(node.arg)
+        else:
+            continue
+        for module, name in modules:
+            if module.split(".")[0] in ("sglang", "torch"):
+                names.add(name.split(".")[0])
+    return names
+
+
+def test_nothing_but_compat_changes_a_thing_of_sglang():
+    """Red if a module sets an attribute of what it imports of SGLang or torch, or of
+    a request: only compat.py may, where each change has its reason and its test."""
+    root = Path(compat.__file__).parents[1]
+    found = []
+    for path in root.rglob("*.py"):
+        if path == Path(compat.__file__):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        things = sglangs_things(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                owner = ast.unparse(node.value).split(".")[0]
+                if owner in things:
+                    found.append(f"{path.relative_to(root)}: {ast.unparse(node)}")
+    assert not found, found
+
+
 def test_triton_reads_its_buffers_from_the_backend():
     """Red if Triton's index buffers are called otherwise, or are not read at each
-    forward: a verify pass would write past them."""
+    forward: a verify pass would write past them (`room_for`)."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
     source = inspect.getsource(TritonAttnBackend)
@@ -97,9 +152,31 @@ def test_the_cpu_backend_has_no_buffer_sized_by_requests():
     assert "indptr" not in inspect.getsource(TorchNativeAttnBackend)
 
 
+@pytest.mark.parametrize("name", ["flashattention_backend", "torch_native_backend"])
+def test_backends_of_the_rows_route_read_their_table_at_each_forward(name):
+    """Red if a backend keeps the table itself, or a pair of backends is no longer one
+    of them for prefills (`reads_rows_of`)."""
+    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+
+    source = source_of(f"layers/attention/{name}.py")
+    assert "self.req_to_token_pool = model_runner.req_to_token_pool" in source
+    assert "self.req_to_token_pool.req_to_token" in source
+    whole = inspect.getsource(HybridAttnBackend)
+    assert "self.prefill_backend = prefill_backend" in whole
+    table, pool = torch.zeros(1, 2), SimpleNamespace()
+    inner = SimpleNamespace(req_to_token_pool=pool)
+    for backend in (inner, SimpleNamespace(prefill_backend=inner)):
+        with compat.reads_rows_of(backend, table):
+            assert inner.req_to_token_pool.req_to_token is table
+        with compat.reads_rows_of(backend, None):
+            assert inner.req_to_token_pool is pool
+        assert inner.req_to_token_pool is pool
+
+
 def test_eager_runner_reads_the_no_copy_switch_at_each_forward():
     """Red if SGLANG_EAGER_INPUT_NO_COPY is read once, or elsewhere, or called
-    otherwise: verify passes would run over buffers sized by requests."""
+    otherwise: verify passes would run over buffers sized by requests
+    (`pass_eager_inputs_through`)."""
     import sglang
     from sglang.srt.environ import envs
     from sglang.srt.model_executor.runner.eager_runner import EagerRunner
@@ -173,7 +250,8 @@ def test_a_target_is_made_to_show_its_features():
 
 def test_final_states_are_kept_beside_the_features():
     """Red if `keep_last_hidden_states` is called otherwise, or asks for more than
-    features in a pass that captures all: the LM head would read the features."""
+    features in a pass that captures all: the LM head would read the features
+    (`take_features`)."""
     from sglang.srt.layers.logits_processor import (
         LogitsProcessor,
         LogitsProcessorOutput,
@@ -244,6 +322,44 @@ def test_aborted_request_ends_with_its_error():
     assert req.finished() and req.finished_reason.message == "No room."
     assert req.finished_reason.status_code == status
     assert req.finished_reason.err_type == "ServiceUnavailableError"
+
+
+def test_plainly_served_request_asks_for_nothing_of_parse():
+    """Red if a request's own options stand elsewhere than in its parameters."""
+    req = request("a", custom_params={"parse_mode": "semantic", "other": 1})
+    compat.serve_plainly(req)
+    options = RequestOptions.of(req, ParseConfig())
+    assert options.mode == "off"
+
+
+def test_stops_are_looked_for_in_the_answer_that_is_shown():
+    """Red if SGLang looks for stops in another field, or keeps a stop elsewhere."""
+    req = request("abcd", stop=["b", "d"])
+    tokens = req.output_ids
+    with compat.ends_at(req) as show:
+        show(1)
+        assert not req._check_str_based_finish(1) and not req.finished()
+        show(2)
+        assert req._check_str_based_finish(1) and req.finished_len == 2
+        show(3)
+        assert not req.finished() and req.finished_len is None
+    assert req.output_ids is tokens
+
+
+def test_a_server_says_what_its_model_reads_in_two_fields():
+    """Red if the warm-up asks for something else: it would send an image, and a server
+    that refuses images would end itself (`hide_media`)."""
+    source = source_of("entrypoints/http_server.py")
+    assert '"has_image_understanding": model_config.is_image_understandable_model' in (
+        source
+    )
+    warm_up = source[source.index("def _execute_server_warmup(") :]
+    assert 'model_info.get("has_image_understanding"' in warm_up[:9000]
+    config = SimpleNamespace()
+    compat.hide_media(config, images=True)
+    assert vars(config) == {"is_audio_understandable_model": False}
+    compat.hide_media(config, images=False)
+    assert config.is_image_understandable_model is False
 
 
 @pytest.mark.parametrize(

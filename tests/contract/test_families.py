@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("plugins")
 
 def test_checks_of_models_ask_for_backends_through_the_name_that_we_answer_for():
     """Red if SGLang reads the backends elsewhere: gpt-oss would not start on a CPU
-    (cpu/ops.py, `adjust_to_model`)."""
+    (`taken_for_triton`)."""
     from sglang.srt.arg_groups import model_hook
 
     checks = inspect.unwrap(model_hook.handle_model_specific_adjustments)
@@ -172,7 +172,7 @@ def test_a_state_is_cached_only_at_the_last_kv():
 
 
 def test_models_with_gated_delta_nets_ask_torch_for_a_device():
-    """Red if they no longer do: `build_on_cpu` could go. Or if models are built
+    """Red if they no longer do: `built_on_cpu` could go. Or if models are built
     elsewhere: Qwen3-Next would not start on a torch that was built for CUDA."""
     import torch
     from sglang.srt.model_loader import loader

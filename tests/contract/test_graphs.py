@@ -36,7 +36,8 @@ def test_a_forward_asks_the_runner_whether_it_takes_the_batch():
 
 
 def test_what_refuses_a_pass_is_what_we_ask_without():
-    """Red if SGLang's own check has new arguments or reads the mode elsewhere."""
+    """Red if SGLang's own check has new arguments or reads the mode elsewhere
+    (`replay_pass`)."""
     from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import (
         PrefillCudaGraphRunner,
     )
@@ -90,7 +91,8 @@ def test_attention_runs_outside_the_graph_and_sees_the_pass():
 
 
 def test_hidden_states_are_captured_by_the_servers_setting():
-    """Red if a runner takes the mode from elsewhere: passes would be refused."""
+    """Red if a runner takes the mode from elsewhere: passes would be refused
+    (`capture_hidden_states`)."""
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.model_executor.runner import base_runner, decode_cuda_graph_runner
 
@@ -117,7 +119,8 @@ def test_a_logits_buffer_of_another_size_is_left_alone():
 
 def test_a_heads_prefills_are_captured_with_the_targets_states():
     """Red if SGLang captures prefills of its own EAGLE-3 heads in another way, or a
-    replay takes their input from elsewhere than the batch's spec input."""
+    replay takes their input from elsewhere than the batch's spec input
+    (`capture_head_prefills`)."""
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
     from sglang.srt.speculative.eagle_utils import (
@@ -148,7 +151,7 @@ def test_a_heads_prefills_are_captured_with_the_targets_states():
 
 def test_a_heads_steps_are_captured_with_our_input():
     """Red if a decode graph asks elsewhere for what a step reads beside tokens, or its
-    hidden states are not captured."""
+    hidden states are not captured (`capture_head_steps`)."""
     from sglang.srt.model_executor.forward_batch_info import (
         CaptureHiddenMode,
         get_required_capture_hidden_mode,

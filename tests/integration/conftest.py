@@ -69,9 +69,10 @@ FLAGS = {
 }
 
 
-# Files that share `target` and `parse` come first, the longest of them in front; then
-# files with servers of their own, and last what starts none. `make test` hands files
-# to processes in this order, so each process starts few servers twice.
+# The real model's file takes longest and comes first. Files that share `target` and
+# `parse` follow, the longest of them in front; then files with servers of their own,
+# and last what starts none. `make test` hands files to processes in this order, so each
+# process starts few servers twice.
 SHARING = (
     *("behaviour", "equivalence", "fuzz", "client_texts", "openai", "requests"),
     *("cache", "scores", "programs", "frontend"),
@@ -88,6 +89,8 @@ def pytest_collection_modifyitems(items):
 def place_of(item):
     """Where a test comes among all. Within a file, tests that need another server than
     `target` and `parse` come last."""
+    if "/tests/real/" in str(item.path):
+        return -1, False
     if item.get_closest_marker("server") is None:
         return len(SHARING) + 1, False
     name = item.path.stem.removeprefix("test_")

@@ -9,14 +9,15 @@ import os
 import pytest
 from transformers import AutoTokenizer
 
-from sglang_parse.bench.servers import ServerProcess, running
+from sglang_parse.bench.servers import running
 from sglang_parse.embedded import OTHER_DRAFT_PATH
 from sglang_parse.models import built_models
 from sglang_parse.models.prompts import conversations
 from tests.support.client import Server
+from tests.support.warm_servers import WarmServer
 
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
-THREADS = int(os.environ.get("SGLANG_PARSE_REAL_THREADS", os.cpu_count() or 1))
+THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 POOL = ("--max-total-tokens", "24576", "--max-running-requests", "16")
 
 
@@ -52,7 +53,7 @@ def servers(models, tmp_path_factory):
     logs = tmp_path_factory.mktemp("servers")
     flags = {"target": target, "parse": (*target, *parse, *draft, *head)}
     processes = {
-        name: ServerProcess(args, name, logs / f"{name}.log", num_threads=THREADS)
+        name: WarmServer(args, name, logs / f"{name}.log", num_threads=THREADS)
         for name, args in flags.items()
     }
     with running(list(processes.values())):
@@ -84,7 +85,7 @@ def drafters(servers, models, tmp_path_factory):
         *("--speculative-draft-model-path", str(OTHER_DRAFT_PATH)),
     )
     log = tmp_path_factory.mktemp("drafters") / "drafters.log"
-    with ServerProcess(flags, "drafters", log, num_threads=THREADS) as process:
+    with WarmServer(flags, "drafters", log, num_threads=THREADS) as process:
         yield Server(process.url)
 
 

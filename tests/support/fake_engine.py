@@ -121,6 +121,7 @@ class FakeDrafter:
     """Writes what `write` gives for the tokens before, as much as it may."""
 
     max_tokens = 4
+    elsewhere = False
     reads_features = False
     runners = ()
 
@@ -224,7 +225,7 @@ def request_options(req, config: ParseConfig) -> RequestOptions:
         "return_sampling_mask",
     ):
         setattr(req, name, None)
-    return RequestOptions.of(req, config, has_draft_model=True, has_head=True)
+    return RequestOptions.of(req, config, has_draft_model=True, has_token_level=True)
 
 
 class FakeServer:

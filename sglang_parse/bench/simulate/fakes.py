@@ -203,6 +203,7 @@ class OneRank:
 class FakeDrafter:
     """Writes made-up tokens. quality: what drafts are like now."""
 
+    elsewhere = False
     reads_features = False
     runners: Sequence[Any] = ()
 

@@ -210,7 +210,7 @@ class World:
     def _state(self) -> RequestState:
         s = self.scenario
         options = RequestOptions.of(
-            plain_request(s.mode), s.config, has_head=bool(s.head)
+            plain_request(s.mode), s.config, has_token_level=bool(s.head)
         )
         judge = JudgePrompt((9,) * s.suffix_len, VERDICT_IDS, True)
         report: Any = SimpleNamespace(record=lambda one: None)

@@ -196,6 +196,11 @@ def test_picture_has_question_segments_and_legend(picture):
     assert any("2 target passes" in text for text in words)
 
 
+def test_picture_shows_its_last_line_whole(picture):
+    """Red if rich's frame cuts what hangs below the last line, as "g" does."""
+    assert "clip-terminal)" not in picture
+
+
 def test_picture_colours_differ_by_outcome(picture):
     """Red if kept, rejected and written text have one colour."""
     fills = {

@@ -270,7 +270,8 @@ def test_a_report_names_who_wrote_what():
     r.draft = r.draft.extended("model", (4, 5, 6), ended=False, token_level=False)
     r.scores, r.decision = (0.9,), Decision((1, 2, 3, 4, 9), 4, 0, (6,))
     found = record_of(r)
-    assert (found.num_client, found.num_eagle, found.num_new) == (1, 2, 3)
+    assert found.num_client == 1
+    assert [found.drafted(name) for name in ("eagle3", "model")] == [2, 3]
     assert (found.exact_end, found.num_judged, found.num_matched) == (3, 4, 0)
     assert (found.boundaries, found.scores, found.output_len) == ((4,), (0.9,), 1)
     assert found.draft_tokens == (1, 2, 3, 4, 5, 6)

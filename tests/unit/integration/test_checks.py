@@ -60,12 +60,35 @@ def test_a_draft_with_a_recurrent_state_is_refused(tmp_path, model_type, name, r
     config = {"model_type": model_type, "architectures": [name]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     args = SimpleNamespace(
-        speculative_draft_model_path=str(tmp_path), trust_remote_code=False
+        speculative_draft_model_path=str(tmp_path),
+        speculative_draft_model_revision=None,
+        trust_remote_code=False,
     )
     if not refused:
         return check_draft_kind(args)
     with pytest.raises(ValueError, match=f"{name} has a recurrent state.*Qwen3-0.6B"):
         check_draft_kind(args)
+
+
+def test_a_draft_is_read_at_its_own_revision(monkeypatch):
+    """Red if another revision of the draft is looked at than is served."""
+    from sglang.srt.utils import hf_transformers_utils
+
+    asked = []
+
+    def get_config(path, **more):
+        asked.append((path, more["revision"]))
+        return SimpleNamespace(architectures=None)
+
+    monkeypatch.setattr(hf_transformers_utils, "get_config", get_config)
+    check_draft_kind(
+        SimpleNamespace(
+            speculative_draft_model_path="a/b",
+            speculative_draft_model_revision="v2",
+            trust_remote_code=False,
+        )
+    )
+    assert asked == [("a/b", "v2")]
 
 
 def test_a_draft_in_text_is_refused_beside_pages():

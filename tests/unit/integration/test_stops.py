@@ -89,6 +89,23 @@ def test_a_run_ends_where_single_tokens_end(params, size):
     assert end_of(tokens, [size] * 100, **params) == expected
 
 
+def test_a_failing_expression_ends_the_request_at_once():
+    """Red if an expression that no search survives is tried behind each token, and
+    told each time, or if a stop token behind it hides the error."""
+    tokens = Letters().encode(TEXT)
+    req = request(tokens, stop_regex=["f.o"], stop_token_ids=[ord("T")])
+    req.sampling_params.stop_regex_strs = ["("]
+    looked = []
+
+    def look(one, num):
+        looked.append(len(one.output_ids))
+        return sglangs_own(one, num)
+
+    assert earliest_stop(look, req, len(tokens))
+    assert looked == [1] and req.output_ids is tokens
+    assert "invalid stop_regex" in req.finished_reason.message
+
+
 def test_sglang_alone_takes_the_first_of_the_list():
     """Red once SGLang does what earliest_stop is for."""
     req = request(Letters().encode(TEXT), stop=["\n\n", "Observation:"])

@@ -208,7 +208,9 @@ def test_options_of_the_request_win():
         "parse_report": True,
     }
     config = ParseConfig(mode="off", threshold=0.9, window=5, exact_tail=True)
-    assert RequestOptions.of(request(asked), config, has_head=True) == RequestOptions(
+    assert RequestOptions.of(
+        request(asked), config, has_token_level=True
+    ) == RequestOptions(
         mode="semantic",
         threshold=0.0,
         keep_rule="longest",
@@ -260,7 +262,7 @@ def test_a_text_is_judged_whatever_else_is_asked():
 def test_a_head_serves_where_there_is_no_draft_model():
     """Red if such a request is not served by EAGLE-3 itself, or against its will."""
     config = ParseConfig()
-    alone = {"has_draft_model": False, "has_head": True}
+    alone = {"has_draft_model": False, "has_token_level": True}
     options = RequestOptions.of(request(), config, **alone)
     assert (options.mode, options.fallback) == ("exact", "no_draft_model")
     assert options.compose and options.recover_limit == 1

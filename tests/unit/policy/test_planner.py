@@ -10,6 +10,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import error_at
 from sglang_parse.policy.planner import RoundPlanner, longest_draft
+from sglang_parse.policy.round_costs import Curve
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -17,6 +18,8 @@ from sglang_parse.requests.state import RequestState
 class Writer:
     """A drafter as the planner sees it. The head writes where it has a hint and there
     is no grammar."""
+
+    elsewhere = False
 
     def __init__(self, name: str, *, token_level: bool, max_tokens: int = 0) -> None:
         self.name, self.token_level, self.max_tokens = name, token_level, max_tokens
@@ -301,6 +304,31 @@ def test_a_segment_that_failed_with_others_counts_once():
         plan.adapt(drafted(one, 36, cut, Decision((1,) * 3, 0, 2, ())))
         counted.append(plan.controller.drafts.valid.num_ends)
     assert counted == [1, 1, 2]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_drafter_elsewhere_says_nothing_of_this_machine(elsewhere, monkeypatch):
+    """Red if what another machine has written makes this one look fast, or if the
+    planner knows such a drafter by its name."""
+    writer = Writer("far", token_level=False)
+    writer.elsewhere = elsewhere
+    base = planner()
+    plan = RoundPlanner(
+        ParseConfig(), base.ranks, base.slots, [writer], context_len=1000
+    )
+    round = drafted(state(), 16, Cut(16, 16, True), Decision((1,) * 16, 16, 0, ()))
+    (r,) = round
+    r.draft, r.output_len = (
+        Draft().extended("far", (1,) * 16, ended=False, token_level=False),
+        9,
+    )
+    round.seconds = {"draft": 0.016, "layout": 0.0, "verify": 0.02, "decide": 0.0}
+    told = []
+    monkeypatch.setattr(
+        Curve, "add", lambda *_, tells_speed=True: told.append(tells_speed)
+    )
+    plan.observe(round)
+    assert told == [True, not elsewhere]  # of the pass, then of the draft
 
 
 def test_a_request_whose_drafts_fail_drafts_less():

@@ -25,7 +25,7 @@ def first_failure_round(r: RequestReport, output_len: int = 4) -> None:
         RoundRecord(
             output_len=output_len,
             draft_tokens=[1, 2, 3, 4, 5, 6],
-            num_new=4,
+            drafted_by=[("model", 4)],
             num_client=1,
             boundaries=[2, 5],
             scores=[0.9, 0.1],
@@ -66,8 +66,13 @@ def test_a_recovering_head_is_counted_as_agreement():
     """Red if tokens that the target confirmed count as judged, or a head that failed
     counts as kept."""
     r = report()
-    stood = {"draft_tokens": [1, 2, 3, 4, 5, 6], "num_new": 3, "num_eagle": 3}
-    stood |= {"exact_end": 2, "boundaries": [5], "scores": [0.9]}
+    stood = {
+        "draft_tokens": [1, 2, 3, 4, 5, 6],
+        "drafted_by": [("eagle3", 3), ("model", 3)],
+        "exact_end": 2,
+        "boundaries": [5],
+        "scores": [0.9],
+    }
     r.record(RoundRecord(0, [1, 2, 3, 4, 5, 99], num_judged=5, **stood))
     counts = r.counters
     assert (counts.kept_tokens, counts.matched_tokens) == (5, 2)
@@ -88,7 +93,7 @@ def test_a_stop_inside_a_head_is_taken_back():
     r = report()
     r.record(
         RoundRecord(
-            0, [1, 2, 3, 4, 9], [1, 2, 3, 4], num_eagle=2, exact_end=2,
+            0, [1, 2, 3, 4, 9], [1, 2, 3, 4], drafted_by=[("eagle3", 2)], exact_end=2,
             boundaries=[3], scores=[0.9], num_judged=3, num_matched=1,
         )
     )  # fmt: skip
@@ -194,7 +199,7 @@ def decided_ahead(want_segments: bool = True) -> RequestReport:
     r.client.propose(STOPPED[:51])
     r.record(
         RoundRecord(
-            51, [200, 201, 8], [200, 201], num_eagle=2, boundaries=[1],
+            51, [200, 201, 8], [200, 201], drafted_by=[("eagle3", 2)], boundaries=[1],
             scores=[0.9], num_judged=1, num_matched=1,
         )
     )  # fmt: skip

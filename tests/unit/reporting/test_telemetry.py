@@ -19,7 +19,7 @@ def finished(mode: str = "semantic", fallback: str = "") -> RequestReport:
             output_len=1,
             accept_tokens=[1, 2, 9],
             draft_tokens=[1, 2, 3, 4],
-            num_new=4,
+            drafted_by=[("model", 4)],
             boundaries=[2, 4],
             scores=[0.97, 0.02],
             num_judged=2,

@@ -41,7 +41,7 @@ def states(**changes) -> RequestStates:
     fields = {"tokenizer": tokenizer, "make_judge": lambda question: JUDGE}
     return RequestStates(
         ParseConfig(), model_eos_ids=frozenset({3}), has_draft_model=True,
-        has_head=False, refuse=refuse, **{**fields, **changes},
+        has_token_level=False, refuse=refuse, **{**fields, **changes},
     )  # fmt: skip
 
 
