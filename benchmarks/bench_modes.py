@@ -47,8 +47,8 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def server_args(kind: str, hostile_path: Path) -> list[str]:
-    args = ["--model-path", str(TARGET_PATH), *SERVER_ARGS]
+def server_args(kind: str, hostile_path: Path, *more: str) -> list[str]:
+    args = ["--model-path", str(TARGET_PATH), *SERVER_ARGS, *more]
     if kind == "target":
         return args
     draft = hostile_path if kind == "hostile" else DRAFT_PATH
@@ -64,11 +64,15 @@ def run(args: argparse.Namespace) -> list[ArmSummary]:
     with tempfile.TemporaryDirectory(prefix="sglang-parse-bench-") as folder:
         hostile_path = make_hostile_draft(str(DRAFT_PATH))
         kinds = {ARMS[arm][0] for arm in args.arms}
+        logs, more = Path(folder), ()
+        if args.logs:
+            logs, more = args.logs, ("--log-level", "debug")
+            logs.mkdir(parents=True, exist_ok=True)
         servers = {
             kind: ServerProcess(
-                server_args(kind, hostile_path),
+                server_args(kind, hostile_path, *more),
                 kind,
-                Path(folder) / f"{kind}.log",
+                logs / f"{kind}.log",
                 num_threads=args.threads,
             )
             for kind in sorted(kinds)
@@ -130,6 +134,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="JSON Lines, new")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        help="keep the servers' logs in this folder, their rounds in them "
+        "(for benchmarks.simulate.measure; slower)",
+    )
     args = parser.parse_args()
     if args.out.exists() and args.out.stat().st_size:
         parser.error(f"--out {args.out} has content; give a new file.")

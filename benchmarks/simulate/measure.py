@@ -1,8 +1,8 @@
 """What a pair costs on this machine, as a table for the simulator.
 
-    sglang serve ... --speculative-algorithm PARSE --log-level debug 2> server.log
-    python -m benchmarks.bench_modes ...   # or any load, at several concurrencies
-    python -m benchmarks.simulate.measure server.log --out cpu-embedded.json
+    python -m benchmarks.bench_modes --arms semantic exact off \
+        --concurrency 1 8 32 --logs logs --out rounds.jsonl
+    python -m benchmarks.simulate.measure logs/parse.log --out cpu-embedded.json
 
 A PARSE server logs its rounds at level debug. Straight lines are fitted to their times.
 The slowest are left out, a tenth as a rule: a neighbour held these up.

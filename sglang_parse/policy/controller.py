@@ -25,10 +25,14 @@ MARGIN = 1.05
 # Judged tokens, and failing verdicts, after which verdicts are known well enough for
 # another way to be taken. So drafts are judged from the first request on.
 ENOUGH = (512, 4)
-# New draft tokens of a request until then: at least, and of all requests together.
-FIRST_STEPS = (32, 256)
+# New draft tokens of a request until then: at least, and of all requests together. The
+# same in a trial.
+FIRST_STEPS, TRIAL_STEPS = (32, 256), (32, 512)
+# Failing verdicts that the first wait for a trial is as long for as for half of many: a
+# few may be bad luck.
+LUCK = 8.0
 # What drafts were like before a trial counts for this share in it.
-FORGET = 0.5
+FORGET = 0.7
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,6 @@ class Controller:
         self._wait_longer = min(2 * self._wait_longer, MOST_LONGER)
         self._next_trial_ms = self.ms + wait_ms
 
-    def _first_guess(self, asked: Asked, judged: Choice) -> Choice:
-        """While nothing is known of verdicts a bad guess must cost little: many
-        requests tell as much in a short round."""
-        most = max(FIRST_STEPS[0], FIRST_STEPS[1] // asked.bs)
-        return replace(judged, steps=min(judged.steps, most))
-
     def _measures_plain(self, asked: Asked) -> bool:
         """Whether the next round is plain so that its time is known: a pass may take
         far longer, and says little of it. First requests are judged before that."""
@@ -176,21 +174,29 @@ class Controller:
         if valid.num_seen >= tokens or valid.num_ends >= failures:
             self._knows_verdicts = True
         if not self._knows_verdicts:
-            return self._first_guess(asked, judged), ""
+            return short(asked, judged, FIRST_STEPS), ""
         if judged.rate * margin >= other.rate:
             self._judged[asked.bs] = True
             self._wait_longer = 1
             return judged, ""
         if was_judged:
             self._judged[asked.bs] = False
-            self._wait(judged.round_ms * (1 - judged.rate / other.rate))
+            lost_ms = judged.round_ms * (1 - judged.rate / other.rate)
+            self._wait(lost_ms * valid.num_ends / (valid.num_ends + LUCK))
         if self.ms >= self._next_trial_ms:
             self._trial_rate = other.rate
-            self.drafts.valid.forget(FORGET)
-            return judged, ""
+            valid.forget(FORGET)
+            return short(asked, judged, TRIAL_STEPS), ""
         unit = self.costs.plain_ms(asked.bs) / asked.bs
         reason = (
             f"verdicts do not pay here: {judged.rate * unit:.1f}x against "
             f"{other.rate * unit:.1f}x"
         )
         return other, reason
+
+
+def short(asked: Asked, judged: Choice, steps: tuple[int, int]) -> Choice:
+    """While little is known of verdicts a bad guess must cost little: many requests
+    tell as much in a short round."""
+    least, of_all = steps
+    return replace(judged, steps=min(judged.steps, max(least, of_all // asked.bs)))

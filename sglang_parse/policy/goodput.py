@@ -20,6 +20,8 @@ MAX_EVERY = 3
 PATIENCE = (1, 2, 3, 4, 6, 8, 12)
 # Mean length of the segment around a token, over the mean length of a segment.
 BIASED = 1.23
+# Parts of a window in which the longest draft is summed up.
+PARTS = 6
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Drafts:
 
     valid: until a verdict fails. recovering, followed: until the target disagrees,
     while it rewrites a segment and elsewhere. token_level: the same of a drafter that
-    works token by token. segments: their lengths.
+    works token by token. segments: their lengths. ends: until a draft ends its answer.
     """
 
     valid: Survival = field(
@@ -42,11 +44,24 @@ class Drafts:
     segments: Survival = field(
         default_factory=lambda: Survival(1 / 24, weight=48, by_length=False)
     )
+    ends: Survival = field(
+        default_factory=lambda: Survival(1 / 2048, weight=256, by_length=False)
+    )
 
     @property
     def segment_len(self) -> float:
         """Mean length of a segment in tokens."""
         return 1 / self.segments.rate
+
+    def drafted(self, window: int) -> float:
+        """Mean length of a draft: some end their answers before the window does."""
+        return -math.expm1(-self.ends.rate * window) / self.ends.rate
+
+    def longest(self, window: int, bs: int) -> float:
+        """Mean length of the longest of so many drafts: the steps of a round."""
+        part, rate = window / PARTS, self.ends.rate
+        chances = (math.exp(-rate * part * (k + 0.5)) for k in range(PARTS))
+        return part * sum(1 - (1 - chance) ** bs for chance in chances)
 
     def no_boundary(self, num: float) -> float:
         """Chance that a segment is longer than so many tokens. Its spread cannot be
@@ -92,8 +107,9 @@ class Goodput:
         choices = [
             Choice(steps=w, judged=False, rate=self.bs * tokens / ms, round_ms=ms)
             for w in windows(most)
-            if (tokens := 1 + self.drafts.followed.mean(w))
-            and (ms := self._round_ms(w, self.bs * (1 + w)))
+            if (drafted := self.drafts.drafted(w))
+            and (tokens := 1 + self.drafts.followed.mean(drafted))
+            and (ms := self._round_ms(w, self.bs * (1 + drafted)))
         ]
         return max(choices, key=lambda c: c.rate, default=Choice(judged=False))
 
@@ -199,7 +215,8 @@ class Goodput:
                 return w
         return GRID[0]
 
-    def _round_ms(self, steps: int, rows: float) -> float:
+    def _round_ms(self, window: int, rows: float) -> float:
+        steps = self.drafts.longest(window, self.bs)
         return self.costs.draft.ms(steps) + self.costs.verify.ms(rows)
 
 
@@ -221,13 +238,17 @@ class JudgedRound:
     @classmethod
     def of(cls, drafts: Drafts, window: int, every: int) -> JudgedRound:
         mean = drafts.segment_len
+        # Drafts that end their answers are shorter, and whole to their ends.
+        drafted = drafts.drafted(window)
+        goes_on = math.exp(-drafts.ends.rate * window)
         # A token lies in a long segment more likely than in a short one.
         biased = BIASED * mean
         matched = drafts.recovering.survive(1)
         # A draft goes on where the last one reached no boundary, if the target agrees.
-        held = matched * min(biased / 2, window)
-        unjudged = drafts.no_boundary(window + held)
-        reach = max(1.0, window + held - min(biased / 2, (window + held) / 2))
+        held = matched * goes_on * min(biased / 2, window)
+        unjudged = goes_on * drafts.no_boundary(window + held)
+        shown = drafted + held
+        reach = max(1.0, shown - goes_on * min(biased / 2, shown / 2))
         num_verdicts = max(1.0, reach / (mean * every))
         rate = drafts.valid.rate
         failure = 1 - math.exp(-rate * reach)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sglang_parse.policy.goodput import Drafts
@@ -14,6 +15,8 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
     """How long this request's draft lasted, before its state moves on."""
     if not r.draft.tokens or r.error is not None:
         return
+    if r.draft.num_new:
+        drafts.ends.count(r.draft.num_new, int(r.draft.ended))
     if r.cut.exact_end:
         recovering = bool(r.state.recovering) and judged
         _learn_agreement(drafts, r, recovering=recovering)
@@ -27,15 +30,23 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
     if r.rejected_end:
         # Of a segment that failed with others already, one failure is enough.
         first = r.rejected_end > r.state.num_suspect
-        # The error is somewhere in the failing part: in its middle on average.
-        middle = (r.rejected_end + r.cut.num_kept) // 2
-        drafts.valid.observe(max(0, middle - r.exact_end - 1), ended=first)
+        num_right = error_at(drafts.valid.rate, r.rejected_end - r.cut.num_kept)
+        num_right += r.cut.num_kept - r.exact_end
+        drafts.valid.observe(max(0, round(num_right) - 1), ended=first)
         num = r.decision.num_matched
         whole = r.cut.num_kept + num >= r.cut.tail_end
         if r.cut.tail_end > r.cut.num_kept:
             drafts.recovering.observe(num, ended=not whole)
     elif r.decision.num_judged > r.exact_end:
         drafts.valid.observe(r.decision.num_judged - r.exact_end, ended=False)
+
+
+def error_at(rate: float, length: int) -> float:
+    """Where in a failing part of so many tokens the first error is on average: in its
+    middle, and the nearer to its beginning, the more errors there are a token."""
+    if rate * length < 1e-3:
+        return length / 2
+    return 1 / rate - length / math.expm1(rate * length)
 
 
 def _learn_agreement(drafts: Drafts, r: RequestRound, *, recovering: bool) -> None:

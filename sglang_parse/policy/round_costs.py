@@ -18,8 +18,9 @@ SMOOTHING = 0.15
 # A time this many times what is expected was held up: by a kernel's first use, or by a
 # neighbour. So much of it is believed.
 HELD_UP = 2.0
-# Share of the cost of a known amount of work that any smaller amount has at least.
-FIXED = 0.5
+# Share of the cost of a known amount of work that any smaller amount has at least: of
+# rows of a pass, and of steps of a loop. A loop's steps take equally long.
+FIXED, FIXED_STEPS = 0.5, 0.05
 
 # Weight of a time in the machine's speed, from bins that were seen so often.
 SPEED_SMOOTHING, SPEED_SEEN = 0.3, 3
@@ -72,10 +73,14 @@ class _Point:
 
 
 class Curve:
-    """Milliseconds over an amount of work."""
+    """Milliseconds over an amount of work.
 
-    def __init__(self, slow: Slowness | None = None) -> None:
+    fixed: share of a known amount's cost that any smaller amount has at least.
+    """
+
+    def __init__(self, slow: Slowness | None = None, fixed: float = FIXED) -> None:
         self._slow = slow or Slowness()
+        self._fixed = fixed
         self._points: dict[int, _Point] = {}
         #: Work and milliseconds over the machine's slowness.
         self._line: list[tuple[float, float]] = []
@@ -107,16 +112,20 @@ class Curve:
         if not line:
             return 0.0
         if x <= line[0][0]:
-            return _bent(x, *line[0])
+            return _bent(x, *line[0], self._fixed)
         for (x0, ms0), (x1, ms1) in zip(line, line[1:], strict=False):
             if x <= x1:
                 return ms0 + (ms1 - ms0) * (x - x0) / max(1e-9, x1 - x0)
-        last = _bent(x, *line[-1])
+        last = _bent(x, *line[-1], FIXED)
         if len(line) < 2:
             return last
         (x0, ms0), (x1, ms1) = line[-2:]
         slope = max(0.0, (ms1 - ms0) / max(1e-9, x1 - x0))
         return max(last, ms1 + slope * (x - x1)) if x1 > 1.5 * x0 else last
+
+
+def _bent(x: float, known: float, ms: float, fixed: float) -> float:
+    return ms * (fixed + (1 - fixed) * x / max(1e-9, known))
 
 
 def plausible(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -138,16 +147,12 @@ def plausible(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def _bent(x: float, known: float, ms: float) -> float:
-    return ms * (FIXED + (1 - FIXED) * x / max(1e-9, known))
-
-
 @dataclass
 class RoundCosts:
     """Costs of rounds of about as many requests (a power of two)."""
 
     #: Of the draft loop over its steps, and of all that follows over the pass's rows.
-    draft: Curve = field(default_factory=Curve)
+    draft: Curve = field(default_factory=lambda: Curve(fixed=FIXED_STEPS))
     verify: Curve = field(default_factory=Curve)
     #: Of a drafter that works token by token, over its steps.
     token_draft: Curve = field(default_factory=Curve)
@@ -156,7 +161,8 @@ class RoundCosts:
     @classmethod
     def of(cls, slow: Slowness) -> RoundCosts:
         """Of a machine whose slowness all of them share."""
-        return cls(Curve(slow), Curve(slow), Curve(slow), _Point(slow))
+        draft = Curve(slow, FIXED_STEPS)
+        return cls(draft, Curve(slow), Curve(slow), _Point(slow))
 
     @property
     def is_known(self) -> bool:

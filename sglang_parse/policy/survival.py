@@ -61,6 +61,8 @@ class Survival:
         self._ends = [0.0] * len(STARTS)
         self._seen = [0.0] * len(STARTS)
         self._chances: list[float] = []
+        #: What `_sums` gave since the last change.
+        self._known: dict[float, tuple[float, float]] = {}
 
     def observe(self, length: int, *, ended: bool) -> None:
         """It lasted `length` tokens. ended: whether the next one ended it."""
@@ -81,13 +83,13 @@ class Survival:
     def _limit(self) -> None:
         if sum(self._seen) > self._memory:
             self.forget(0.5)
-        self._chances = []
+        self._chances, self._known = [], {}
 
     def forget(self, share: float) -> None:
         """Let what was seen count for this share of what it did."""
         self._ends = [share * x for x in self._ends]
         self._seen = [share * x for x in self._seen]
-        self._chances = []
+        self._chances, self._known = [], {}
 
     @property
     def num_seen(self) -> float:
@@ -115,6 +117,8 @@ class Survival:
 
     def _sums(self, num: float) -> tuple[float, float]:
         """-log of the chance to be longer than num, and the mean up to it."""
+        if num in self._known:
+            return self._known[num]
         if not self._chances:
             self._chances = [self._chance(k) for k in range(len(STARTS))]
         log = mean = 0.0
@@ -128,6 +132,7 @@ class Survival:
             here *= (1 - self._chances[k]) / self._chances[k]
             mean += here
             log += hazard * (end - start)
+        self._known[num] = log, mean
         return log, mean
 
     def _chance(self, k: int) -> float:

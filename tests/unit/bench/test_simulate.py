@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulate.validate import compare
 from sglang_parse.bench.estimate import EstimateOptions, estimate
 from sglang_parse.bench.simulate.costs import DATA, MeasuredCosts
 from sglang_parse.bench.simulate.drafts import WRONG, Drafts, error_rate
@@ -109,6 +110,24 @@ def test_the_measured_table_can_be_run():
     costs = MeasuredCosts.load("cpu-embedded")
     result = World(Scenario(costs, num_tokens=600)).run()
     assert result.rate > 1 / costs.plain_ms(1)
+
+
+def test_measured_speeds_are_compared_with_the_same_arms():
+    """Red if repeats are not averaged, or an arm that the simulator lacks is compared
+    with another."""
+    rows = [
+        {"arm": arm, "concurrency": 1, "ratio": ratio}
+        for arm, ratio in (
+            ("target", None),
+            ("one-segment", 3.0),
+            ("one-segment", 4.0),
+            ("hostile", 0.9),
+        )
+    ]
+    (one,) = compare(rows, MeasuredCosts.load("cpu-embedded"))
+    assert (one.arm, one.concurrency, one.measured) == ("one-segment", 1, 3.5)
+    assert one.simulated == pytest.approx(3.5 * (1 + one.difference))
+    assert 2.5 < one.simulated < 5.5
 
 
 def test_an_estimate_needs_config_files_alone():

@@ -8,6 +8,7 @@ from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
+from sglang_parse.policy.learn import error_at
 from sglang_parse.policy.planner import RoundPlanner, longest_draft
 from sglang_parse.policy.round_costs import Curve
 from sglang_parse.requests.round import Draft, RequestRound, Round
@@ -284,6 +285,14 @@ def test_the_rejected_part_of_a_draft_stays_suspect():
     assert one.num_suspect == 7 - 4
     adapted(one, kept=16)
     assert one.num_suspect == 0
+
+
+def test_many_errors_are_sought_near_the_beginning():
+    """Red if a draft whose every token is wrong looks like one with an error in the
+    middle of each segment: it seems to pay then."""
+    assert error_at(1e-4, 40) == pytest.approx(20, abs=0.1)
+    assert error_at(0.02, 40) == pytest.approx(17.4, abs=0.1)
+    assert error_at(0.5, 40) == pytest.approx(2, abs=0.1)
 
 
 def test_a_segment_that_failed_with_others_counts_once():

@@ -35,6 +35,16 @@ def test_what_was_not_tried_looks_cheap_enough_to_try():
     assert 40.0 < curve.ms(128) < 80.0
 
 
+def test_a_short_draft_that_was_never_timed_looks_short():
+    """Red if plain rounds rewrite what failed for good, because a draft of four tokens
+    is taken to cost half of the long ones that were timed."""
+    costs = CostModel().at(1)
+    for _ in range(3):
+        costs.draft.add(128, 300.0)
+    assert costs.draft.ms(4) < 30.0
+    assert costs.draft.ms(256) < 600.0
+
+
 def test_a_first_plain_round_concludes_nothing():
     """Red if plain decoding is given up for good for its first, slow round."""
     costs = CostModel()
@@ -74,7 +84,7 @@ def test_a_machine_that_was_busy_does_not_spoil_what_is_not_used_since():
     own = costs.at(1)
     assert own.draft.ms(24) == pytest.approx(24, rel=0.1)
     assert own.draft.ms(96) == pytest.approx(96, rel=0.2)
-    assert own.draft.ms(96) / own.draft.ms(24) == pytest.approx(4, rel=0.2)
+    assert own.draft.ms(96) / own.draft.ms(24) == pytest.approx(4, rel=0.25)
 
 
 def test_a_draft_beside_a_prompt_tells_the_most_it_can_take():
