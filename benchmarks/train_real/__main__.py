@@ -149,7 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder of answers and state")
     parser.add_argument("--minutes", type=float, default=180, help="default: 180")
     parser.add_argument(
-        "--texts", type=int, default=1280, help="answers, 0.7 MB each; default: 1280"
+        "--texts", type=int, default=4096, help="answers, 0.7 MB each; default: 4096"
     )
     parser.add_argument(
         "--longest", type=int, default=144, help="tokens of an answer; default: 144"
@@ -163,7 +163,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--layers", type=int, default=6, help="of the small draft; default: 6"
     )
-    parser.add_argument("--epochs", type=int, default=4, help="default: 4")
+    parser.add_argument("--epochs", type=int, default=3, help="default: 3")
     parser.add_argument("--batch", type=int, default=8, help="answers of one step")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="default: the one that is faster here"
