@@ -39,14 +39,13 @@ DRAFTS = {
     *("deepseek_v2", "gemma2", "gemma3", "gemma3_images", "gpt_oss", "llama"),
     *("mistral3", "qwen2", "qwen3", "qwen3_vl", *RECURRENT),
 }
-# Refused by families.toml until their cases have passed here.
-UNPROVEN = {
-    *("mimo_v2", "qwen3_5_vl"),
-}
-WITH_IMAGES = ("qwen3_vl",)
+# Served by two ranks, each of which has half of the experts.
+ON_TWO_RANKS = {"qwen3_moe"}
+TWO_RANKS = ("--tp-size", "2", "--ep-size", "2")
+WITH_IMAGES = ("qwen2_vl", "qwen3_5_vl", "qwen3_vl", "qwen3_vl_moe")
 # They share every layer with those that always run.
 ON_REQUEST = set() if IS_LONG else {"qwen3_5_moe"}
-CASES = sorted(set(FAMILIES) - UNPROVEN - ON_REQUEST)
+CASES = sorted(set(FAMILIES) - ON_REQUEST)
 # SGLang takes a request back every so many rounds; its state has to be made again.
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "23"}
 
@@ -68,7 +67,9 @@ class Served:
                 *("--model-path", str(target), *FLAGS),
                 *("--speculative-draft-model-path", str(draft)),
                 *(["--trust-remote-code"] if family.has_code else []),
+                *(TWO_RANKS if name in ON_TWO_RANKS else ()),
             ],
+            num_ranks=2 if name in ON_TWO_RANKS else 1,
             log=str(folder / "engine.log"),
             environment=RETRACT if name in RECURRENT else None,
         )
@@ -177,8 +178,9 @@ def test_prompts_with_images(served):
     images before they come so far."""
     from tests.support.tiny_images import ImagePrompt
 
+    model_type = served.witness.config.model_type
     images = [
-        ImagePrompt(prompt, served.name, height=2 * (1 + i % 3), width=4, seed=i)
+        ImagePrompt(prompt, model_type, height=2 * (1 + i % 3), width=4, seed=i)
         for i, prompt in enumerate(prompts_of(8, seed=7))
     ]
     plain = prompts_of(4, seed=8)
