@@ -19,7 +19,7 @@ from tests.support.warm_servers import WarmServer
 
 pytestmark = pytest.mark.own_server
 
-NAMES = ("gemma3_images", "mistral3", "qwen2_5_vl", "qwen3_vl")
+NAMES = ("qwen3_vl",)
 ANSWER_TOKENS = 2 * WINDOW
 # Of logits, as in test_models.py.
 SAME_LOGIT = 1e-3

@@ -42,10 +42,18 @@ DRAFTS = {
 # Served by two ranks, each of which has half of the experts.
 ON_TWO_RANKS = {"qwen3_moe"}
 TWO_RANKS = ("--tp-size", "2", "--ep-size", "2")
-WITH_IMAGES = ("qwen2_vl", "qwen3_5_vl", "qwen3_vl", "qwen3_vl_moe")
+# Refused by families.toml until their cases have passed here.
+UNPROVEN = {
+    *(
+        "mimo_v2",
+        "qwen2_vl",
+        "qwen3_vl_moe",
+    )
+}
+WITH_IMAGES = ("qwen3_vl",)
 # They share every layer with those that always run.
 ON_REQUEST = set() if IS_LONG else {"qwen3_5_moe"}
-CASES = sorted(set(FAMILIES) - ON_REQUEST)
+CASES = sorted(set(FAMILIES) - UNPROVEN - ON_REQUEST)
 # SGLang takes a request back every so many rounds; its state has to be made again.
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "23"}
 
@@ -169,6 +177,18 @@ def test_cached_prefixes_are_read_right(served):
     assert again.cached >= PROMPT_TOKENS - WINDOW - 2 or again.cached == 0
     assert again.ids == first.ids
     served.check_greedy(longer, behind.ids)
+
+
+def test_aborted_requests_leave_nothing_behind(served):
+    """Red if slots or states of requests that end inside a round are lost, which SGLang
+    finds when it is idle, or are others' too early."""
+    engine, prompts = served.engine, prompts_of(6, seed=13)
+    exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
+    expected = engine.run(prompts[:2], 2, **exact)
+    ended = engine.run(prompts, 6, abort_after=4, stream=True, **exact)
+    assert any(a.reason["type"] == "abort" for a in ended)
+    assert ids_of(engine.run(prompts[:2], 2, **exact)) == ids_of(expected)
+    engine.flush()
 
 
 @pytest.mark.parametrize("served", WITH_IMAGES, indirect=True)
