@@ -70,6 +70,34 @@ def adjust_to_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return original(*args, **kwargs)
 
 
+def skip_others_experts(
+    original: Callable[..., Tensor],
+    layer: Any,
+    x: Tensor,
+    topk_output: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """AROUND hook on moe_forward_native: experts of other ranks, which stand as -1 in
+    the chosen ids, add nothing to this rank's sum.
+
+    Triton's kernels skip them (moe/token_dispatcher/standard.py). SGLang's torch code
+    would take -1 for an index, so it gets a row for each expert of ours instead.
+    """
+    ids, weights = topk_output.topk_ids, topk_output.topk_weights
+    if bool((ids >= 0).all()):
+        return original(layer, x, topk_output, *args, **kwargs)
+    token, place = (ids >= 0).nonzero(as_tuple=True)
+    result = torch.zeros_like(x)
+    if len(token):
+        ours = topk_output._replace(
+            topk_ids=ids[token, place, None], topk_weights=weights[token, place, None]
+        )
+        outputs = original(layer, x[token], ours, *args, **kwargs)
+        result.index_add_(0, token, outputs.to(x.dtype))
+    return result
+
+
 def build_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """AROUND hook on _initialize_model: models are built for the CPU."""
     with built_on_cpu():

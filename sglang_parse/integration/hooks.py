@@ -201,6 +201,12 @@ CPU_HOOKS = (
         "models with attention sinks start on CPU",
     ),
     Hook(
+        "sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
+        lazy("sglang_parse.cpu.ops:skip_others_experts"),
+        HookType.AROUND,
+        "experts on several ranks are served on CPU",
+    ),
+    Hook(
         "sglang.srt.model_loader.loader._initialize_model",
         lazy("sglang_parse.cpu.ops:build_on_cpu"),
         HookType.AROUND,

@@ -92,8 +92,6 @@ REFUSED = (
         "--model-impl",
         "auto or sglang",
     ),
-    # Masks rows of experts by a count that captured graphs of our batches lack.
-    Refused("ep_size", _above_one, "--ep-size", "1"),
     # SGLang starts those HTTP workers without its plugins: no bad option would be
     # refused before it reaches the scheduler.
     Refused("tokenizer_worker_num", _above_one, "--tokenizer-worker-num", "1"),

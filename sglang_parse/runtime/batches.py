@@ -50,6 +50,7 @@ def build_batch(
         global_num_token_non_padded_cpu=len(input_ids),
     )
     set_mrope_positions(runner, batch, mrope_shift)
+    count_tokens(runner, batch)
     runner.kv_index_translator.bind_own_plan(batch)
     return batch
 
@@ -73,6 +74,15 @@ def set_mrope_positions(runner: Any, batch: ForwardBatch, shift: Tensor | None) 
     if runner.model_config.model_is_mrope:
         positions = batch.positions if shift is None else batch.positions + shift
         batch.mrope_positions = positions.to(torch.int64).expand(3, -1)
+
+
+def count_tokens(runner: Any, batch: ForwardBatch) -> None:
+    """Tell layers of experts on several ranks how many rows are tokens, on the device:
+    captured graphs read it there (forward_batch_info.py, `_init_num_token_non_padded`).
+    """
+    if runner.server_args.ep_size > 1:
+        num = torch.tensor(len(batch.input_ids), dtype=torch.int32)
+        batch.global_num_token_non_padded = upload(num, batch.input_ids.device)
 
 
 def extend_fields(

@@ -43,6 +43,29 @@ class Family:
     drafts: str = ""
 
 
+@dataclass(frozen=True)
+class MostServed:
+    """One of the families that people serve most."""
+
+    name: str
+    architectures: tuple[str, ...]
+
+    def refused(self) -> tuple[str, ...]:
+        """Its architectures that PARSE refuses."""
+        return tuple(name for name in self.architectures if refusal_of(name))
+
+    def told(self) -> str:
+        """Whether it is served, in words."""
+        refused = self.refused()
+        if len(refused) == len(self.architectures):
+            return "no"
+        where = "on the CPU platform alone"
+        words = where if any(map(is_recurrent, self.architectures)) else "yes"
+        if refused:
+            words += f"; {', '.join(f'`{name}`' for name in refused)} refused"
+        return words
+
+
 @functools.cache
 def families() -> tuple[Family, ...]:
     """All of them, in the order of the file. Raises ValueError on a broken row."""
@@ -58,6 +81,12 @@ def families() -> tuple[Family, ...]:
         seen.update(names)
         found.append(Family(architectures=names, is_served=served == "yes", **row))
     return tuple(found)
+
+
+def most_served() -> tuple[MostServed, ...]:
+    """The families that people serve most, in the order of the file."""
+    rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["most_served"]
+    return tuple(MostServed(r["name"], tuple(r["architectures"])) for r in rows)
 
 
 def refusal_of(architecture: str) -> str:
@@ -105,6 +134,23 @@ def refused_table() -> str:
     return "\n".join(rows)
 
 
+def most_served_list() -> str:
+    """Which of the families that people serve most are served, as a Markdown table
+    behind a sentence that counts them."""
+    rows = most_served()
+    served = [row for row in rows if row.told() != "no"]
+    in_part = sum(bool(row.refused()) for row in served)
+    on_cpu = sum(any(map(is_recurrent, row.architectures)) for row in served)
+    lines = [
+        f"Of these {len(rows)} families, {len(served)} are served.",
+        f"Of {in_part} of them some models are refused.",
+        f"{on_cpu} are served on the CPU platform alone.",
+        *("", "| | Family | Served |", "|---|---|---|"),
+    ]
+    lines += [f"| {i} | {r.name} | {r.told()} |" for i, r in enumerate(rows, start=1)]
+    return "\n".join(lines)
+
+
 def _limits(family: Family) -> str:
     images = "images in `exact` at most" if family.images else ""
     return "; ".join(filter(None, (images, family.limits))) or "none"
@@ -115,12 +161,13 @@ def _names(family: Family) -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """`page` with both tables between its marks. Raises ValueError without marks."""
+    """`page` with all tables between its marks. Raises ValueError without marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE} lacks {BEGIN} or {END}.")
     tables = (
+        f"## The families that people serve most\n\n{most_served_list()}\n\n"
         f"## Families that are served\n\n{served_table()}\n\n"
         f"## Families that are refused\n\n{refused_table()}"
     )

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sglang_parse.runtime.batches import (
     build_batch,
+    count_tokens,
     extend_fields,
     mark_extend,
     set_mrope_positions,
@@ -206,6 +207,7 @@ class TargetVerifier:
             shifts = torch.tensor(mrope_shifts).repeat_interleave(num_rows)
             shift = shifts.to(device)
         set_mrope_positions(self.runner, forward_batch, shift)
+        count_tokens(self.runner, forward_batch)
         self.runner.kv_index_translator.bind_own_plan(forward_batch)
         with (
             self.pass_graphs.serve(forward_batch),

@@ -4,6 +4,7 @@ import inspect
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 from tests.support.signatures import parameters
@@ -93,6 +94,34 @@ def test_images_have_positions_of_their_own_in_prefills_alone():
     assert "self.multimodal_inputs: Optional" in inspect.getsource(Req.__init__)
 
 
+def test_experts_of_other_ranks_are_minus_one_in_torchs_code():
+    """Red if other ranks' experts are told otherwise, or torch's code is another
+    function: ours would not be asked (cpu/ops.py, `skip_others_experts`)."""
+    from sglang.srt.layers.moe import fused_moe_native
+    from sglang.srt.layers.moe.token_dispatcher import standard
+    from sglang.srt.layers.quantization import unquant
+
+    native = inspect.unwrap(fused_moe_native.moe_forward_native)
+    assert parameters(native)[:3] == ["layer", "x", "topk_output"]
+    source = inspect.getsource(unquant.UnquantizedFusedMoEMethod.forward_cpu)
+    assert "fused_moe_native import moe_forward_native" in source
+    chosen = torch.tensor([[2, 0], [1, -1]])
+    mapping = torch.tensor([0, -1, 1])
+    local = standard._map_topk_ids_to_local_experts(chosen, mapping)
+    assert local.tolist() == [[1, 0], [-1, -1]]
+
+
+def test_rows_of_experts_are_counted_on_the_device():
+    """Red if layers of experts on several ranks read the count elsewhere, or in
+    another shape (runtime/batches.py, `count_tokens`)."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    source = inspect.getsource(ForwardBatch._init_num_token_non_padded)
+    assert "if enable_num_token_non_padded():" in source
+    assert "self.global_num_token_non_padded = torch.tensor(" in source
+    assert "dtype=torch.int32" in source
+
+
 def test_a_model_that_sglang_lacks_is_asked_for_by_its_own_name():
     """Red if `architectures` is another name once SGLang falls back to Hugging Face's
     code: the list of families would be asked for that one."""
@@ -174,7 +203,6 @@ def test_a_state_is_cached_only_at_the_last_kv():
 def test_models_with_gated_delta_nets_ask_torch_for_a_device():
     """Red if they no longer do: `built_on_cpu` could go. Or if models are built
     elsewhere: Qwen3-Next would not start on a torch that was built for CUDA."""
-    import torch
     from sglang.srt.model_loader import loader
 
     from sglang_parse.cpu.ops import build_on_cpu

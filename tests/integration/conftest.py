@@ -23,6 +23,9 @@ from tests.support.client import CHUNK, Server, chat_ids
 from tests.support.other_drafts import OTHER_MARKERS, write_permuted_draft
 from tests.support.warm_servers import WarmServer
 
+# Models that read images compile their rotary positions, for a minute. Before the
+# process starts that all servers are forked from.
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 MAX_ALIVE = 2
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "48"))
 COMMON = (

@@ -12,7 +12,7 @@ from sglang.srt.managers.schedule_batch import (
 
 from tests.support.tiny_models import IMAGE, VIDEO, VISION_END, VISION_START
 
-PATCH, MERGE = 14, 2
+PATCH, MERGE = 4, 2
 
 
 class ImagePrompt:

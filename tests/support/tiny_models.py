@@ -39,6 +39,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 DRAFT_NOISE = 0.02
 
 
+# A chat template in the shape of multimodal models': parts of a message, or its text.
+IMAGE_TEMPLATE = """{% for message in messages %}\
+{{ '<|im_start|>' + message['role'] + '\n' }}\
+{% if message['content'] is string %}{{ message['content'] }}{% else %}\
+{% for part in message['content'] %}\
+{% if part['type'] == 'image' %}{{ 'MARK' }}{% else %}{{ part['text'] }}{% endif %}\
+{% endfor %}{% endif %}{{ '<|im_end|>' + '\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
 CODE = """from transformers import PretrainedConfig
 
 
@@ -59,10 +68,14 @@ class TinyModel:
     processor: Callable[[Any], Any] | None = None
     #: Tokens of images by the tokenizer's names for them, which it does not know yet.
     tokens: dict[str, str] = field(default_factory=dict)
+    #: What its chat template writes for an image.
+    image: str = ""
     #: Class of the config of its language model alone, where it is multimodal.
     text: str = ""
     #: Beginnings of names of weights as checkpoints have them, and the class has not.
     names: tuple[tuple[str, str], ...] = ()
+    #: Ends of names of matrices that checkpoints keep the other way round.
+    transposed: tuple[str, ...] = ()
     #: Fields of config.json that SGLang reads and Hugging Face's class has not.
     more: dict[str, Any] = field(default_factory=dict)
     #: Whether a checkpoint brings its class of config as code, as real ones do.
@@ -110,11 +123,17 @@ class TinyModel:
         for name in TOKENIZER_FILES:
             shutil.copy(TARGET_PATH / name, folder / name)
         if processor is not None:
+            template = IMAGE_TEMPLATE.replace("MARK", self.image)
+            (folder / "chat_template.jinja").write_text(template)
             new = {"extra_special_tokens": self.tokens} if self.tokens else {}
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **new)
             processor(tokenizer).save_pretrained(folder)
-        for file in folder.glob("*.safetensors") if self.names else ():
+        is_other = bool(self.names or self.transposed)
+        for file in folder.glob("*.safetensors") if is_other else ():
             weights = load_file(file)
+            for name in weights:
+                if name.endswith(self.transposed):
+                    weights[name] = weights[name].transpose(-1, -2).contiguous()
             for old, new in self.names:
                 weights = {k.replace(old, new): v for k, v in weights.items()}
             save_file(weights, file, metadata={"format": "pt"})
@@ -194,15 +213,14 @@ def add_noise(model: torch.nn.Module, noise: float) -> None:
 
 
 def pixtral_processor(tokenizer: Any) -> Any:
-    mark = "<|endoftext|>"
     return transformers.PixtralProcessor(
         image_processor=transformers.PixtralImageProcessor(
             patch_size=4, size={"longest_edge": 32}
         ),
         tokenizer=tokenizer,
         patch_size=4,
+        spatial_merge_size=2,
         chat_template=tokenizer.chat_template,
-        **{"image_token": mark, "image_break_token": mark, "image_end_token": mark},
     )
 
 
@@ -243,7 +261,7 @@ YARN = {
     **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 256},
     **{"beta_fast": 32, "beta_slow": 1},
 }
-# The tokenizer numbers them from 581 on.
+# The tokenizer numbers those of a model from 581 on.
 GEMMA_TOKENS = {
     **{"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
     "image_token": "<image_soft_token>",
@@ -263,15 +281,23 @@ GATED_DELTA = {
 HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
 # As Qwen3.5's text models keep it; positions of text are one.
 HALF_MROPE = {**HALF_ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-# Tokens of images, behind those that the tokenizer knows.
-VISION_START, VISION_END, IMAGE, VIDEO = 601, 602, 603, 604
+VISION_START, VISION_END, IMAGE, VIDEO = 581, 582, 583, 584
+QWEN_TOKENS = {
+    **{"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
+    **{"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+}
+QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+PIXTRAL_TOKENS = {
+    **{"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"},
+    "image_end_token": "[IMG_END]",
+}
 QWEN_VL = {
     **{"image_token_id": IMAGE, "video_token_id": VIDEO, "tie_word_embeddings": False},
     **{"vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END},
 }
 QWEN_VISION = {
     **{"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64},
-    **{"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    **{"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
     "out_hidden_size": 32,
 }
 MLA = {
@@ -354,6 +380,8 @@ FAMILIES = {
         },
         "Qwen3_5ForConditionalGeneration",
         qwen_processor("Qwen3VLProcessor"),
+        QWEN_TOKENS,
+        QWEN_IMAGE,
         residual=0.2,
     ),
     "deepseek_v2": TinyModel(
@@ -407,6 +435,7 @@ FAMILIES = {
         "Gemma3ForConditionalGeneration",
         gemma_processor,
         GEMMA_TOKENS,
+        "<start_of_image>",
         text="Gemma3TextConfig",
         names=(("vision_tower.", "vision_tower.vision_model."),),
     ),
@@ -420,12 +449,14 @@ FAMILIES = {
                 "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]},
             },
             "vision_config": {
-                **{**QWEN_VISION, "window_size": 56, "fullatt_block_indexes": [1]},
+                **{**QWEN_VISION, "window_size": 16, "fullatt_block_indexes": [1]},
                 "out_hidden_size": 64,
             },
         },
         "Qwen2_5_VLForConditionalGeneration",
         qwen_processor("Qwen2_5_VLProcessor"),
+        QWEN_TOKENS,
+        QWEN_IMAGE,
     ),
     "qwen3_vl": TinyModel(
         "Qwen3VLConfig",
@@ -444,7 +475,50 @@ FAMILIES = {
         },
         "Qwen3VLForConditionalGeneration",
         qwen_processor("Qwen3VLProcessor"),
+        QWEN_TOKENS,
+        QWEN_IMAGE,
         text="Qwen3Config",
+    ),
+    "qwen2_vl": TinyModel(
+        "Qwen2VLConfig",
+        {
+            **QWEN_VL,
+            "text_config": {
+                **COMMON,
+                "hidden_size": 64,
+                "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]},
+            },
+            "vision_config": {
+                **{"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2},
+                **{"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
+                "hidden_size": 64,
+            },
+        },
+        "Qwen2VLForConditionalGeneration",
+        qwen_processor("Qwen2VLProcessor"),
+        QWEN_TOKENS,
+        QWEN_IMAGE,
+    ),
+    "qwen3_vl_moe": TinyModel(
+        "Qwen3VLMoeConfig",
+        {
+            **QWEN_VL,
+            "text_config": {
+                **{**COMMON, **MOE, "num_experts": 4, "decoder_sparse_step": 1},
+                "rope_parameters": {
+                    **{**ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+                },
+            },
+            "vision_config": {
+                **{**QWEN_VISION, "num_position_embeddings": 16},
+                "deepstack_visual_indexes": [0],
+            },
+        },
+        "Qwen3VLMoeForConditionalGeneration",
+        qwen_processor("Qwen3VLProcessor"),
+        QWEN_TOKENS,
+        QWEN_IMAGE,
+        transposed=("experts.gate_up_proj", "experts.down_proj"),
     ),
     "mimo_v2": TinyModel(
         "MiMoV2FlashConfig",
@@ -466,7 +540,8 @@ FAMILIES = {
             **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4},
             **{"swa_head_dim": 16, "swa_v_head_dim": 8, "rope_theta": 10000.0},
             **{"swa_rope_theta": 1000.0, "partial_rotary_factor": 0.5},
-            **{"sliding_window_size": WINDOW, "layernorm_epsilon": 1e-5},
+            # SGLang counts the tokens before a row alone.
+            **{"sliding_window_size": WINDOW - 1, "layernorm_epsilon": 1e-5},
             **{"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
             "add_swa_attention_sink_bias": True,
         },
@@ -481,10 +556,12 @@ FAMILIES = {
                 **{"num_attention_heads": 2, "head_dim": 16, "patch_size": 4},
                 **{"intermediate_size": 48, "image_size": 32},
             },
-            **{"image_token_index": 600, "tie_word_embeddings": False},
+            **{"image_token_index": 581, "tie_word_embeddings": False},
         },
         "Mistral3ForConditionalGeneration",
         pixtral_processor,
+        PIXTRAL_TOKENS,
+        "[IMG]",
         text="MistralConfig",
     ),
 }

@@ -5,8 +5,13 @@ import random
 
 import pytest
 import torch
+from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-from sglang_parse.cpu.ops import assign_req_to_token_pool, softcap
+from sglang_parse.cpu.ops import (
+    assign_req_to_token_pool,
+    skip_others_experts,
+    softcap,
+)
 
 
 def test_assign_req_to_token_pool_equals_oracle():
@@ -39,3 +44,23 @@ def test_softcap_bounds_logits_in_place():
     expected = [30 * math.tanh(x / 30) for x in logits[0].tolist()]
     assert softcap(logits, 30.0) is logits
     assert logits[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_experts_of_other_ranks_add_nothing():
+    """Red if -1 is taken for an index, or a token's sum has another expert in it."""
+    weights = torch.tensor([[0.5, 0.25], [2.0, 1.0], [4.0, 8.0], [1.0, 3.0]])
+    ids = torch.tensor([[1, 0], [-1, 1], [-1, -1], [0, -1]])
+    x = torch.tensor([[1.0], [10.0], [100.0], [1000.0]])
+
+    def original(layer, x, chosen):
+        assert (chosen.topk_ids >= 0).all()
+        each = x * (chosen.topk_ids + 1) * chosen.topk_weights
+        return each.sum(1, keepdim=True)
+
+    chosen = StandardTopKOutput(weights, ids, x)
+    expected = [[0.5 * 2 + 0.25], [10.0 * 2], [0.0], [1000.0]]
+    assert skip_others_experts(original, None, x, chosen).tolist() == expected
+    none = StandardTopKOutput(weights[2:3], ids[2:3], x[2:3])
+    assert skip_others_experts(original, None, x[2:3], none).tolist() == [[0.0]]
+    mine = StandardTopKOutput(weights[:1], ids[:1], x[:1])
+    assert skip_others_experts(original, None, x[:1], mine).tolist() == [[1.25]]

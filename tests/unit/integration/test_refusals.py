@@ -51,7 +51,6 @@ REFUSED = {
     ),
     "mixed chunk": ((*DRAFT, "--enable-mixed-chunk"), "mixed-chunk|mixed_chunk"),
     "adaptive": ((*DRAFT, "--speculative-adaptive"), "--speculative-adaptive"),
-    "expert parallel": ((*DRAFT, "--tp", "2", "--ep-size", "2"), "--ep-size 2"),
     "another implementation": (
         (*DRAFT, "--model-impl", "transformers"),
         "does not support --model-impl transformers; expected auto or sglang",

@@ -1,11 +1,12 @@
 """The list of families: what refusals and docs/models.md are made from."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from sglang_parse.runtime import families
-from sglang_parse.runtime.families import page_with_tables, refusal_of
+from sglang_parse.runtime.families import MostServed, page_with_tables, refusal_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -22,7 +23,7 @@ def test_architectures_are_those_of_sglang():
 
     models = Path(sglang.__file__).parent / "srt" / "models"
     sources = "".join(p.read_text(encoding="utf-8") for p in models.glob("*.py"))
-    for family in families.families():
+    for family in (*families.families(), *families.most_served()):
         for name in family.architectures:
             assert f"class {name}(" in sources, name
 
@@ -51,3 +52,17 @@ def test_broken_row_is_named(tmp_path, monkeypatch, row, told):
     monkeypatch.setattr(families, "FILE", file)
     with pytest.raises(ValueError, match=told):
         families.families.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["LlamaForCausalLM"], "yes"),
+        (["DeepseekV4ForCausalLM"], "no"),
+        (["Qwen3NextForCausalLM"], "on the CPU platform alone"),
+        (["NobodysForCausalLM", "LlamaForCausalLM"], "yes; `Nobodys.*` refused"),
+    ],
+)
+def test_families_that_people_serve_are_told_by_their_models(names, told):
+    """Red if the page counts a family as served whose models are refused."""
+    assert re.fullmatch(told, MostServed("X", tuple(names)).told())

@@ -92,6 +92,7 @@ def make_verifier() -> TargetVerifier:
         ),
         kv_index_translator=SimpleNamespace(bind_own_plan=lambda batch: None),
         model_config=SimpleNamespace(model_is_mrope=False),
+        server_args=SimpleNamespace(ep_size=1),
         decode_cuda_graph_runner=None,
         prefill_cuda_graph_runner=None,
         device="cpu",

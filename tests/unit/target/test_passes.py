@@ -104,6 +104,7 @@ class Target:
         self.model_runner = SimpleNamespace(
             model=SimpleNamespace(lm_head=object(), logits_processor=SimpleNamespace()),
             model_config=SimpleNamespace(model_is_mrope=False),
+            server_args=SimpleNamespace(ep_size=1),
             decode_cuda_graph_runner=graphs,
             prefill_cuda_graph_runner=graphs,
             kv_index_translator=SimpleNamespace(bind_own_plan=lambda batch: None),
