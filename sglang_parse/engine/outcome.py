@@ -19,6 +19,7 @@ from sglang_parse.judging.decide import (
     exact_cut,
 )
 from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.options.table import HEADS
 from sglang_parse.reporting.report import RoundRecord
 from sglang_parse.requests.round import RequestRound, Round
 
@@ -175,7 +176,7 @@ def record_of(r: RequestRound, reason: str = "") -> RoundRecord:
         num_client=r.draft.num_client,
         boundaries=r.boundaries,
         scores=r.scores,
-        num_eagle=r.draft.num_by("eagle3"),
+        num_eagle=sum(map(r.draft.num_by, HEADS)),
         drafted_by=r.draft.parts,
         written_by=r.draft.written_by,
         exact_end=r.exact_end,

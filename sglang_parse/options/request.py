@@ -43,7 +43,7 @@ CLIENT_TEXTS = ("parse_draft", "parse_verify", "parse_prediction")
 class RequestOptions(RequestOnlyOptions, SharedOptions):
     """How one request is served: the server's settings with its own on top.
 
-    `mode` is the mode served, `compose` is false where there is no EAGLE-3 head.
+    `mode` is the mode served, `compose` is false where the target has no head.
     """
 
     #: Why `mode` is not the mode asked for, or "".
@@ -130,7 +130,7 @@ def check_custom_params(
 
 
 def wants_head(req: Any) -> bool:
-    """Whether a request lets an EAGLE-3 head draft for it, where there is one."""
+    """Whether a request lets a head of the target draft for it, where there is one."""
     asked = req.sampling_params.custom_params
     if not isinstance(asked, Mapping):
         return True

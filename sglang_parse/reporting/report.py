@@ -29,7 +29,7 @@ class RequestCounters:
     target_passes: int = 0
     #: Tokens that the draft model drafted.
     draft_tokens: int = 0
-    #: Tokens that the EAGLE-3 head drafted.
+    #: Tokens that the target's head drafted.
     eagle_draft_tokens: int = 0
     #: Of those, the tokens that stand in the output.
     eagle_kept_tokens: int = 0
@@ -76,7 +76,7 @@ class RoundRecord:
     num_new: int = 0
     #: Leading draft tokens that come from the client.
     num_client: int = 0
-    #: Draft tokens that the EAGLE-3 head wrote in this round.
+    #: Draft tokens that the target's head wrote in this round.
     num_eagle: int = 0
     #: Who wrote tokens in this round, in order.
     drafted_by: Sequence[Run] = ()

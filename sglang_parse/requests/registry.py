@@ -30,7 +30,7 @@ class RequestStates:
     model_eos_ids: frozenset[int]
     #: Question -> judge suffix.
     make_judge: Callable[[str], Asked]
-    #: What can draft: a draft model, an EAGLE-3 head.
+    #: What can draft: a draft model, a head of the target.
     has_draft_model: bool
     has_head: bool
     #: Ends a request with an error.
