@@ -10,7 +10,7 @@ from tests.support.tiny_mtp import NAMES, build_with_mtp
 
 STEPS = 4
 ANSWER_TOKENS = 40
-NUM_PROMPTS = 12
+NUM_PROMPTS = 8
 FLAGS = (
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
     *("--speculative-parse-compose", "mtp"),
@@ -67,11 +67,11 @@ def test_exact_rounds_write_the_targets_tokens_in_as_few_passes_as_they_can(serv
 def test_where_nothing_is_valid_the_head_writes_what_the_target_does(served, recover):
     """Red if the head does not draft in recovery, or a token stands that the target did
     not choose."""
-    engine, prompts = served.engine, prompts_of(6, seed=9)
-    alone = engine.run(prompts, 6, custom={"parse_mode": "off"}, **LENGTH)
+    engine, prompts = served.engine, prompts_of(4, seed=9)
+    alone = engine.run(prompts, 4, custom={"parse_mode": "off"}, **LENGTH)
     custom = {"parse_threshold": 2.0, "parse_recover_segments": recover}
-    found = engine.run(prompts, 6, custom=custom, **LENGTH)
+    found = engine.run(prompts, 4, custom=custom, **LENGTH)
     assert ids_of(found) == ids_of(alone)
     assert {a.report["mode"] for a in found} == {"semantic"}
-    assert all(a.report["kept_by"].get("mtp", 0) > 0 for a in found)
+    assert sum(a.report["kept_by"].get("mtp", 0) for a in found) > len(found)
     assert sum(a.report["draft_tokens"] for a in found) > 0
