@@ -28,7 +28,7 @@ from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 
 MOST = 16
-CHAINS = (2, 3, 4, 5, 6, 8, 12, 16)
+CHAINS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16)
 CUTOFFS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 #: Paths that a level goes on from, levels, nodes.
 TREES = (

@@ -11,7 +11,7 @@ from benchmarks.train_pair.head import Eagle3Head, target_states
 from benchmarks.train_pair.model import ModelConfig, TinyLlama
 from benchmarks.train_pair.train_head import HeadBatch, accept_length, accepted
 
-VOCAB, LENGTH = 3, 60  # few tokens, so that a random head is right at times
+VOCAB, LENGTH = 5, 80  # few tokens, so that a random head is right at times
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_whole_tree_has_every_path(case):
     assert everything.tolist() == [2] * (LENGTH - 3)
     first = drafts.log_probs(drafts.roots).argmax(1)[: LENGTH - 2] == ids[2:]
     assert (trees.right(1)[: LENGTH - 2] == first).all()
-    sizes = [int(trees.right(n).sum()) for n in (1, 3, 9, 42)]
+    sizes = [int(trees.right(n).sum()) for n in (1, 3, 9, 30)]
     assert sizes == sorted(sizes)
 
 
