@@ -3,7 +3,7 @@ tokens as the target alone, and as many a pass as a reference outside the server
 
 import pytest
 
-from tests.integration.test_models import ids_of, prompts_of
+from tests.integration.test_models import ON_REQUEST, ids_of, prompts_of
 from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_mtp import NAMES, build_with_mtp
@@ -35,7 +35,7 @@ class Served:
         )
 
 
-@pytest.fixture(scope="module", params=sorted(NAMES))
+@pytest.fixture(scope="module", params=sorted(set(NAMES) - ON_REQUEST))
 def served(request, tmp_path_factory):
     one = Served(request.param, tmp_path_factory.mktemp(request.param))
     yield one
