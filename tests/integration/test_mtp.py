@@ -10,7 +10,7 @@ from tests.support.tiny_mtp import NAMES, build_with_mtp
 
 STEPS = 4
 ANSWER_TOKENS = 40
-NUM_PROMPTS = 8
+NUM_PROMPTS = 6
 FLAGS = (
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
     *("--speculative-parse-compose", "mtp"),

@@ -50,9 +50,9 @@ class MtpReference:
         with torch.no_grad():
             return self.target.model(torch.tensor([ids])).last_hidden_state[0]
 
-    def forward(self, tokens: list[int], states: Tensor) -> tuple[int, Tensor]:
+    def forward(self, tokens: list[int], states: Tensor) -> tuple[Tensor, Tensor]:
         """The head over pairs of a token and the state in front of it, from position 0
-        on: what it would write behind the last, and its state there."""
+        on: what it would write behind each, and its states there."""
         model, num = self.target.model, len(tokens)
         with torch.no_grad():
             embedded = self.embedding(model.embed_tokens(torch.tensor([tokens])))
@@ -66,32 +66,25 @@ class MtpReference:
                 position_embeddings=model.rotary_emb(x, positions),
             )
             x = x[0] if isinstance(x, tuple) else x
-            last = self.norm(x)[0, -1]
-            return int(self.target.lm_head(last).argmax()), last
-
-    def chain(self, ids: list[int], states: Tensor, num: int) -> list[int]:
-        """`num` draft tokens behind `ids`, of which the target has not read the last.
-
-        states: of the target at all of `ids` but the last."""
-        tokens, seen, drafted = ids[1:], states[: len(ids) - 1], []
-        for _ in range(num):
-            token, state = self.forward(tokens, seen)
-            drafted.append(token)
-            tokens = [*tokens, token]
-            seen = torch.cat([seen, state[None]])
-        return drafted
+            found = self.norm(x)[0]
+            return self.target.lm_head(found).argmax(-1), found
 
     def passes(self, prompt: list[int], answer: list[int], num: int) -> int:
         """Passes of the target for a greedy answer, drafted `num` tokens at a time."""
         ids, end = [*prompt, *answer], len(prompt) + len(answer)
-        states = self.final_states(ids)
+        states = self.final_states(ids)[:-1]
+        firsts = self.forward(ids[1:], states)  # a row sees none behind it
         at, passes = len(prompt) + 1, 0  # the prefill writes the first token
         while at < end:
-            drafted, right = self.chain(ids[:at], states, num), 0
-            for token, own in zip(drafted, ids[at:], strict=False):
-                if token != own:
-                    break
+            # The target has not read the last of ids[:at].
+            tokens, seen = ids[1:at], states[: at - 1]
+            token, state = (t[at - 2] for t in firsts)
+            right = 0
+            while right < num and at + right < end and int(token) == ids[at + right]:
                 right += 1
+                tokens, seen = [*tokens, int(token)], torch.cat([seen, state[None]])
+                if right < num:
+                    token, state = (t[-1] for t in self.forward(tokens, seen))
             at, passes = at + right + 1, passes + 1
         return passes
 
