@@ -53,13 +53,14 @@ def parser() -> argparse.ArgumentParser:
     bound.add_argument("--seeds", type=int, default=2)
     bound.add_argument("--out", type=Path)
     bound.set_defaults(command=bound_command)
-    followed = commands.add_parser("followed", help="exact mode and EAGLE-3 alone")
+    followed = commands.add_parser("followed", help="exact mode, and by a head alone")
     followed.add_argument(
         "--pairs", nargs="+", choices=list(PAIRS), default=["235b+8b-h100-tp8"]
     )
     followed.add_argument("--concurrency", nargs="+", type=int, default=[1])
-    followed.add_argument("--agreement", type=float, default=0.8)
-    followed.add_argument("--steps", type=int, default=5, help="of the EAGLE-3 head")
+    followed.add_argument("--agreement", nargs="+", type=float, default=[0.8])
+    followed.add_argument("--steps", type=int, default=5, help="of the head")
+    followed.add_argument("--head", choices=("EAGLE-3", "MTP"), default="EAGLE-3")
     followed.add_argument("--out", type=Path)
     followed.set_defaults(command=followed_command)
     middle = commands.add_parser("middle", help="a model between draft and target")
@@ -102,15 +103,17 @@ def bound_command(args: argparse.Namespace) -> None:
 
 def followed_command(args: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
-    for pair, concurrency, graphs, head in product(
-        args.pairs, args.concurrency, (True, False), (0, args.steps)
+    for pair, concurrency, agreement, graphs, head in product(
+        *(args.pairs, args.concurrency, args.agreement),
+        *((True, False), (0, args.steps)),
     ):
         row = followed_row(
             pair,
             head=head,
-            agreement=args.agreement,
+            agreement=agreement,
             concurrency=concurrency,
             graphs=graphs,
+            kind=args.head,
         )
         print(followed_table([row], header=not rows), flush=True)
         rows.append(row)

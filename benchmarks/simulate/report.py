@@ -65,11 +65,17 @@ def time_by_kind(runs: Sequence[Result]) -> dict[str, float]:
 
 
 def followed_row(
-    pair: str, *, head: int, agreement: float, concurrency: int, graphs: bool
+    pair: str,
+    *,
+    head: int,
+    agreement: float,
+    concurrency: int,
+    graphs: bool,
+    kind: str = "EAGLE-3",
 ) -> Row:
-    """Token by token: exact mode, or an EAGLE-3 head of so many steps."""
+    """Token by token: exact mode, or a head of so many steps. kind: EAGLE-3 or MTP."""
     scenario = Scenario(
-        costs=pair_costs(pair, graphs=graphs),
+        costs=pair_costs(pair, graphs=graphs, ships_head=kind == "MTP"),
         concurrency=concurrency,
         drafts=Drafts(0.9, agreement),
         answers=(4000, 8000),
@@ -83,7 +89,7 @@ def followed_row(
     return {
         "pair": pair,
         "graphs": graphs,
-        "drafter": f"EAGLE-3, {head} steps" if head else "exact mode",
+        "drafter": f"{kind}, {head} steps" if head else "exact mode",
         "agreement": agreement,
         "concurrency": concurrency,
         "speedup": run.rate / alone.rate,

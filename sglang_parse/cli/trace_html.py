@@ -55,7 +55,7 @@ ROWS = (
     ("fallback", "Not the mode asked for because of"),
     ("target_passes", "Target passes"),
     ("draft_tokens", "Tokens drafted by the draft model"),
-    ("eagle_draft_tokens", "Tokens drafted by the EAGLE-3 head"),
+    ("eagle_draft_tokens", "Tokens drafted by the target's head"),
     ("client_tokens", "Tokens of the client's own text tried"),
     ("judged_segments", "Segments judged"),
     ("probe_segments", "Of these, judged by the probe"),

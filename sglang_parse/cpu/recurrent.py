@@ -34,8 +34,11 @@ from sglang_parse.target.layout import VerifyPlan, build_virtual_sequences
 
 def add_linear_layers(original: Callable[..., Any], runner: Any, full: Any) -> Any:
     """AROUND hook on attn_backend_wrapper: models with gated delta nets get the torch
-    backend for their linear layers. full: the backend of the other layers."""
+    backend for their linear layers. full: the backend of the other layers, and of the
+    target's MTP head, which has no linear layer."""
     config = hybrid_gdn_config(runner.model_config)
+    if runner.is_draft_worker and config is not None:
+        return full
     if config is None:
         return original(runner, full)
     return HybridLinearAttnBackend(

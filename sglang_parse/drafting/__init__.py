@@ -1,1 +1,1 @@
-"""Who writes drafts: the draft model and the EAGLE-3 head, behind one interface."""
+"""Who writes drafts: the draft model and the target's head, behind one interface."""

@@ -137,7 +137,8 @@ class DrafterResources:
     #: Slots of the KV pool.
     num_slots: int
     #: Computes the target's hidden states at cached positions again
-    #: (`target.passes.TargetVerifier.features_of`).
+    #: (`target.passes.TargetVerifier.features_of`); None where a recurrent state, which
+    #: no slot of those positions keeps, is in the way.
     features_of: Any
     #: Rows of a full verify pass where a draft model judges, and of one without.
     full_pass_rows: int

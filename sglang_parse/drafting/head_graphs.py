@@ -1,4 +1,4 @@
-"""CUDA graphs of an EAGLE-3 head: its prefills and its steps.
+"""CUDA graphs of a head: its prefills and its steps.
 
 A prefill graph is the one that SGLang captures for a head of its own. A step is a
 captured decode step that reads its hidden states from a buffer.
@@ -21,17 +21,20 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from torch import Tensor
 
+from sglang_parse.options.table import EAGLE3, MTP
 from sglang_parse.runtime.compat import capture_head_prefills, capture_head_steps
 
 logger = logging.getLogger(__name__)
 
 STEP_BACKEND = "flashinfer"
+# Under whose name SGLang captures prefills of such a head.
+ALGORITHMS = {EAGLE3: "EAGLE3", MTP: "EAGLE"}
 
 
 @dataclass
 class HeadInput(SpecInput):
     """What the head's forward reads besides tokens: [tokens, width] hidden states, the
-    target's (three layers wide) or the head's own of the step before.
+    target's (as wide as the head asks) or the head's own of the step before.
 
     A dataclass, as SGLang replaces the states when it replays a prefill.
     """
@@ -53,9 +56,11 @@ class HeadGraphs:
     that says why. SGLang's own switches of its graphs hold for these too.
     """
 
-    def __init__(self, runner: Any, features_width: int) -> None:
-        """runner: the head's ModelRunner. features_width: of what its prefills read."""
+    def __init__(self, runner: Any, features_width: int, kind: str) -> None:
+        """runner: the head's ModelRunner. features_width: of what its prefills read.
+        kind: its name, one of `HEADS`."""
         self.runner = runner
+        self.kind = kind
         self.features_width = features_width
         #: [most requests, hidden] what captured steps read, None where there are none.
         self.states: Tensor | None = None
@@ -80,8 +85,9 @@ class HeadGraphs:
             except Exception as error:
                 why_not = " ".join(str(error).split())[:300] or type(error).__name__
         logger.info(
-            "PARSE: the %s of the EAGLE-3 head run without CUDA graphs: %s.",
+            "PARSE: the %s of the head %s run without CUDA graphs: %s.",
             what,
+            self.kind,
             why_not.rstrip("."),
         )
 
@@ -100,7 +106,7 @@ class HeadGraphs:
 
     def _capture_prefills(self) -> None:
         runner = self.runner
-        with capture_head_prefills(runner):
+        with capture_head_prefills(runner, ALGORITHMS[self.kind]):
             runner.init_prefill_cuda_graph(force_for_draft_worker=True)
             graphs = runner.prefill_cuda_graph_runner
             states = getattr(graphs, "static_draft_hidden_states", None)

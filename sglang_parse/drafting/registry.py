@@ -7,17 +7,18 @@ from typing import Any
 
 from sglang_parse.drafting.base import Drafter, DrafterContext
 from sglang_parse.drafting.draft_model import ModelDrafter
-from sglang_parse.drafting.eagle3 import Eagle3Drafter
 from sglang_parse.drafting.extension import create_extension_drafters
+from sglang_parse.drafting.head import HeadDrafter
 from sglang_parse.drafting.ngram import NgramDrafter
 from sglang_parse.drafting.remote import RemoteDrafter
 from sglang_parse.drafting.text_draft import TextDrafter
 from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.options.table import MTP
 
 #: One line a drafter. Each returns None where the server does not ask for it.
 DRAFTERS: tuple[Callable[[DrafterContext], Drafter | None], ...] = (
     NgramDrafter.create,
-    Eagle3Drafter.create,
+    HeadDrafter.create,
     RemoteDrafter.create,
     ModelDrafter.create,
     TextDrafter.create,
@@ -47,11 +48,13 @@ def create_drafters(
 
 def models_of(server_args: Any, config: Any) -> list[tuple[str, str | None]]:
     """(path, revision) of every model that drafts, for the memory budget."""
-    paths = (
+    paths = [
         (
             server_args.speculative_draft_model_path,
             server_args.speculative_draft_model_revision,
         ),
         (config.eagle_model_path, None),
-    )
+    ]
+    if config.compose == MTP:
+        paths.append((server_args.model_path, server_args.revision))
     return [(path, revision) for path, revision in paths if path]

@@ -37,6 +37,7 @@ class DraftRunner:
 
     execution = DraftTPExecution.TARGET_LAYOUT
     capture = CaptureHiddenMode.NULL
+    is_head = False
 
     def __init__(
         self,
@@ -74,7 +75,9 @@ class DraftRunner:
         self.runner = self.worker.model_runner
         own = server_args.speculative_draft_attention_backend
         backends = (own,) if own else attention_backends_of(resolved_view(server_args))
-        check_architecture(self.runner, flag, backends=backends, is_draft=True)
+        check_architecture(
+            self.runner, flag, backends=backends, is_draft=True, is_head=self.is_head
+        )
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         with draft_tp_context(self.layout), draft_pp_context():

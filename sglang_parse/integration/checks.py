@@ -1,4 +1,4 @@
-"""Checks of tokenizers and of the EAGLE-3 head before weights are loaded."""
+"""Checks of tokenizers and of the target's head before weights are loaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sglang_parse.drafting.token_names import TextError
 from sglang_parse.integration.extensions import check_asked
 from sglang_parse.judging.vocabularies import Agreement, compare
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.table import flag_name
+from sglang_parse.options.table import EAGLE3, MTP, flag_name
 from sglang_parse.runtime.families import SMALL_DRAFT, is_recurrent
+from sglang_parse.runtime.mtp import check_mtp
 from sglang_parse.runtime.tokenizers import load_tokenizer
 
 
@@ -31,8 +32,10 @@ def penalty_sentence(defaults: Mapping[str, Any]) -> str:
 
 
 def check_head(server_args: Any, config: ParseConfig) -> None:
-    """The EAGLE-3 head was made for this target. Raises ValueError naming the flag."""
-    if not config.composes:
+    """The head was made for this target. Raises ValueError naming the flag."""
+    if config.compose == MTP:
+        check_mtp(server_args)
+    if config.compose != EAGLE3:
         return
     from sglang.srt.utils.hf_transformers_utils import get_config
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
 from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
@@ -20,7 +20,7 @@ from sglang_parse.runtime.tokenizers import agreement_of
 def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
     """AFTER hook on DefaultPoolConfigurator._compute_cell_size: add what drafts.
 
-    The pools of the draft model and the EAGLE-3 head have one slot per target slot
+    The pools of the draft model and the target's head have one slot per target slot
     (shared allocator; a draft in its own tokens has more). SGLang budgets them for
     built-in algorithms only (pool_configurator.py). Returns bytes per token.
     """
@@ -46,8 +46,11 @@ def draft_cell_size(server_args: Any, path: str, revision: str | None) -> int:
     )
     heads = config.get_num_kv_heads(get_parallel().attn_tp_size)
     width = config.head_dim + getattr(config, "v_head_dim", config.head_dim)
-    itemsize = draft_kv_dtype(config.dtype).itemsize
-    return config.num_hidden_layers * heads * width * itemsize
+    if config.attention_arch == AttentionArch.MLA:
+        heads, width = 1, config.kv_lora_rank + config.qk_rope_head_dim
+    # A head in the target's checkpoint has the target's config.
+    layers = config.num_nextn_predict_layers or config.num_hidden_layers
+    return layers * heads * width * draft_kv_dtype(config.dtype).itemsize
 
 
 def draft_kv_dtype(model_dtype: torch.dtype) -> torch.dtype:

@@ -211,8 +211,8 @@ def _check_parts(server_args: Any, config: ParseConfig) -> None:
     if config.composes and steps == "fa3":
         # It adds SGLang's own draft steps to lengths (flashattention_backend.py).
         raise ValueError(
-            "--speculative-parse-compose eagle3 cannot draft on attention backend fa3; "
-            "add --speculative-draft-attention-backend flashinfer."
+            f"--speculative-parse-compose {config.compose} cannot draft on attention "
+            "backend fa3; add --speculative-draft-attention-backend flashinfer."
         )
     most, page = backend_of(prefill).max_page_size, server_args.page_size or 1
     if page > most:

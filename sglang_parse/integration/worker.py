@@ -94,7 +94,7 @@ class ParseWorker(BaseSpecWorker):
             "--model-path",
             # What SGLang has chosen itself is not in the record that it was given.
             backends=attention_backends_of(resolved_view(server_args)),
-            has_head=self.config.composes,
+            head=self.config.compose if self.config.composes else "",
             has_probe=bool(self.config.probe or self.config.probe_collect),
             route=self.config.verify_route,
         )
@@ -222,7 +222,9 @@ class ParseWorker(BaseSpecWorker):
         resources = DrafterResources(
             slots=self.slots,
             num_slots=self.slots.last_slot,
-            features_of=self.verifier.features_of,
+            features_of=None
+            if has_recurrent_state(self.verifier.runner)
+            else self.verifier.features_of,
             full_pass_rows=rows,
         )
         for drafter in self.drafters:

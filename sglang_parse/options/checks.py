@@ -19,7 +19,7 @@ RECOVER_ALL = "all"
 #: What a probe's file says.
 LEARNT = "learnt"
 # Who may draft, in the order of their turns; the value that leaves it to other flags.
-DRAFTER_NAMES = ("ngram", "eagle3", "remote", "model")
+DRAFTER_NAMES = ("ngram", "eagle3", "mtp", "remote", "model")
 AUTO = "auto"
 # Where the API key of a draft server stands.
 DRAFT_KEY_ENV = "SGLANG_PARSE_DRAFT_API_KEY"

@@ -43,7 +43,7 @@ CLIENT_TEXTS = ("parse_draft", "parse_verify", "parse_prediction")
 class RequestOptions(RequestOnlyOptions, SharedOptions):
     """How one request is served: the server's settings with its own on top.
 
-    `mode` is the mode served, `compose` is false where there is no EAGLE-3 head.
+    `mode` is the mode served, `compose` is false where the target has no head.
     """
 
     #: Why `mode` is not the mode asked for, or "".

@@ -19,6 +19,8 @@ from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.table import (
     COMPOSITIONS,
     DEFAULT_JUDGE_SUFFIX,
+    EAGLE3,
+    HEADS,
     KEEP_RULES,
     MAX_THRESHOLD,
     MODES,
@@ -67,17 +69,21 @@ class ParseConfig(ServerOptions):
     def __post_init__(self) -> None:
         for row in options_of(type(self)):
             row.kind.check(getattr(self, row.name), row.flag)
-        if self.composes != bool(self.eagle_model_path):
+        if (self.compose == EAGLE3) != bool(self.eagle_model_path):
             raise ValueError(
                 f"{flag_name('compose')} is {self.compose!r} and "
                 f"{flag_name('eagle_model_path')} is {shown(self.eagle_model_path)}; "
-                "expected 'eagle3' with the path of an EAGLE-3 head, or neither."
+                "expected a head's path with 'eagle3', and none elsewhere."
             )
-        if self.drafters != AUTO and self.composes != ("eagle3" in self.drafter_names):
+        for head in HEADS:
+            if self.drafters == AUTO or (self.compose == head) == (
+                head in self.drafter_names
+            ):
+                continue
             raise ValueError(
                 f"{flag_name('drafters')} is {self.drafters!r} and "
                 f"{flag_name('compose')} is {self.compose!r}; expected both to name "
-                "'eagle3', or neither."
+                f"{head!r}, or neither."
             )
         if self.drafters != AUTO and bool(self.draft_url) != (
             "remote" in self.drafter_names
@@ -130,8 +136,8 @@ class ParseConfig(ServerOptions):
 
     @property
     def composes(self) -> bool:
-        """Whether an EAGLE-3 head drafts too."""
-        return self.compose == "eagle3"
+        """Whether a head of the target drafts too."""
+        return self.compose in HEADS
 
     @property
     def drafter_names(self) -> tuple[str, ...]:

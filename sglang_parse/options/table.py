@@ -46,7 +46,10 @@ FLAG_PREFIX = "--speculative-parse-"
 REQUEST_PREFIX = "parse_"
 MODES = ("semantic", "exact", "off")
 KEEP_RULES = ("first-failure", "longest")
-COMPOSITIONS = ("none", "eagle3")
+EAGLE3, MTP = "eagle3", "mtp"
+#: Heads of a target.
+HEADS = (EAGLE3, MTP)
+COMPOSITIONS = ("none", *HEADS)
 VERIFY_ROUTES = ("auto", "mask", "virtual", "rows")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
@@ -258,8 +261,10 @@ class ServerOptions(SharedOptions):
     compose: str = option(
         "none",
         choice(COMPOSITIONS),
-        "With `eagle3`, the target's EAGLE-3 head drafts where the target is followed "
-        "token by token.",
+        "A head of the target drafts where the target is followed token by token. "
+        "`eagle3` is the EAGLE-3 head that `--speculative-parse-eagle-model-path` "
+        "names, and `mtp` the head for multi-token prediction in the target's own "
+        "checkpoint.",
     )
     eagle_model_path: str = option(
         "",
@@ -268,14 +273,14 @@ class ServerOptions(SharedOptions):
         "`--speculative-parse-compose eagle3`, never alone.",
     )
     eagle_steps: int = option(
-        4, whole(1, 64), "Tokens that the EAGLE-3 head drafts at a time."
+        4, whole(1, 64), "Tokens that the target's head drafts at a time."
     )
     drafters: str = option(
         AUTO,
         DRAFTERS,
         "Who drafts, in the order of their turns. `auto` takes the draft model, the "
-        "draft server and the EAGLE-3 head where other flags name them. `ngram` copies "
-        "earlier text of the prompt and the answer, and needs no model.",
+        "draft server and the target's head where other flags name them. `ngram` "
+        "copies earlier text of the prompt and the answer, and needs no model.",
     )
     ngram_tokens: int = option(
         64, whole(1, 1024), "Tokens that the n-gram drafter copies at a time."
@@ -307,8 +312,8 @@ class RequestOnlyOptions:
     compose: bool = option(
         True,
         SWITCH,
-        "`false` keeps the EAGLE-3 head and the n-gram drafter out of this request. On "
-        "a server without them the field has no effect.",
+        "`false` keeps the target's head and the n-gram drafter out of this request. "
+        "On a server without them the field has no effect.",
     )
     judge: str = option(
         "auto",

@@ -32,7 +32,7 @@ class RequestCounters:
     target_passes: int = 0
     #: Tokens that the draft model drafted.
     draft_tokens: int = 0
-    #: Tokens that the EAGLE-3 head drafted.
+    #: Tokens that the target's head drafted.
     eagle_draft_tokens: int = 0
     #: Of those, the tokens that stand in the output.
     eagle_kept_tokens: int = 0

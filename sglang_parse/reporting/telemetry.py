@@ -186,8 +186,8 @@ class Prometheus:
         texts = {
             "target_passes": "Forwards of the target after the prefill.",
             "draft_tokens": "Tokens drafted by the draft model.",
-            "eagle_draft_tokens": "Tokens drafted by the EAGLE-3 head.",
-            "eagle_kept_tokens": "Tokens of the EAGLE-3 head in outputs.",
+            "eagle_draft_tokens": "Tokens drafted by the target's head.",
+            "eagle_kept_tokens": "Tokens of the target's head in outputs.",
             "client_tokens": "Tokens of clients' texts tried as drafts.",
             "probe_segments": "Judged segments whose verdict a probe gave.",
             "judged_tokens": "Draft tokens under some verdict.",

@@ -31,7 +31,7 @@ class RequestStates:
     #: Question -> judge suffix.
     make_judge: Callable[[str], Asked]
     #: What can draft: what is judged, such as a draft model, and what writes tokens
-    #: that must equal the target's, such as an EAGLE-3 head.
+    #: that must equal the target's, such as a head of the target.
     has_draft_model: bool
     has_token_level: bool
     #: Ends a request with an error.

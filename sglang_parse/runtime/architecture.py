@@ -11,7 +11,8 @@ from sglang.srt.configs.model_config import (
     is_minimax_sparse,
 )
 
-from sglang_parse.runtime.families import SEE, refusal_of
+from sglang_parse.options.table import EAGLE3
+from sglang_parse.runtime.families import SEE, names_a_head, refusal_of
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 
 # Attention backends on which a pass of many prefixes is right for such models.
@@ -29,7 +30,8 @@ def check_architecture(
     *,
     backends: Sequence[str] = (),
     is_draft: bool = False,
-    has_head: bool = False,
+    is_head: bool = False,
+    head: str = "",
     has_probe: bool = False,
     route: str = "auto",
 ) -> None:
@@ -39,8 +41,9 @@ def check_architecture(
     ModelConfig alone does not say of every family that it has sliding windows (Gemma 2
     and 3, or any under --disable-hybrid-swa-memory). flag: names the model.
     backends: attention backends of its prefills and steps. is_draft: whether it drafts,
-    and no pass runs on it. has_head, has_probe: whether an EAGLE-3 head or a probe
-    reads this target. route: the setting `verify_route`.
+    and no pass runs on it; is_head: as the head of a target. head: the setting
+    `compose` where a head reads this target. has_probe: whether a probe does. route:
+    the setting `verify_route`.
     """
     model_config = runner.model_config
     name = model_config.hf_config.architectures[0]
@@ -52,23 +55,34 @@ def check_architecture(
             f"{flag}: {name} {why}, which --speculative-algorithm PARSE does not "
             f"support; {SEE}."
         )
+    if names_a_head(name) and not is_head:
+        raise ValueError(
+            f"{flag}: SGLang serves this model as {name}, the head of a target; "
+            "expected a model that writes by itself, or the head beside its target by "
+            "--speculative-parse-compose."
+        )
     for backend in backends:
         if not is_draft:
             _check_pools(runner, name, flag, backend)
         _check_kinds(runner, name, flag, backend, is_draft=is_draft)
     if has_latent_kv(runner) and "flashinfer" in backends:
-        _check_latent(name, flag, has_head=has_head, route=route)
+        _check_latent(name, flag, head=head, route=route)
     if has_recurrent_state(runner):
-        _check_readers(name, flag, has_head=has_head, has_probe=has_probe)
-    if has_head and model_config.is_multimodal:
+        _check_readers(name, flag, head=head, has_probe=has_probe)
+    if head and model_config.is_multimodal:
         raise ValueError(
-            f"{flag}: {name} is multimodal, and an EAGLE-3 head cannot read images; "
-            "leave out --speculative-parse-compose eagle3."
+            f"{flag}: {name} is multimodal, and its head cannot read images; leave out "
+            f"--speculative-parse-compose {head}."
         )
 
 
 def has_recurrent_state(runner: Any) -> bool:
-    """Whether some layer of a model keeps a state besides KV."""
+    """Whether some layer of a model keeps a state besides KV.
+
+    Of such families SGLang takes a draft for the MTP head, whose layer keeps none.
+    """
+    if getattr(runner, "is_draft_worker", False):
+        return False
     return mambaish_config(runner.model_config) is not None
 
 
@@ -83,11 +97,11 @@ def has_window(runner: Any) -> bool:
     return bool(runner.model_config.is_hybrid_swa) or (size is not None and size >= 0)
 
 
-def _check_readers(name: str, flag: str, *, has_head: bool, has_probe: bool) -> None:
+def _check_readers(name: str, flag: str, *, head: str, has_probe: bool) -> None:
     """Nothing asks for forwards that begin behind or before the state."""
     for holds, what, advice in (
         (
-            has_head,
+            head == EAGLE3,
             "what an EAGLE-3 head reads of a cached prompt",
             "--speculative-parse-compose eagle3",
         ),
@@ -104,10 +118,10 @@ def _check_readers(name: str, flag: str, *, has_head: bool, has_probe: bool) -> 
             )
 
 
-def _check_latent(name: str, flag: str, *, has_head: bool, route: str) -> None:
+def _check_latent(name: str, flag: str, *, head: str, route: str) -> None:
     """FlashInfer's latent attention takes no mask, and reads no cached prompt again."""
     for holds, what in (
-        (has_head, "--speculative-parse-compose eagle3"),
+        (head, f"--speculative-parse-compose {head}"),
         (route == "mask", "--speculative-parse-verify-route mask"),
     ):
         if holds:

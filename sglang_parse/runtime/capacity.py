@@ -98,22 +98,28 @@ def full_pass_rows(
 
 
 def check_feature_room(
-    *, num_prefill: int, num_verify: int, width: int, itemsize: int, free_bytes: int
+    *,
+    num_prefill: int,
+    num_verify: int,
+    width: int,
+    itemsize: int,
+    free_bytes: int,
+    compose: str,
 ) -> None:
     """Raise ValueError where the hidden states of one prefill would not fit, and warn
     where those of a verify pass might not.
 
     num_prefill, num_verify: rows of the largest prefill and of a full verify pass,
-    whose [rows, width] hidden states an EAGLE-3 head reads; they exist twice while they
-    are put side by side. free_bytes: left beside weights and pools.
+    whose [rows, width] hidden states a head reads; they exist twice while they are put
+    side by side. free_bytes: left beside weights and pools. compose: the setting.
     """
     for num_rows, what in ((num_prefill, "prefill"), (num_verify, "verify pass")):
         wanted = 2 * num_rows * width * itemsize
         if wanted <= free_bytes:
             continue
         needs = (
-            f"--speculative-parse-compose eagle3 needs {wanted / 1e9:.2f} GB for the "
-            f"hidden states of a {what} of {num_rows} tokens and "
+            f"--speculative-parse-compose {compose} needs {wanted / 1e9:.2f} GB for "
+            f"the hidden states of a {what} of {num_rows} tokens and "
             f"{free_bytes / 1e9:.2f} GB are free; lower"
         )
         if what == "prefill":
@@ -162,8 +168,8 @@ def describe_pools(
 ) -> str:
     """What the KV pools hold and what PARSE takes of them, in one line.
 
-    draft_pools: of the draft model and the EAGLE-3 head, where there are. window: draft
-    tokens a round, 0 for no limit. max_judge_tokens: suffix tokens a request may have
+    draft_pools: of the draft model and the head, where there are. window: draft tokens
+    a round, 0 for no limit. max_judge_tokens: suffix tokens a request may have
     judged in one pass.
     """
     target_bytes = bytes_per_token(target_pool)

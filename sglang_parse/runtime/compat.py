@@ -250,23 +250,38 @@ def show_layers(target: Any, layers: Sequence[int], flag: str) -> ShownLayers:
     return ShownLayers(wanted, head, size)
 
 
-def take_features(output: LogitsProcessorOutput, rows: Tensor | None) -> Tensor:
-    """The hidden states that an EAGLE-3 head reads, [tokens, width], taken out of the
-    output of a prefill whose target shows them (`capture_features`).
+@dataclass(frozen=True)
+class States:
+    """Hidden states of a forward, [tokens, width] each."""
+
+    final: Tensor
+    #: Of the layers that the target shows (`capture_features`, `show_layers`), side by
+    #: side; None where it shows none.
+    layers: Tensor | None
+
+    @classmethod
+    def of(cls, output: LogitsProcessorOutput) -> States:
+        """Those of a forward that captures all. With layers shown, SGLang puts the
+        final ones elsewhere."""
+        found, final = output.hidden_states, output.last_hidden_states
+        return cls(found, None) if final is None else cls(final, found)
+
+
+def take_states(output: LogitsProcessorOutput, rows: Tensor | None) -> States:
+    """The hidden states of a prefill that captures all, taken out of its output.
 
     rows: [n] int64 tokens whose final hidden states the scheduler is to see, None for
     all.
 
     What: the final hidden states, [n, hidden], stand where SGLang expects them.
-    Why: with features captured, `hidden_states` holds the features, and the scheduler
-    sends `hidden_states` to clients that ask for them.
+    Why: with layers shown, `hidden_states` holds those, and the scheduler sends
+    `hidden_states` to clients that ask for them.
     Where: layers/logits_processor.py, `_get_last_hidden_states_to_store`.
-    Ends with: a field of its own for the features.
+    Ends with: a field of its own for the layers.
     """
-    features, final = output.hidden_states, output.last_hidden_states
-    assert features is not None and final is not None
-    output.hidden_states = final if rows is None else final[rows]
-    return features
+    states = States.of(output)
+    output.hidden_states = states.final if rows is None else states.final[rows]
+    return states
 
 
 def set_allocated_len(req: SchedulerRequest, num_columns: int) -> None:
@@ -385,8 +400,8 @@ def capture_hidden_states(runner: Any) -> None:
 
     What: the server's setting `return_hidden_states_mode` is `full` while the graphs
     are captured, and what it was afterwards.
-    Why: a pass reads its hidden states, and an EAGLE-3 head those of prefills and plain
-    steps. A graph that was captured without them refuses such a batch.
+    Why: a pass reads its hidden states, and a head those of prefills and plain steps.
+    A graph that was captured without them refuses such a batch.
     Where: runner/base_runner.py, `BaseRunner.__init__`;
     runner/prefill_cuda_graph_runner.py and runner/decode_cuda_graph_runner.py,
     `capture_hidden_mode`.
@@ -494,13 +509,33 @@ def replay_pass(runner: Any, graphs: Any, *, num_sequences: int) -> Iterator[Non
 
 
 @contextmanager
-def capture_head_prefills(runner: Any) -> Iterator[None]:
+def waits_for_no_gpu(device: str) -> Iterator[None]:
+    """Let models of heads take the target's weights inside the block on a CPU too.
+
+    device: of the models.
+
+    What: `torch.cuda.synchronize` does nothing inside the block on a CPU.
+    Why: they wait there for a GPU, whatever the device.
+    Where: models/deepseek_v2.py, glm4_moe.py and qwen3_next.py, `set_embed_and_head`.
+    Ends with: models that ask SGLang's platform to wait, as models/llama.py does.
+    """
+    wait = torch.cuda.synchronize
+    if device == "cpu":
+        torch.cuda.synchronize = lambda device=None: None
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize = wait
+
+
+@contextmanager
+def capture_head_prefills(runner: Any, algorithm: str) -> Iterator[None]:
     """Have a head's prefill graphs captured inside the block as those of SGLang's own.
 
-    runner: the head's ModelRunner.
+    runner: the head's ModelRunner. algorithm: SGLang's that such a head belongs to.
 
-    What: its speculative algorithm is EAGLE3 inside the block. Where the block raises,
-    the runner has no prefill graphs.
+    What: its speculative algorithm is that one inside the block. Where the block
+    raises, the runner has no prefill graphs.
     Why: only then do the graphs read the target's hidden states, from a buffer that a
     replay fills, and show the last one of each request. Half-captured graphs would be
     replayed.
@@ -509,7 +544,7 @@ def capture_head_prefills(runner: Any) -> Iterator[None]:
     Ends with: a method of CustomSpecAlgo that says what a draft's prefill reads.
     """
     before = runner.spec_algorithm
-    runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+    runner.spec_algorithm = SpeculativeAlgorithm[algorithm]
     try:
         yield
     except Exception:

@@ -37,6 +37,11 @@ class Family:
     images: bool = False
     #: Whether its models keep a recurrent state besides KV.
     recurrent: bool = False
+    #: How names of weights of its head for multi-token prediction begin; "" where no
+    #: test has proven such a head. {layers} is the number of the target's layers.
+    mtp: str = ""
+    #: Whether its models are heads of others.
+    head: bool = False
     #: What has run; "" where no model of the family has.
     tested: str = ""
     #: Models with its tokenizer that are small enough to draft.
@@ -105,6 +110,17 @@ def reads_images_of(architecture: str) -> bool:
 def is_recurrent(architecture: str) -> bool:
     """Whether a model keeps a recurrent state besides KV."""
     return any(architecture in f.architectures and f.recurrent for f in families())
+
+
+def names_a_head(architecture: str) -> bool:
+    """Whether a model is the head of another."""
+    return any(architecture in f.architectures and f.head for f in families())
+
+
+def mtp_weights_of(architecture: str) -> str:
+    """How names of weights of a model's MTP head begin, "" without a proven one."""
+    found = (f.mtp for f in families() if architecture in f.architectures)
+    return next(found, "")
 
 
 def served_table() -> str:

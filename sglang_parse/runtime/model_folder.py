@@ -66,6 +66,16 @@ def context_length(path: str) -> int | None:
         return None
 
 
+def weight_names(folder: Path) -> set[str] | None:
+    """Names of the weights in a folder; None where it has no safetensors."""
+    index = folder / INDEX
+    if index.exists():
+        found = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
+        return set(found)
+    files = sorted(folder.glob("*.safetensors"))
+    return {name for file in files for name in _header_of(file)[0]} if files else None
+
+
 def _folder_problem(folder: Path, needs_weights: bool, needs_tokenizer: bool) -> str:
     missing = [
         what
@@ -117,26 +127,32 @@ def _weights_problem(folder: Path) -> str:
 
 
 def weights_file_problem(file: Path) -> str:
-    """A safetensors file is as long as its header says.
-
-    The file is 8 bytes with the header's length, the header, and the tensors (format:
-    https://github.com/huggingface/safetensors).
-    """
+    """A safetensors file is as long as its header says."""
     found = file.stat().st_size
     broken = f"has a broken {file.name} (no safetensors header); download it again."
     try:
-        with open(file, "rb") as f:
-            (length,) = struct.unpack("<Q", f.read(8))
-            if 8 + length > found:
-                return broken
-            header = json.loads(f.read(length))
-        ends = [row["data_offsets"][1] for k, row in header.items() if k[:2] != "__"]
+        header, start = _header_of(file)
+        ends = [row["data_offsets"][1] for row in header.values()]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError):
         return broken
-    expected = 8 + length + max(ends, default=0)
+    expected = start + max(ends, default=0)
     if found == expected:
         return ""
     return (
         f"has a broken {file.name}: it has {found} bytes, and its header says "
         f"{expected}; download it again."
     )
+
+
+def _header_of(file: Path) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of its tensors by name, and where they begin.
+
+    The file is 8 bytes with the header's length, the header, and the tensors (format:
+    https://github.com/huggingface/safetensors). Raises ValueError where it is shorter.
+    """
+    with open(file, "rb") as f:
+        (length,) = struct.unpack("<Q", f.read(8))
+        if 8 + length > file.stat().st_size:
+            raise ValueError(f"{file.name} ends within its header")
+        header = json.loads(f.read(length))
+    return {k: row for k, row in header.items() if k[:2] != "__"}, 8 + length

@@ -32,11 +32,12 @@ from sglang_parse.runtime.batches import (
 )
 from sglang_parse.runtime.compat import (
     ShownLayers,
+    States,
     pass_eager_inputs_through,
     reads_rows_of,
     room_for,
     show_layers,
-    take_features,
+    take_states,
     wait_in_gathers,
     without_graphs,
 )
@@ -98,7 +99,7 @@ class PassOutput:
     #: [n, vocab] at the rows asked for: the verdict rows request by request, or every
     #: row of a decode step.
     logits: Tensor
-    #: [rows, width] what an EAGLE-3 head reads, None without one.
+    #: [rows, width] what a head reads, None without one.
     features: Tensor | None = None
     #: [rows, width] what a probe reads of the layers, None without one.
     layers: Tensor | None = None
@@ -142,7 +143,7 @@ class TargetVerifier:
         self.runner = target_worker.model_runner
         self.spec_algorithm = spec_algorithm
         self.pass_graphs = PassGraphs(self.runner)
-        self.shows_features = False  # set where an EAGLE-3 head reads them
+        self.shows_features = False  # set where a head reads them
         #: What the target shows for a probe, None where nobody reads it.
         self.shown: ShownLayers | None = None
         self._of_head: Tensor | slice = slice(None)
@@ -301,8 +302,8 @@ class TargetVerifier:
         if self._shows_last(batch):
             ends = torch.tensor(batch.extend_lens, device=batch.device).cumsum(0)
             last_rows = ends - 1
-        features = take_features(result.logits_output, last_rows)
-        return result, features[:, self._of_head] if self.shows_features else None
+        states = take_states(result.logits_output, last_rows)
+        return result, self._features(states) if self.shows_features else None
 
     def _hidden_mode(self, batch: SchedulerBatch) -> CaptureHiddenMode:
         """What SGLang itself expects of a prefill's hidden states."""
@@ -324,7 +325,7 @@ class TargetVerifier:
         scratch: Tensor,
         table: Tensor,
     ) -> Tensor:
-        """[len(ids), width] what an EAGLE-3 head reads at cached positions, computed
+        """[len(ids), width] what a head reads at cached positions, computed
         again: the tokens `ids` of one request from position `start` on.
 
         row: of req_to_token. scratch: [len(ids)] slots for the KV that this computes;
@@ -343,19 +344,26 @@ class TargetVerifier:
         result = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=batch, is_verify=True
         )
-        return result.logits_output.hidden_states[:, self._of_head]
+        return self._features(States.of(result.logits_output))
+
+    def _features(self, states: States) -> Tensor:
+        """What a head reads: the layers that are shown for it, or the final states."""
+        if states.layers is None or (self.shown is not None and not self.shown.head):
+            return states.final
+        return states.layers[:, self._of_head]
 
     def _output(self, output: LogitsProcessorOutput, num_logits: int) -> PassOutput:
-        """With features shown, SGLang puts the final hidden states elsewhere."""
         logits = output.next_token_logits[:num_logits]
-        found = output.hidden_states
-        if found is None or not (self.shows_features or self.shown is not None):
-            return PassOutput(found, logits)
+        if output.hidden_states is None:
+            return PassOutput(None, logits)
+        states, layers = States.of(output), None
+        if self.shown is not None and states.layers is not None:
+            layers = states.layers[:, self._of_probe]
         return PassOutput(
-            output.last_hidden_states,
+            states.final,
             logits,
-            features=found[:, self._of_head] if self.shows_features else None,
-            layers=found[:, self._of_probe] if self.shown is not None else None,
+            features=self._features(states) if self.shows_features else None,
+            layers=layers,
         )
 
     def logits_of(self, output: PassOutput, rows: Sequence[int]) -> Tensor:

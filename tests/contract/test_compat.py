@@ -15,7 +15,7 @@ import torch
 
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.runtime import compat
+from sglang_parse.runtime import compat, families
 from sglang_parse.target.backends.registry import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -270,6 +270,38 @@ def test_final_states_are_kept_beside_the_features():
             processor, final, features, full
         )
         assert kept is expected
+
+
+def test_models_of_heads_wait_for_a_gpu():
+    """Red if none does any more: `waits_for_no_gpu` could go."""
+    for name in ("deepseek_v2", "glm4_moe", "qwen3_next"):
+        source = source_of(f"models/{name}.py")
+        share = source.partition("def set_embed_and_head(self, embed, head):")[2]
+        assert "torch.cuda.synchronize()" in share[:400], name
+
+
+def test_a_draft_of_such_a_target_is_its_head():
+    """Red if SGLang loads the whole target again for `--speculative-parse-compose mtp`,
+    or gives the head other names, layers or slots than we count with."""
+    config = source_of("configs/model_config.py")
+    for target, head in (
+        ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN"),
+        ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN"),
+        ("Qwen3NextForCausalLM", "Qwen3NextForCausalLMMTP"),
+        ("Qwen3_5MoeForCausalLM", "Qwen3_5ForCausalLMMTP"),
+    ):
+        assert families.mtp_weights_of(target) and not families.refusal_of(head)
+        renamed = config.partition(f'self.hf_config.architectures[0] = "{head}"')
+        assert f'"{target}"' in renamed[0] and renamed[2]
+    pools = source_of("mem_cache/kv_cache_configurator.py")
+    assert "[0]\n            if self.is_draft_worker\n" in pools
+    for file, reads in (
+        ("deepseek_nextn", "previous_hidden_states = forward_batch.spec_info.hidden"),
+        ("glm4_moe_nextn", "forward_batch.spec_info.hidden_states"),
+        ("qwen3_next_mtp", "hidden_states = forward_batch.spec_info.hidden_states"),
+        ("qwen3_5_mtp", "hidden_states = forward_batch.spec_info.hidden_states"),
+    ):
+        assert reads in source_of(f"models/{file}.py")
 
 
 def test_allocated_length_is_what_sglang_frees_and_reserves_by():

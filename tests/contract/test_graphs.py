@@ -144,9 +144,14 @@ def test_a_heads_prefills_are_captured_with_the_targets_states():
     config = SimpleNamespace(target_hidden_size=8, num_aux_hidden_states=3)
     runner = SimpleNamespace(
         spec_algorithm=SpeculativeAlgorithm.EAGLE3,
-        model_config=SimpleNamespace(hf_config=config, hidden_size=5),
+        model_config=SimpleNamespace(
+            hf_config=config, hidden_size=5, spec_hidden_size=5
+        ),
     )
     assert get_draft_input_from_target_hidden_dim(runner) == 24
+    runner.spec_algorithm = SpeculativeAlgorithm.EAGLE
+    runner.model_config.hf_config = SimpleNamespace()
+    assert get_draft_input_from_target_hidden_dim(runner) == 5
 
 
 def test_a_heads_steps_are_captured_with_our_input():

@@ -221,3 +221,17 @@ def test_prompts_with_images(served):
         told = other.report["mode"], other.report["fallback"]
         assert told == ("exact", "multimodal_input")
     assert all(a.report["mode"] == "semantic" for a in asked[8:])
+
+
+@pytest.mark.parametrize("served", ("qwen3_5", "qwen3_next"), indirect=True)
+def test_clients_that_leave_take_nothing_with_them(served):
+    """Red if the state or the slots of a request that ended inside its answer go to
+    another request as they were."""
+    engine, prompts = served.engine, prompts_of(6, seed=13)
+    exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
+    expected = ids_of(engine.run(prompts, 6, **exact))
+    gone = engine.run(prompts[:4], 4, abort_after=7, stream=True, **exact)
+    for answer, ids in zip(gone, expected, strict=False):
+        assert answer.reason["type"] == "abort" and len(answer.ids) < ANSWER_TOKENS
+        assert answer.ids == ids[: len(answer.ids)]
+    assert ids_of(engine.run(prompts, 6, **exact)) == expected

@@ -1,4 +1,4 @@
-"""A draft model and an EAGLE-3 head whose next token is the last one plus one.
+"""A draft model and a head whose next token is the last one plus one.
 
 Their forwards are replaced; each keeps every batch that it was asked to run.
 """
@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import torch
 
 from sglang_parse.drafting.draft_loop import DraftModel
-from sglang_parse.drafting.eagle3_head import EagleHead
 from sglang_parse.drafting.head_graphs import HeadGraphs
+from sglang_parse.drafting.head_model import HeadModel
+from sglang_parse.options.table import EAGLE3
 
 VOCAB = 64
 GREEDY = SimpleNamespace(is_all_greedy=True, grammars=None)
@@ -43,15 +44,17 @@ class CountingDraft(DraftModel):
         return SimpleNamespace(next_token_logits=logits)
 
 
-class CountingHead(EagleHead):
+class CountingHead(HeadModel):
     """Its hidden state is the sum of the one it reads and the token."""
+
+    name = EAGLE3
 
     def __init__(self) -> None:
         self.hot_token_id = None
         self.layout = None
         self.longest_prefill = 8
         self.runner = SimpleNamespace(dtype=torch.float32, device="cpu")
-        self.graphs = HeadGraphs(self.runner, features_width=1)
+        self.graphs = HeadGraphs(self.runner, 1, self.name)
         self.batches: list[SimpleNamespace] = []
 
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:

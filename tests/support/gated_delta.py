@@ -8,21 +8,24 @@ KEY_HEADS, VALUE_HEADS, KEY, VALUE, KERNEL = 2, 4, 8, 6, 4
 WIDTH = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
 
 
-def random_layer(seed: int = 0, layer_id: int = 0) -> SimpleNamespace:
+def random_layer(
+    seed: int = 0, layer_id: int = 0, key: int = KEY, value: int = VALUE
+) -> SimpleNamespace:
     """What RadixLinearAttention holds; decays from strong to weak."""
     generator = torch.Generator().manual_seed(seed)
+    widths = (KEY_HEADS * key, KEY_HEADS * key, VALUE_HEADS * value)
     return SimpleNamespace(
         layer_id=layer_id,
-        conv_weights=torch.randn(WIDTH, KERNEL, generator=generator),
+        conv_weights=torch.randn(sum(widths), KERNEL, generator=generator),
         bias=None,
         A_log=torch.randn(VALUE_HEADS, generator=generator),
         dt_bias=torch.randn(VALUE_HEADS, generator=generator) - 2,
-        q_dim=KEY_HEADS * KEY,
-        k_dim=KEY_HEADS * KEY,
-        v_dim=VALUE_HEADS * VALUE,
+        q_dim=widths[0],
+        k_dim=widths[1],
+        v_dim=widths[2],
         num_k_heads=KEY_HEADS,
         num_v_heads=VALUE_HEADS,
-        head_k_dim=KEY,
+        head_k_dim=key,
     )
 
 

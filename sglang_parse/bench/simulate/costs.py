@@ -44,7 +44,7 @@ class Costs(Protocol):
         """Python and launches of a drafted round that nothing hides."""
 
     def head_step_ms(self, bs: int) -> float:
-        """A step of an EAGLE-3 head, its reading of the pass spread over the steps."""
+        """A step of the head, its reading of the pass spread over the steps."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def constants(name: str, *, folder: str) -> dict[str, float]:
 class GpuCosts:
     """Modelled from the shapes of a pair: the slower of memory and arithmetic.
 
-    graphs: whether verify passes and the draft's catching up replay graphs.
+    graphs: whether verify passes and the draft's catching up replay graphs. ships_head:
+    whether the target's head is its own MTP head, and no EAGLE-3 head.
     """
 
     target: ModelShape
@@ -100,6 +101,7 @@ class GpuCosts:
     graphs: bool = True
     context: int = CONTEXT
     name: str = ""
+    ships_head: bool = False
 
     def plain_ms(self, bs: int) -> float:
         return self._decode_ms(self.target, bs)
@@ -124,6 +126,11 @@ class GpuCosts:
         return self.device.host_round_ms + self.device.host_request_ms * bs
 
     def head_step_ms(self, bs: int) -> float:
+        if self.ships_head:
+            head = self.target.mtp_head
+            step = self._decode_ms(head, bs) + self.device.step_extra_ms
+            least = 0.0 if self.graphs else self._launch_ms(head, graphs=False)
+            return max(step, least)
         return self.device.head_step_ms * (1.0 if not self.graphs else 0.3)
 
     # -- Parts -----------------------------------------------------------------

@@ -37,7 +37,7 @@ def known_shape(name: str) -> ModelShape:
     return ModelShape.read(DATA / "models" / f"{name}.json")
 
 
-def pair_costs(name: str, *, graphs: bool = True) -> Costs:
+def pair_costs(name: str, *, graphs: bool = True, ships_head: bool = False) -> Costs:
     """Of a named pair, or of a measured table. Raises ValueError for an unknown one."""
     if name in PAIRS:
         target, draft, gpu, tp = PAIRS[name]
@@ -48,6 +48,7 @@ def pair_costs(name: str, *, graphs: bool = True) -> Costs:
             tp,
             graphs=graphs,
             name=name,
+            ships_head=ships_head,
         )
     return MeasuredCosts.load(name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class ModelShape:
     expert_params: float
     num_experts: int
     experts_per_token: int
+    #: Parameters of the LM head, which are among `dense_params`.
+    lm_head_params: float = 0.0
 
     @classmethod
     def read(cls, path: Path) -> ModelShape:
@@ -74,6 +76,19 @@ class ModelShape:
             expert_params=mlp * num_experts,
             num_experts=num_experts,
             experts_per_token=config.get("num_experts_per_tok") or 0,
+            lm_head_params=embedding,
+        )
+
+    @property
+    def mtp_head(self) -> ModelShape:
+        """One layer more and the LM head: what many models ship to draft."""
+        layers = self.dense_params - self.lm_head_params
+        return replace(
+            self,
+            name=f"{self.name} MTP head",
+            num_layers=1,
+            dense_params=layers / self.num_layers + self.lm_head_params,
+            expert_params=self.expert_params / self.num_layers,
         )
 
     def weight_bytes(self, num_tokens: float) -> float:

@@ -42,6 +42,21 @@ def test_costs_rise_with_the_work(pair):
     assert costs.step_ms(1) < costs.plain_ms(1) < costs.pass_ms(4096, 1)
 
 
+def test_an_mtp_head_costs_one_layer_and_the_lm_head():
+    """Red if a step of it is charged for the target's layers, or for none."""
+    target = known_shape("qwen3-235b-a22b")
+    head = target.mtp_head
+    assert head.num_layers == 1
+    assert head.expert_params * target.num_layers == pytest.approx(target.expert_params)
+    layers = target.dense_params - target.lm_head_params
+    assert head.dense_params - head.lm_head_params == pytest.approx(
+        layers / target.num_layers
+    )
+    for graphs in (True, False):
+        costs = pair_costs("235b+8b-h100-tp8", graphs=graphs, ships_head=True)
+        assert costs.plain_ms(1) / 94 < costs.head_step_ms(1) < costs.plain_ms(1) / 4
+
+
 @pytest.mark.parametrize("kept", [0.5, 0.8, 0.9])
 def test_errors_keep_the_share_that_is_asked_for(kept):
     """Red if "kept 0.9" means another share of a draft."""

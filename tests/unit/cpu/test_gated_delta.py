@@ -1,5 +1,11 @@
 """Gated delta nets in chunks equal the same token by token."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -22,6 +28,9 @@ from tests.support.gated_delta import (
 )
 
 SAME = 1e-5
+# The share of the largest value that half precision costs.
+HALF = 3e-3
+ROOT = Path(__file__).parents[3]
 
 
 def random_inputs(lens, seed=1):
@@ -107,3 +116,22 @@ def test_padding_is_taken_off_again(lens):
     assert padded.shape == (len(lens), max(lens), 2)
     assert int((padded == 0).sum()) == 2 * (len(lens) * max(lens) - sum(lens))
     assert take_rows(padded, lens).equal(rows)
+
+
+def test_sglangs_triton_kernels_give_the_oracles_states():
+    """Red if the kernels that a GPU would run need another layout of states, decays or
+    heads, write states where nobody asks for it, or show them elsewhere than at every
+    64 tokens. SGLang's own kernels, interpreted."""
+    script = ROOT / "tests" / "support" / "triton_gated_delta.py"
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    deviations = json.loads(done.stdout.splitlines()[-1])
+    assert len(deviations) == 13
+    assert max(deviations) < HALF

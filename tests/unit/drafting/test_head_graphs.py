@@ -1,4 +1,4 @@
-"""Graphs of an EAGLE-3 head: what is captured, and what a replayed step reads."""
+"""Graphs of a head: what is captured, and what a replayed step reads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_parse.drafting import head_graphs
-from sglang_parse.drafting.eagle3_head import ChainRequest, HeadHint, HeadRows
 from sglang_parse.drafting.head_graphs import HeadGraphs, HeadInput
+from sglang_parse.drafting.head_model import ChainRequest, HeadHint, HeadRows
+from sglang_parse.options.table import EAGLE3, HEADS, MTP
 from tests.support.counting import CountingHead
 
 MOST = 4
@@ -73,14 +74,18 @@ def on_host(make):
     return lambda *size, device=None, **more: make(*size, **more)
 
 
-def test_prefills_are_captured_as_sglangs_own_and_steps_with_their_states(backends):
+@pytest.mark.parametrize("kind", HEADS)
+def test_prefills_are_captured_as_sglangs_own_and_steps_with_their_states(
+    backends, kind
+):
     """Red if a graph reads no hidden states, steps are captured as verify passes, or
     what was changed for the capture stays so."""
     runner, before = Runner(), DecodeCudaGraphRunner.get_spec_info
-    graphs = HeadGraphs(runner, 6)
+    graphs = HeadGraphs(runner, 6, kind)
     graphs.capture()
     prefills, (name, algorithm, inputs) = runner.captured
-    assert prefills == ("prefills", SpeculativeAlgorithm.EAGLE3)
+    own = {EAGLE3: SpeculativeAlgorithm.EAGLE3, MTP: SpeculativeAlgorithm.EAGLE}
+    assert prefills == ("prefills", own[kind])
     assert (name, algorithm) == ("steps", SpeculativeAlgorithm.NONE)
     assert [len(one.hidden_states) for one in inputs] == [MOST, 2, 1]
     for one in inputs:
@@ -111,7 +116,7 @@ def test_what_cannot_be_captured_runs_without_and_the_log_says_so_once(
     backends.update({k: v for k, v in change.items() if k in backends})
     runner = Runner(change.get("width", 6), change.get("steps", "decode graphs"))
     runner.decode_attention_backend_str = change.get("backend", "flashinfer")
-    graphs = HeadGraphs(runner, 6)
+    graphs = HeadGraphs(runner, 6, EAGLE3)
     with caplog.at_level(logging.INFO, head_graphs.__name__):
         graphs.capture()
     (line,) = (r.message for r in caplog.records)
@@ -130,7 +135,7 @@ def test_nothing_is_captured_on_cpu(caplog):
     runner = Runner()
     runner.device = "cpu"
     with caplog.at_level(logging.INFO, head_graphs.__name__):
-        HeadGraphs(runner, 6).capture()
+        HeadGraphs(runner, 6, EAGLE3).capture()
     assert not runner.captured and not caplog.records
 
 

@@ -9,6 +9,7 @@ from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.integration import kv_budget
 from sglang_parse.integration.flags import OPTIONS_ATTRIBUTE
 from sglang_parse.runtime.capacity import bytes_per_token
+from tests.support import tiny_mtp
 from tests.support.kv_pools import pool_of_draft
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -89,3 +90,21 @@ def test_only_target_pools_of_parse_servers_are_charged(published, monkeypatch):
     assert charged(server_args=alone) == 103
     setattr(args, OPTIONS_ATTRIBUTE, head)
     assert charged() == 110
+    setattr(args, OPTIONS_ATTRIBUTE, {"compose": "mtp"})
+    assert charged() == 114
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next", "glm4_moe"])
+def test_budget_of_an_mtp_head_is_one_layer(published, tmp_path, name):
+    """Red if a head in the target's checkpoint is charged for the target's layers, or
+    latent KV for keys and values of every head."""
+    from sglang.srt.server_args import prepare_server_args
+
+    path = tmp_path / name
+    tiny_mtp.build_with_mtp(name, path)
+    args = prepare_server_args(["--model-path", str(path), "--dtype", "float32"])
+    fields = tiny_mtp.FAMILIES[name].fields
+    width = 2 * fields["num_key_value_heads"] * fields["head_dim"]
+    if "kv_lora_rank" in fields:
+        width = fields["kv_lora_rank"] + fields["qk_rope_head_dim"]
+    assert kv_budget.draft_cell_size(args, str(path), None) == 4 * width

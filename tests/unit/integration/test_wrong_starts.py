@@ -161,6 +161,7 @@ def test_other_combinations(capsys, broken):
     check(told_of(capsys, *DRAFT, *eagle, "/no/head"), HEAD_FLAG)
     check(told_of(capsys, *DRAFT, *eagle, str(TARGET_PATH)), HEAD_FLAG)
     check(told_of(capsys, *DRAFT, HEAD_FLAG, str(HEAD_PATH)), f"{OWN}compose")
+    check(told_of(capsys, *DRAFT, f"{OWN}compose", "mtp"), f"{OWN}compose")
     check(told_of(capsys, *DRAFT, f"{OWN}drafters", "ngram"), f"{OWN}drafters")
 
 

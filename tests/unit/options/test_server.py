@@ -22,7 +22,7 @@ BAD = {
     "mode": ["", "auto", None, 0],
     "exact_tail": ["true", 1, 0, None],
     "recover_segments": [-1, 1.0, "1", "ALL", "", True, None, 1025],
-    "compose": ["", "eagle", "EAGLE3", None, True, "eagle3"],
+    "compose": ["", "eagle", "EAGLE3", None, True, "eagle3", "nextn"],
     "eagle_model_path": [7, None, "head", ["head"]],
     "eagle_steps": [0, 65, 2.0, "4", True, None],
     "drafters": ["", "model,ngram", "ngram,ngram", "ngram, model", "other", None, 1],
@@ -220,6 +220,11 @@ def test_listed_drafters_are_those_that_other_flags_name():
     head = {"compose": "eagle3", "eagle_model_path": "head"}
     assert ParseConfig().drafter_names == ()
     assert ParseConfig(drafters="ngram,eagle3", **head).drafter_names[1] == "eagle3"
+    assert ParseConfig(drafters="mtp,model", compose="mtp").composes
+    with pytest.raises(ValueError, match="speculative-parse-drafters is .*'mtp'"):
+        ParseConfig(drafters="ngram", compose="mtp")
+    with pytest.raises(ValueError, match="speculative-parse-compose is 'mtp' and "):
+        ParseConfig(compose="mtp", eagle_model_path="head")
     for settings in ({"drafters": "eagle3"}, {"drafters": "ngram", **head}):
         with pytest.raises(
             ValueError, match="speculative-parse-drafters is .*'eagle3'"

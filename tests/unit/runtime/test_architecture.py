@@ -77,14 +77,38 @@ def test_gated_delta_nets_are_served_where_their_passes_are_right(gated_delta):
 
 @pytest.mark.parametrize(
     ("reader", "told"),
-    [("has_head", "compose eagle3"), ("has_probe", "--speculative-parse-probe")],
+    [
+        ({"head": "eagle3"}, "compose eagle3"),
+        ({"has_probe": True}, "--speculative-parse-probe"),
+    ],
 )
 def test_nobody_reads_beside_a_recurrent_state(gated_delta, reader, told):
-    """Red if a head or probe is served whose forwards begin elsewhere."""
+    """Red if an EAGLE-3 head or a probe is served whose forwards begin elsewhere, or
+    the head that such models ship is not."""
+    known = {"backends": ["parse_torch"]}
+    architecture.check_architecture(gated_delta, "--model-path", head="mtp", **known)
     with pytest.raises(ValueError, match=f"recurrent state, from which .*{told}"):
-        architecture.check_architecture(
-            gated_delta, "--model-path", backends=["parse_torch"], **{reader: True}
-        )
+        architecture.check_architecture(gated_delta, "--model-path", **known, **reader)
+
+
+def test_an_mtp_head_keeps_no_state(gated_delta):
+    """Red if the head of such a target is taken for another one with a state."""
+    name = "Qwen3NextForCausalLMMTP"
+    gated_delta.model_config.hf_config.architectures = [name]
+    gated_delta.is_draft_worker = True
+    architecture.check_architecture(
+        gated_delta, "--flag", backends=["triton"], is_draft=True, is_head=True
+    )
+
+
+@pytest.mark.parametrize("name", ["Glm4MoeForCausalLMNextN", "LlamaForCausalLMEagle3"])
+def test_a_head_serves_as_a_head_alone(name):
+    """Red if a draft that SGLang takes for a head fails at its first token."""
+    head = runner(name=name)
+    architecture.check_architecture(head, "--flag", is_draft=True, is_head=True)
+    for is_draft in (True, False):
+        with pytest.raises(ValueError, match=f"--flag: .* as {name}, the head of a"):
+            architecture.check_architecture(head, "--flag", is_draft=is_draft)
 
 
 # Gemma 2 and 3 say of themselves that they are not hybrid.
@@ -123,7 +147,7 @@ def test_latent_attention_is_served_where_its_passes_are_right():
     for backend in ("fa3", "torch_native"):
         with pytest.raises(ValueError, match=f"latent attention.* {backend}; expected"):
             architecture.check_architecture(model, "--model-path", backends=[backend])
-    for more in ({"route": "mask"}, {"has_head": True}):
+    for more in ({"route": "mask"}, {"head": "eagle3"}, {"head": "mtp"}):
         architecture.check_architecture(
             model, "--model-path", backends=["triton"], **more
         )
@@ -154,5 +178,6 @@ def test_head_beside_a_multimodal_target_is_refused():
     """Red if a head is shown the placeholders of an image as tokens."""
     model = runner(is_multimodal=True)
     architecture.check_architecture(model, "--model-path")
-    with pytest.raises(ValueError, match="EAGLE-3 head cannot read images"):
-        architecture.check_architecture(model, "--model-path", has_head=True)
+    for head in ("eagle3", "mtp"):
+        with pytest.raises(ValueError, match=f"cannot read images; .*compose {head}"):
+            architecture.check_architecture(model, "--model-path", head=head)

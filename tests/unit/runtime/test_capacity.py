@@ -21,17 +21,21 @@ def test_largest_pass_has_a_slot_for_every_row():
 
 
 def test_features_of_a_prefill_must_fit():
-    """Red if an EAGLE-3 head runs the device out of memory at the first prompt."""
+    """Red if a head runs the device out of memory at the first prompt."""
     room = {"num_prefill": 8192, "num_verify": 9, "width": 3 * 4096, "itemsize": 2}
+    room["compose"] = "mtp"
     wanted = 2 * 8192 * 3 * 4096 * 2
     capacity.check_feature_room(**room, free_bytes=wanted)
-    with pytest.raises(ValueError, match=r"0\.40 GB .* 8192 .*chunked-prefill-size"):
+    with pytest.raises(
+        ValueError, match=r"mtp needs 0\.40 GB .* 8192 .*chunked-prefill"
+    ):
         capacity.check_feature_room(**room, free_bytes=wanted - 1)
 
 
 def test_features_of_a_full_pass_that_may_not_fit_are_told(caplog):
     """Red if the log says nothing before a crowded round runs out of capacity."""
     room = {"num_prefill": 9, "num_verify": 8192, "width": 3 * 4096, "itemsize": 2}
+    room["compose"] = "mtp"
     wanted = 2 * 8192 * 3 * 4096 * 2
     capacity.check_feature_room(**room, free_bytes=wanted)
     assert not caplog.text

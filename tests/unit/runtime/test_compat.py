@@ -10,7 +10,8 @@ from sglang_parse.runtime.compat import (
     IndexBuffer,
     pass_eager_inputs_through,
     room_for,
-    take_features,
+    take_states,
+    waits_for_no_gpu,
     without_graphs,
 )
 
@@ -77,13 +78,29 @@ def test_eager_inputs_pass_through_once_and_for_all(monkeypatch):
     assert "SGLANG_EAGER_INPUT_NO_COPY" in os.environ
 
 
+@pytest.mark.parametrize("shown", [True, False])
 @pytest.mark.parametrize("rows", [None, [1]])
-def test_features_leave_the_final_states_to_the_scheduler(rows):
-    """Red if a client that asks for hidden states gets an EAGLE-3 head's, or those of
-    other tokens."""
-    features, final = torch.ones(2, 6), torch.arange(4.0).view(2, 2)
-    output = SimpleNamespace(hidden_states=features, last_hidden_states=final)
+def test_layers_leave_the_final_states_to_the_scheduler(rows, shown):
+    """Red if a client that asks for hidden states gets what a head or probe reads, or
+    those of other tokens."""
+    layers, final = torch.ones(2, 6), torch.arange(4.0).view(2, 2)
+    output = SimpleNamespace(hidden_states=final, last_hidden_states=None)
+    if shown:
+        output = SimpleNamespace(hidden_states=layers, last_hidden_states=final)
     index = None if rows is None else torch.tensor(rows)
-    assert take_features(output, index) is features
+    states = take_states(output, index)
+    assert states.final is final and states.layers is (layers if shown else None)
     expected = final if rows is None else final[rows]
     assert torch.equal(output.hidden_states, expected)
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 1)])
+def test_models_of_heads_wait_for_a_gpu_that_is_there(monkeypatch, device, waits):
+    """Red if a head cannot start on a CPU, or a GPU is not waited for any more."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(1))
+    with waits_for_no_gpu(device):
+        torch.cuda.synchronize()
+    assert len(waited) == waits
+    torch.cuda.synchronize()
+    assert len(waited) == waits + 1

@@ -1,4 +1,4 @@
-"""The target's EAGLE-3 head as a drafter: it follows every pass of the target.
+"""A head of the target as a drafter: it follows every pass of the target.
 
 So behind each request's last token it has a hint from which it goes on. What it writes
 is kept only where the target writes the same.
@@ -19,12 +19,13 @@ from sglang_parse.drafting.base import (
     Prefill,
     PrefillRequest,
 )
-from sglang_parse.drafting.eagle3_head import (
+from sglang_parse.drafting.head_model import (
     ChainRequest,
-    EagleHead,
     HeadHint,
+    HeadModel,
     HeadRows,
 )
+from sglang_parse.drafting.heads import HEADS
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.options.request import wants_token_level, wants_verdict_only
@@ -44,17 +45,17 @@ class Memory:
     hint: HeadHint | None = None
 
 
-class Eagle3Drafter:
-    """The head of `--speculative-parse-eagle-model-path`."""
+class HeadDrafter:
+    """The head that `--speculative-parse-compose` names."""
 
-    name = "eagle3"
     token_level = True
     elsewhere = False
     reads_features = True
 
     def __init__(
-        self, head: EagleHead, max_tokens: int, context: DrafterContext
+        self, head: HeadModel, max_tokens: int, context: DrafterContext
     ) -> None:
+        self.name = head.name
         self.head = head
         self.max_tokens = max_tokens
         self.ranks = context.ranks
@@ -62,20 +63,12 @@ class Eagle3Drafter:
         self._whole: set[int] = set()
 
     @classmethod
-    def create(cls, context: DrafterContext) -> Eagle3Drafter | None:
+    def create(cls, context: DrafterContext) -> HeadDrafter | None:
         """None where the server has no head."""
         config = context.config
         if not config.composes:
             return None
-        head = EagleHead(
-            context.server_args,
-            context.gpu_id,
-            context.nccl_port,
-            context.context_len,
-            path=config.eagle_model_path,
-            target=context.target,
-        )
-        return cls(head, config.eagle_steps, context)
+        return cls(HEADS[config.compose](context), config.eagle_steps, context)
 
     @property
     def runners(self) -> Sequence[DraftRunner]:
@@ -103,12 +96,16 @@ class Eagle3Drafter:
         cached. Done once, the head's KV stays with the slots like the target's.
 
         A request is left out where it wants no head, where nothing is generated that
-        would pay for it, and where the gap exceeds one prefill or the free slots.
+        would pay for it, and where the gap exceeds one prefill or the free slots. With
+        a recurrent state in the target, any gap is too much.
         """
         batch = prefill.batch
         self.flags.forget(batch.out_cache_loc)
         self._whole = set()
-        left = min(self.head.longest_prefill, self.slots.num_free(batch.tree_cache))
+        left = 0
+        if self.features_of is not None:
+            free = self.slots.num_free(batch.tree_cache)
+            left = min(self.head.longest_prefill, free)
         for i, one in enumerate(prefill.requests):
             num_filled = self._fill_gaps(batch, one, left)
             if num_filled is None:

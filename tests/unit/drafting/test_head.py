@@ -1,4 +1,4 @@
-"""The EAGLE-3 head as a drafter: what it is told of the target's passes."""
+"""A head as a drafter: what it is told of the target's passes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sglang_parse.drafting.base import DrafterResources, Prefill, PrefillRequest
-from sglang_parse.drafting.eagle3 import Eagle3Drafter
-from sglang_parse.drafting.eagle3_head import HeadHint
+from sglang_parse.drafting.head import HeadDrafter
+from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.round import Draft, RequestRound, Round
@@ -52,10 +52,10 @@ class Slots:
         self.out -= len(slots)
 
 
-def make_drafter(slots: Slots | None = None) -> Eagle3Drafter:
+def make_drafter(slots: Slots | None = None) -> HeadDrafter:
     head = CountingHead()
     head.check_room = lambda num_verify: None
-    drafter = Eagle3Drafter(head, 4, SimpleNamespace(ranks=ALONE))
+    drafter = HeadDrafter(head, 4, SimpleNamespace(ranks=ALONE))
     drafter.open(DrafterResources(slots or Slots(), 400, read_features, 0))
     return drafter
 
@@ -69,7 +69,7 @@ def record(state: RequestState, row: int, seq_len: int, **more) -> RequestRound:
     return RequestRound(None, state, row, seq_len, 1, output_len=1, **more)
 
 
-def num_known(drafter: Eagle3Drafter, row: int, num: int = 10) -> int:
+def num_known(drafter: HeadDrafter, row: int, num: int = 10) -> int:
     return drafter.flags.num_leading(TABLE[row, :num])
 
 
@@ -120,7 +120,7 @@ def test_requests_without_the_head_leave_no_trace():
 
 
 def prefill(
-    drafter: Eagle3Drafter, *, prefix: int, ids: list[int], ask=None, last=True
+    drafter: HeadDrafter, *, prefix: int, ids: list[int], ask=None, last=True
 ) -> HeadHint | None:
     """The hint behind a prefill that has `prefix` tokens cached; last: whether it ends
     the prompt."""

@@ -1,10 +1,10 @@
-"""The EAGLE-3 head: its chain, and what it follows."""
+"""A head: its chain, and what it follows."""
 
 from __future__ import annotations
 
 import torch
 
-from sglang_parse.drafting.eagle3_head import ChainRequest, HeadHint, HeadRows
+from sglang_parse.drafting.head_model import ChainRequest, HeadHint, HeadRows
 from tests.support.counting import VOCAB, CountingHead
 
 TABLE = 100 * torch.arange(4)[:, None] + torch.arange(40)

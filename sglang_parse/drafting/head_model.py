@@ -1,10 +1,10 @@
-"""The target's EAGLE-3 head: a chain of draft tokens from the target's hidden states.
+"""A head of the target: a chain of draft tokens from the target's hidden states.
 
-At position i the head reads the token after it and the target's hidden states there
-(arXiv:2503.01840; sglang/srt/models/llama_eagle3.py). Its KV of that pair lies at the
-slot of position i, so a cached prefix brings it along; only the pair at the prefix's
-last position may have been written for another continuation, which costs a little
-agreement and never a token: all the head writes is verified token by token.
+At position i the head reads the token after it and the target's hidden states there.
+Its KV of that pair lies at the slot of position i, so a cached prefix brings it along;
+only the pair at the prefix's last position may have been written for another
+continuation, which costs a little agreement and never a token: all the head writes is
+verified token by token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.configs.draft_parallel import DraftTPExecution
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.pp_draft_embedding import resolve_draft_embed_and_head
@@ -22,11 +21,11 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.utils import get_available_gpu_memory
 from torch import Tensor
 
+from sglang_parse.drafting.base import DrafterContext
 from sglang_parse.drafting.head_graphs import HeadGraphs, HeadInput
 from sglang_parse.drafting.runner import DraftRunner
-from sglang_parse.options.table import flag_name
 from sglang_parse.runtime.capacity import check_feature_room, longest_prefill
-from sglang_parse.runtime.compat import capture_features
+from sglang_parse.runtime.compat import waits_for_no_gpu
 from sglang_parse.runtime.upload import upload
 
 
@@ -64,40 +63,39 @@ class ChainRequest:
     hint: HeadHint
 
 
-class EagleHead(DraftRunner):
-    """The head of `--speculative-parse-eagle-model-path`."""
+class HeadModel(DraftRunner):
+    """What all kinds of heads do (heads.py)."""
 
-    execution = DraftTPExecution.SINGLE_GROUP
+    #: What `--speculative-parse-compose` calls it, and its name as a drafter.
+    name = ""
+    is_head = True
     capture = CaptureHiddenMode.LAST
 
     def __init__(
-        self,
-        server_args: Any,
-        gpu_id: int,
-        nccl_port: int,
-        context_len: int,
-        *,
-        path: str,
-        target: Any,
+        self, context: DrafterContext, *, path: str, revision: str | None, flag: str
     ) -> None:
-        """target: the target's ModelRunner, which is made to show its hidden states."""
-        flag = flag_name("eagle_model_path")
+        """path, revision: of the head, which `flag` names."""
         super().__init__(
-            server_args,
-            gpu_id,
-            nccl_port,
-            context_len,
+            context.server_args,
+            context.gpu_id,
+            context.nccl_port,
+            context.context_len,
             path=path,
-            revision=None,
+            revision=revision,
             flag=flag,
         )
         self.model = self.runner.model
-        capture_features(target, self.runner.model_config.hf_config, flag)
-        self.target = target
+        self.target = context.target
         self.longest_prefill = longest_prefill()
-        layers = getattr(self.model.model, "num_aux_hidden_states", 3)
-        self.features_width = layers * target.model_config.hidden_size
-        self.graphs = HeadGraphs(self.runner, self.features_width)
+
+    def set_width(self, features_width: int) -> None:
+        """How wide the hidden states are that it reads of the target."""
+        self.features_width = features_width
+        self.graphs = HeadGraphs(self.runner, features_width, self.name)
+
+    def takes_lm_head(self) -> bool:
+        """Whether the target's LM head is its own."""
+        return True
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         super().alloc_memory_pool(**kwargs)
@@ -116,11 +114,12 @@ class EagleHead(DraftRunner):
             width=self.features_width,
             itemsize=self.target.dtype.itemsize,
             free_bytes=int(free_gb * (1 << 30)),
+            compose=self.name,
         )
 
     def _share_embedding(self) -> None:
-        """The target's embedding serves the head, its LM head where the checkpoint has
-        none (sglang/srt/speculative/eagle_worker_v2.py, `init_lm_head`)."""
+        """The target's embedding serves the head, and its LM head some kinds
+        (sglang/srt/speculative/eagle_worker_v2.py, `init_lm_head`)."""
         embed, head = resolve_draft_embed_and_head(
             target_model=self.target.model,
             draft_model=self.model,
@@ -128,10 +127,11 @@ class EagleHead(DraftRunner):
             revision=self.target.model_config.revision,
             load_config=self.target.load_config,
         )
-        if getattr(self.model, "load_lm_head_from_target", False):
-            self.model.set_embed_and_head(embed, head)
-        else:
-            self.model.set_embed(embed)
+        with waits_for_no_gpu(self.runner.device):
+            if self.takes_lm_head():
+                self.model.set_embed_and_head(embed, head)
+            else:
+                self.model.set_embed(embed)
         hot = getattr(self.model, "hot_token_id", None)
         self.hot_token_id: Tensor | None = None if hot is None else hot.to(embed.device)
 

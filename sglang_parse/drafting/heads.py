@@ -1,0 +1,63 @@
+"""The kinds of heads: where each comes from, and what it reads of the target."""
+
+from __future__ import annotations
+
+from sglang.srt.configs.draft_parallel import DraftTPExecution
+
+from sglang_parse.drafting.base import DrafterContext
+from sglang_parse.drafting.head_model import HeadModel
+from sglang_parse.options.table import EAGLE3, MTP, flag_name
+from sglang_parse.runtime.compat import capture_features
+from sglang_parse.runtime.mtp import check_mtp
+
+
+class EagleHead(HeadModel):
+    """The head of `--speculative-parse-eagle-model-path`, which reads three layers.
+
+    Source: arXiv:2503.01840; sglang/srt/models/llama_eagle3.py.
+    """
+
+    name = EAGLE3
+    execution = DraftTPExecution.SINGLE_GROUP
+
+    def __init__(self, context: DrafterContext) -> None:
+        """Also has the target show its hidden states."""
+        flag, target = flag_name("eagle_model_path"), context.target
+        path = context.config.eagle_model_path
+        super().__init__(context, path=path, revision=None, flag=flag)
+        capture_features(target, self.runner.model_config.hf_config, flag)
+        layers = getattr(self.model.model, "num_aux_hidden_states", 3)
+        self.set_width(layers * target.model_config.hidden_size)
+
+    def takes_lm_head(self) -> bool:
+        return bool(getattr(self.model, "load_lm_head_from_target", False))
+
+
+class MtpHead(HeadModel):
+    """The head for multi-token prediction in the target's own checkpoint.
+
+    It reads the target's final hidden state, and its own in a chain.
+    Source: arXiv:2412.19437, 2.2; sglang/srt/models/deepseek_nextn.py and
+    qwen3_next_mtp.py.
+    """
+
+    name = MTP
+
+    def __init__(self, context: DrafterContext) -> None:
+        """Raises ValueError where the checkpoint has no such head."""
+        server_args = context.server_args
+        # SGLang has fetched the checkpoint by now, where it was not here before.
+        check_mtp(server_args)
+        super().__init__(
+            context,
+            path=server_args.model_path,
+            revision=server_args.revision,
+            flag=f"{flag_name('compose')} {MTP}",
+        )
+        self.set_width(context.target.model_config.hidden_size)
+
+
+#: By the name that `--speculative-parse-compose` has for it.
+HEADS: dict[str, type[EagleHead | MtpHead]] = {
+    head.name: head for head in (EagleHead, MtpHead)
+}

@@ -1,0 +1,77 @@
+"""Heads for multi-token prediction, taken from the target's own checkpoint: the same
+tokens as the target alone, and as many a pass as a reference outside the server."""
+
+import pytest
+
+from tests.integration.test_models import ON_REQUEST, ids_of, prompts_of
+from tests.support.tiny_engine import TinyEngine
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_mtp import NAMES, build_with_mtp
+
+STEPS = 4
+ANSWER_TOKENS = 40
+NUM_PROMPTS = 6
+FLAGS = (
+    *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+    *("--speculative-parse-compose", "mtp"),
+    *("--speculative-parse-eagle-steps", str(STEPS)),
+    *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "48"),
+    *("--max-total-tokens", "2048", "--max-running-requests", "8"),
+)
+EXACT, LENGTH = {"parse_mode": "exact"}, {"max_new_tokens": ANSWER_TOKENS}
+
+
+class Served:
+    def __init__(self, name: str, folder):
+        self.name, target, draft = name, folder / "target", folder / "draft"
+        self.reference = build_with_mtp(name, target)
+        FAMILIES["llama"].build_draft(draft)
+        self.engine = TinyEngine(
+            [
+                *("--model-path", str(target), *FLAGS),
+                *("--speculative-draft-model-path", str(draft)),
+            ],
+            log=str(folder / "engine.log"),
+        )
+
+
+@pytest.fixture(scope="module", params=sorted(set(NAMES) - ON_REQUEST))
+def served(request, tmp_path_factory):
+    one = Served(request.param, tmp_path_factory.mktemp(request.param))
+    yield one
+    one.engine.close()
+
+
+def test_exact_rounds_write_the_targets_tokens_in_as_few_passes_as_they_can(served):
+    """Red if the head reads another state, token, position or slot than the reference,
+    or lacks it behind a cached prompt: answers would need other passes."""
+    engine, prompts = served.engine, prompts_of(NUM_PROMPTS)
+    expected, ids = [], []
+    for concurrency in (8, 1):
+        exact = engine.run(prompts, concurrency, custom=EXACT, **LENGTH)
+        ids = ids or ids_of(exact)
+        expected = expected or [
+            served.reference.passes(p, a.ids, STEPS)
+            for p, a in zip(prompts, exact, strict=True)
+        ]
+        assert ids_of(exact) == ids
+        assert all(set(a.report["drafted_by"]) == {"mtp"} for a in exact)
+        assert [a.report["target_passes"] for a in exact] == expected
+    assert min(a.cached for a in exact) > 0
+    assert sum(expected) < 0.8 * NUM_PROMPTS * (ANSWER_TOKENS - 1)
+    alone = engine.run(prompts, 8, custom={"parse_mode": "off"}, **LENGTH)
+    assert ids == ids_of(alone)
+
+
+@pytest.mark.parametrize("recover", [1, "all"])
+def test_where_nothing_is_valid_the_head_writes_what_the_target_does(served, recover):
+    """Red if the head does not draft in recovery, or a token stands that the target did
+    not choose."""
+    engine, prompts = served.engine, prompts_of(4, seed=9)
+    alone = engine.run(prompts, 4, custom={"parse_mode": "off"}, **LENGTH)
+    custom = {"parse_threshold": 2.0, "parse_recover_segments": recover}
+    found = engine.run(prompts, 4, custom=custom, **LENGTH)
+    assert ids_of(found) == ids_of(alone)
+    assert {a.report["mode"] for a in found} == {"semantic"}
+    assert sum(a.report["kept_by"].get("mtp", 0) for a in found) > len(found)
+    assert sum(a.report["draft_tokens"] for a in found) > 0
