@@ -78,7 +78,7 @@ def check_that_it_goes_on(server, folder):
     assert wait_idle(server.url) and not used_tokens(server.url)
     log = (folder / "log").read_text()
     for step in STEPS:
-        assert log.count(f"PARSE: request {step} failed") == 1
+        assert log.count(f"PARSE: request {step!r} failed") == 1
     assert log.count("Traceback") == len(STEPS)
 
 
