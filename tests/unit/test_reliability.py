@@ -69,6 +69,15 @@ def test_waiting_is_held_against_two_prefill_chunks():
     assert len(waits.findings) == 2
 
 
+def test_a_heavy_request_that_is_refused_at_once_is_no_load():
+    """Red if the check passes although nothing was measured."""
+    waits = Waits(chunk_s=2.0, alone_s=0.5, heavy=[(200, 90.0)])
+    assert waits.findings == []
+    waits.heavy.append((400, 0.4))
+    (found,) = waits.findings
+    assert found.endswith("no load")
+
+
 def test_a_seed_goes_on_behind_a_restart(monkeypatch):
     """Red if a restarted server gets the same requests again, or a finding of an
     earlier part is lost."""
