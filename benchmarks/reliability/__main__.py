@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 
 # Its pool holds a third of what 32 requests of the soak would like to have.
 SMALL_POOL = "4096"
+# Of the fuzzer, where nobody says how long or how much.
+FUZZ_SECONDS = 120.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -130,8 +133,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
             "--concurrency", type=int, default=8 if name == "fuzz" else 32
         )
         if name == "fuzz":
-            command.add_argument("--seconds", type=float, default=120.0)
-            command.add_argument("--requests", type=int, help="end after so many")
+            command.add_argument(
+                "--seconds", type=float, help="end after so long (120 by default)"
+            )
+            command.add_argument(
+                "--requests", type=int, help="end after so many, however long it takes"
+            )
             command.add_argument(
                 "--restarts", type=int, default=0, help="of the server, with --start"
             )
@@ -145,6 +152,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     heavy.add_argument("--heavy", type=int, default=1, help="requests side by side")
     heavy.set_defaults(target_url="")
     args = parser.parse_args(argv)
+    if args.command == "fuzz" and args.seconds is None:
+        args.seconds = math.inf if args.requests else FUZZ_SECONDS
     if args.url and getattr(args, "restarts", 0):
         parser.error("--restarts needs --start: a server that runs is left alone")
     return args

@@ -1,4 +1,4 @@
-"""Requests with two hundred verdicts each, and what they cost others meanwhile.
+"""Requests with 150 verdicts each, and what they cost others meanwhile.
 
 Nobody is to wait longer than twice what the longest prefill chunk takes, which is
 measured first, on the same server. Run it on a server of a real model: the embedded one
@@ -22,7 +22,7 @@ from benchmarks.reliability.cases import GENERATE
 from benchmarks.reliability.traffic import TIMEOUT_S, answer
 
 HEAVY = {
-    "parse_verify": ["a "] * 200,
+    "parse_verify": ["a "] * 150,
     "parse_judge_suffix": "Is it? " * 98,
 }
 
@@ -60,6 +60,8 @@ class Waits:
     def findings(self) -> list[str]:
         """One sentence for each thing that is wrong."""
         found = []
+        if any(seconds < self.chunk_s for _, seconds in self.heavy):
+            found.append("a heavy request took less than a prefill chunk: no load")
         if bad := sum(num for status, num in self.probes.items() if status != 200):
             found.append(f"{bad} probes of /health failed")
         if self.waited_s > MAX_CHUNKS * self.chunk_s:

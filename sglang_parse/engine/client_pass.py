@@ -19,6 +19,7 @@ from sglang_parse.engine.outcome import (
     choose_cuts,
     cut_of,
     follow_target,
+    record,
     record_of,
 )
 from sglang_parse.engine.round import RoundEngine
@@ -234,7 +235,7 @@ class ClientPass:
         self.row_seconds = (self.row_seconds or latest) / 2 + latest / 2
         for text, r in chosen:
             if text.state.verification is not None:
-                self._note(text, r, seconds)
+                self._settle(text, r, seconds)
         slots.trim_rows(view, [end_of(r) for r in round])
 
     def _timely_rows(self, num_kept: int) -> int:
@@ -293,7 +294,7 @@ class ClientPass:
             pending = r.decision.pending
             r.state.ready = r.decision.accept_tokens[1:]
             r.state.keep_pending(pending, ended=False, num=len(pending))
-            r.state.report.record(record_of(r))
+            guard(r, record)
         self.engine.drafters.after_pass(part)
 
     def _failed(self, r: RequestRound) -> bool:
@@ -303,6 +304,12 @@ class ClientPass:
         return r.error is not None
 
     # -- Texts that are judged alone -------------------------------------------
+
+    def _settle(self, text: Text, r: RequestRound, seconds: float) -> None:
+        """Take the verdicts of a pass; what that raises ends this request alone."""
+        guard(r, lambda r: self._note(text, r, seconds))
+        if r.error is not None:
+            self._end(text, internal_error(r.error))
 
     def _note(self, text: Text, now: RequestRound, seconds: float) -> None:
         """Add the verdicts of a pass; end the request with the last of them."""

@@ -25,8 +25,9 @@ def guard(r: RequestRound, step: Callable[[RequestRound], None]) -> None:
     try:
         step(r)
     except Exception as error:
-        logger.exception("PARSE: request %s failed", getattr(r.req, "rid", "?"))
+        logger.exception("PARSE: request %.64r failed", getattr(r.req, "rid", "?"))
         r.error, r.draft, r.boundaries, r.decision = error, Draft(), (), NOTHING
+        r.scores = r.probe_scores = ()
 
 
 class ExtensionErrors:

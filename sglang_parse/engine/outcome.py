@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
+from sglang_parse.engine.failures import guard
 from sglang_parse.engine.ports import Sampler
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.judging.decide import (
@@ -91,7 +93,11 @@ def drop_failed_verdicts(r: RequestRound) -> None:
 def choose_cuts(round: Round) -> None:
     """Fill `cut` of each request, by its own mode, threshold and keep rule."""
     for r in round:
-        r.cut = cut_of(r)
+        guard(r, _choose_cut)
+
+
+def _choose_cut(r: RequestRound) -> None:
+    r.cut = cut_of(r)
 
 
 def cut_of(r: RequestRound) -> Cut:
@@ -151,7 +157,11 @@ def follow_target(
         ]
     round.sampled = target.join_samples(samples)
     for r in requests:
-        r.decision = decide(r.cut, r.draft.tokens, _agreed(r, pinned))
+        guard(r, partial(_decide, pinned=pinned))
+
+
+def _decide(r: RequestRound, pinned: PinnedAgreement | None) -> None:
+    r.decision = decide(r.cut, r.draft.tokens, _agreed(r, pinned))
 
 
 def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
@@ -163,6 +173,11 @@ def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
     if pinned is None or not followed:
         return r.chosen
     return pinned.follow(r.draft.tokens[:followed], r.chosen)
+
+
+def record(r: RequestRound, reason: str = "") -> None:
+    """Tell the request's report of the round. reason: why it was not judged."""
+    r.state.report.record(record_of(r, reason))
 
 
 def record_of(r: RequestRound, reason: str = "") -> RoundRecord:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from sglang_parse.engine.failures import NOTHING, GuardedDrafters, guard
 from sglang_parse.engine.outcome import (
@@ -18,7 +19,7 @@ from sglang_parse.engine.outcome import (
     choose_cuts,
     drop_failed_verdicts,
     follow_target,
-    record_of,
+    record,
     score,
 )
 from sglang_parse.engine.ports import Ranks, Slots, Target
@@ -104,7 +105,7 @@ class RoundEngine:
             "verify": scored - planned,
             "decide": ended - scored,
         }
-        self._finish(round)
+        self.planner.observe(round)
 
     def _run_plain(self, round: Round, started: float) -> None:
         """No draft has a token: one each, by the target's ordinary decode step."""
@@ -118,7 +119,7 @@ class RoundEngine:
             r.state.follow_verdict(len(r.decision.accept_tokens), 0)
         self.drafters.after_pass(round)
         round.seconds = {"draft": drafted - started, "plain": self.clock() - drafted}
-        self._finish(round)
+        self.planner.observe(round)
 
     @property
     def _is_free(self) -> bool:
@@ -169,11 +170,12 @@ class RoundEngine:
             self.probing.settle(round)
 
     def commit(self, round: Round) -> None:
-        """Remember what is pending and what the target has to rewrite; free slots, and
-        leave a recurrent state at what was kept."""
+        """Remember what is pending and what the target has to rewrite, and tell the
+        reports; free slots, and leave a recurrent state at what was kept."""
         keep = []
         for r in round:
             guard(r, self.segmenting.recover)
+            guard(r, partial(record, reason=round.reason))
             if r.error is not None:
                 r.decision = NOTHING
             pending = r.decision.pending
@@ -187,10 +189,3 @@ class RoundEngine:
             keep.append(r.new_len + len(pending) + bool(pending))
         self.slots.trim_rows(round.batch, keep)
         self.target.keep(round)
-
-    def _finish(self, round: Round) -> None:
-        """Tell planner and reports what became of the round."""
-        self.planner.observe(round)
-        for r in round:
-            if r.error is None:
-                r.state.report.record(record_of(r, round.reason))

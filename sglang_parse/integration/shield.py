@@ -3,7 +3,7 @@
 Each row of CHECKS is a request that ends SGLang's scheduler, or that SGLang answers
 with HTTP 500 though the request is at fault. tests/integration/test_shield.py sends
 them to a stock server, so that a row goes when SGLang mends what the row is for.
-shield_hooks.py asks the rows; `--no-speculative-parse-request-checks` switches them
+shield_hooks.py asks the rows; `--speculative-parse-no-request-checks` switches them
 off.
 """
 

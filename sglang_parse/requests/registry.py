@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +15,16 @@ from sglang_parse.options.server import ParseConfig, flag_name
 from sglang_parse.reporting.attached import attach, report_of
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.client_text import ClientText
-from sglang_parse.requests.refusal import Refusal, bad_request, try_again
+from sglang_parse.requests.refusal import (
+    Refusal,
+    bad_request,
+    internal_error,
+    try_again,
+)
 from sglang_parse.requests.state import RequestState, stop_token_ids
 from sglang_parse.runtime.compat import serve_plainly
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,9 +78,9 @@ class RequestStates:
         try:
             options, judge, client = self._served(req)
             kind, fits = self._judge_kind(options)
-        except ValueError as e:
+        except Exception as e:
             # No client may stop the scheduler, whatever let its request pass.
-            self.refuse(req, bad_request(str(e)))
+            self.refuse(req, _refusal_of(e, req))
             serve_plainly(req)
             options, judge, client = self._served(req)
             kind, fits = "suffix", False
@@ -183,3 +191,11 @@ class RequestStates:
                     "tokenizer; leave it out."
                 )
         return options, judge, client
+
+
+def _refusal_of(error: Exception, req: Any) -> Refusal:
+    """A ValueError tells the client what is wrong; anything else is our own fault."""
+    if isinstance(error, ValueError):
+        return bad_request(str(error))
+    logger.error("PARSE: request %.64r failed", req.rid, exc_info=error)
+    return internal_error(error)

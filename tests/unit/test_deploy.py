@@ -20,6 +20,8 @@ ENDS = {
     "gauge": ("",),
     "histogram": ("_bucket", "_sum", "_count"),
 }
+# The newest version whose schema the validator has.
+KUBERNETES = "1.37"
 NAME = re.compile(r"sglang:\w+")
 
 
@@ -179,6 +181,40 @@ def test_selectors_ports_and_volumes_meet():
         *("worker-0", "worker-1"),
         *(f"parse-worker-{i}.parse-worker" for i in range(2)),
     }
+
+
+def test_kubernetes_understands_every_field():
+    """Red if a field of the manifest is misspelt, missing, or of the wrong kind."""
+    validator = pytest.importorskip("kubernetes_validate")
+    for document in documents("kubernetes.yaml"):
+        validator.validate(document, KUBERNETES, strict=True)
+
+
+def test_compose_understands_every_field():
+    """Red if a field of the compose file is misspelt or holds what nobody reads."""
+    specification = pytest.importorskip("compose_spec")
+    text = (DEPLOY / "compose.yaml").read_text()
+    text = re.sub(r"\$\{(\w+):[^}]*\}", r"/\1", text)  # as if they were set
+    read = specification.PyCompose.from_json(json.dumps(yaml.safe_load(text)))
+    assert set(read.service_names()) == set(compose())
+
+
+def test_grafana_finds_the_dashboard():
+    """Red if Grafana starts without the dashboard, or without what it draws from."""
+    mounts = [v.split(":") for v in compose()["grafana"]["volumes"]]
+    at = {Path(source).name: Path(place) for source, place, _ in mounts}
+    ((provider,),) = [one["providers"] for one in documents("grafana-dashboards.yaml")]
+    assert Path(provider["options"]["path"]) == at["dashboard.json"].parent
+    ((source,),) = [one["datasources"] for one in documents("grafana-datasource.yaml")]
+    (variable,) = [
+        v for v in dashboard()["templating"]["list"] if v["type"] == "datasource"
+    ]
+    assert source["type"] == variable["query"] and source["isDefault"]
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert f"{port}:{port}" in compose()[host]["ports"]
+    provisioning = Path("/etc/grafana/provisioning")
+    assert at["grafana-dashboards.yaml"].parent == provisioning / "dashboards"
+    assert at["grafana-datasource.yaml"].parent == provisioning / "datasources"
 
 
 def test_compose_names_what_it_has():

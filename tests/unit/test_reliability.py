@@ -1,6 +1,7 @@
 """What the soak and the freeze of `benchmarks.reliability` call a finding."""
 
 import itertools
+import math
 import threading
 from types import SimpleNamespace
 
@@ -68,6 +69,15 @@ def test_waiting_is_held_against_two_prefill_chunks():
     assert len(waits.findings) == 2
 
 
+def test_a_heavy_request_that_is_refused_at_once_is_no_load():
+    """Red if the check passes although nothing was measured."""
+    waits = Waits(chunk_s=2.0, alone_s=0.5, heavy=[(200, 90.0)])
+    assert waits.findings == []
+    waits.heavy.append((400, 0.4))
+    (found,) = waits.findings
+    assert found.endswith("no load")
+
+
 def test_a_seed_goes_on_behind_a_restart(monkeypatch):
     """Red if a restarted server gets the same requests again, or a finding of an
     earlier part is lost."""
@@ -91,6 +101,20 @@ def test_a_seed_goes_on_behind_a_restart(monkeypatch):
     assert asked == [(7, 33), (40, 33), (73, 34)]
     assert done == ["stop", "start", "ready"] * 2
     assert report.num_requests == 100 and len(report.findings) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ((), 120.0),
+        (("--requests", "4000"), math.inf),
+        (("--requests", "4000", "--seconds", "9"), 9.0),
+    ],
+)
+def test_a_number_of_requests_has_no_time_limit(words, seconds):
+    """Red if `--requests 4000` ends after two minutes, its requests not sent."""
+    args = program.parse_arguments(["fuzz", "--start", *words])
+    assert args.seconds == seconds
 
 
 def test_a_server_that_runs_is_not_restarted(capsys):

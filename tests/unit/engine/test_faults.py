@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_parse.engine import round, shown
+from sglang_parse.engine import outcome, round, shown
 from tests.support.fake_engine import LINE, FakeDrafter, FakeServer, FakeTarget
 from tests.support.fake_engine import make_request as make
 
@@ -43,7 +43,11 @@ def always(*args, **kwargs):
 # Where a fault is put: the object that holds the step, by the server, and its name.
 ONE_REQUEST = {
     "pending": (lambda server: round, "pending_draft"),
+    "segment": (lambda server: server.engine.segmenting, "_cut"),
+    "cut": (lambda server: outcome, "cut_of"),
+    "follow": (lambda server: outcome, "_agreed"),
     "recover": (lambda server: server.engine.segmenting, "recover"),
+    "report": (lambda server: outcome, "record_of"),
 }
 NOBODY = {
     "draft": (lambda server: server.engine.drafters.drafters[0], "draft"),
@@ -54,6 +58,8 @@ EVERYBODY = {
     "slots": (lambda server: server.engine.slots, "extend_rows"),
     "layout": (lambda server: shown, "build_verify_plan"),
     "pass": (lambda server: server.target, "verify"),
+    "score": (lambda server: server.engine, "judge"),
+    "agree on scores": (lambda server: server.ranks, "agree_all"),
     "sample": (lambda server: server.target, "sample"),
     "commit": (lambda server: server.engine.slots, "trim_rows"),
     "adapt": (lambda server: server.engine.planner, "adapt"),

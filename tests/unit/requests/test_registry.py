@@ -26,6 +26,7 @@ class Request:
         self.multimodal_inputs = None
         self.positional_embed_overrides = None
         self.tokenizer = self.refusal = None
+        self.rid = "r"
         self.return_logprob = self.return_hidden_states = False
         self.return_sampling_mask = False
         self.eos_token_ids, self.output_ids = {9}, []
@@ -68,6 +69,19 @@ def test_no_request_stops_the_scheduler(custom_params, changes, message):
     state = states(**changes).of(req)
     assert req.refusal.status == 400 and message in str(req.refusal)
     assert state.options.mode == "off" and state.client is None
+
+
+def test_a_fault_of_ours_ends_the_request_alone():
+    """Red if what reading a request raises ends the server, or is told as the
+    request's own fault."""
+
+    def broken(question):
+        raise KeyError("a bug")
+
+    req = Request()
+    state = states(make_judge=broken).of(req)
+    assert req.refusal.status == 500 and "(KeyError)" in str(req.refusal)
+    assert state.options.mode == "off"
 
 
 @pytest.mark.parametrize(
