@@ -73,7 +73,7 @@ def server_flags(arm: str, models: RealModels) -> list[str]:
         flags += ["--speculative-draft-model-path", str(models.draft)]
     if arm == "exact":
         flags += draft_args(models.draft)
-    if arm != "exact" and models.head is not None:
+    if arm != "exact":
         flags += head_args(models.head)
     return flags
 
@@ -112,8 +112,6 @@ def run(args: argparse.Namespace) -> None:
     """Measure what `args.out` lacks, until `args.minutes` are over."""
     end = time.monotonic() + 60 * args.minutes
     models = real_models(print)
-    if models.head is None:
-        args.arms = [arm for arm in args.arms if arm != "eagle3"]
     done = {cell_of(row) for row in read_rows(args.out)}
     left = [cell for cell in cells(args) if cell not in done]
     if not left:

@@ -91,10 +91,11 @@ def arm_args(models: RealModels) -> dict[str, list[str]]:
     """Server flags per arm; the EAGLE-3 arm has no draft model."""
     target = ["--model-path", str(models.target), *SERVER_ARGS]
     parse = [*target, "--speculative-algorithm", "PARSE"]
-    arms = {"target": target, "exact": [*parse, *draft_args(models.draft)]}
-    if models.head is not None:
-        arms["eagle3"] = [*parse, *head_args(models.head)]
-    return arms
+    return {
+        "target": target,
+        "exact": [*parse, *draft_args(models.draft)],
+        "eagle3": [*parse, *head_args(models.head)],
+    }
 
 
 def run_real_demo(options: RealDemoOptions) -> None:
@@ -193,10 +194,9 @@ def results_table(arms: Sequence[RealArm]) -> Table:
 
 def show_command(console: Console, models: RealModels) -> None:
     """How to start a server of the last arm."""
-    drafter = head_args(models.head) if models.head else draft_args(models.draft)
     command = (
         f"{sys.executable} -m sglang.launch_server --model-path {models.target} "
-        f"--speculative-algorithm PARSE {' '.join(drafter)}"
+        f"--speculative-algorithm PARSE {' '.join(head_args(models.head))}"
     )
     console.print("\nStart the server by hand:", style="bold")
     console.print(command, soft_wrap=True, highlight=False, markup=False)

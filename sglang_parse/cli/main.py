@@ -261,8 +261,7 @@ def models_command(args: argparse.Namespace) -> int:
     else:
         paths = {"target": TARGET_PATH, "draft": DRAFT_PATH, "head": HEAD_PATH}
     for name, path in paths.items():
-        if path is not None:
-            print(f"{name} {path}")
+        print(f"{name} {path}")
     return 0
 
 

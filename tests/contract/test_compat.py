@@ -463,3 +463,31 @@ def test_a_request_id_reaches_the_hook_of_the_internal_state():
     assert GetInternalStateReq(rid="parse-pairs:0:0").rid == "parse-pairs:0:0"
     parameters = list(inspect.signature(Scheduler.get_internal_state).parameters)
     assert parameters == ["self", "recv_req"]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_final_states_stand_beside_those_of_layers(shown):
+    """Red if SGLang keeps the final hidden states elsewhere than `take_states` looks
+    where layers are shown, or moves them where none are."""
+    from sglang.srt.layers.logits_processor import (
+        LogitsProcessor,
+        LogitsProcessorOutput,
+    )
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    final, layers = torch.arange(6.0).view(3, 2), torch.ones(3, 4)
+    metadata = SimpleNamespace(capture_hidden_mode=CaptureHiddenMode.FULL)
+    kept = LogitsProcessor._get_last_hidden_states_to_store(
+        SimpleNamespace(keep_last_hidden_states=True),
+        final,
+        layers if shown else None,
+        metadata,
+    )
+    output = LogitsProcessorOutput(
+        next_token_logits=None,
+        hidden_states=layers if shown else final,
+        last_hidden_states=kept,
+    )
+    states = compat.take_states(output, torch.tensor([2]))
+    assert states.final is final and states.layers is (layers if shown else None)
+    assert output.hidden_states.equal(final[2:])

@@ -46,10 +46,8 @@ def servers(models, tmp_path_factory):
     target = ("--model-path", str(models.target), *POOL)
     parse = ("--speculative-algorithm", "PARSE", "--speculative-parse-mode", "exact")
     draft = ("--speculative-draft-model-path", str(models.draft))
-    head = ()
-    if models.head is not None:
-        head = ("--speculative-parse-compose", "eagle3")
-        head += ("--speculative-parse-eagle-model-path", str(models.head))
+    head = ("--speculative-parse-compose", "eagle3")
+    head += ("--speculative-parse-eagle-model-path", str(models.head))
     logs = tmp_path_factory.mktemp("servers")
     flags = {"target": target, "parse": (*target, *parse, *draft, *head)}
     processes = {

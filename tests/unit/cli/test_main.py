@@ -40,14 +40,19 @@ def test_models_prints_where_the_pair_and_its_head_lie(capsys):
 
 
 def test_models_real_prints_what_exists(capsys, monkeypatch, tmp_path):
-    """Red if a head that nobody has trained is named."""
+    """Red if the shipped head hides one that was trained here, or is not named."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "sglang-parse" / real.NAME
     for name in ("target", "draft"):
         (folder / name).mkdir(parents=True)
     assert cli.main(["models", "--real"]) == 0
+    named = [f"target {folder / 'target'}", f"draft {folder / 'draft'}"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"target {folder / 'target'}", f"draft {folder / 'draft'}"]
+    assert lines == [*named, f"head {real.SHIPPED_HEAD}"]
+    (folder / "head").mkdir()
+    assert cli.main(["models", "--real"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [*named, f"head {folder / 'head'}"]
 
 
 def test_models_real_without_an_index_is_one_sentence(capsys, monkeypatch, tmp_path):
@@ -104,12 +109,10 @@ def test_real_table_fits_80_characters():
     assert "…" not in text and "16/16" in text
 
 
-def test_real_arms_have_a_head_only_if_there_is_one(tmp_path):
-    """Red if EAGLE-3 is shown with a draft model, or without a head."""
-    models = real.RealModels(tmp_path / "t", tmp_path / "d", None)
-    assert list(demo_real.arm_args(models)) == ["target", "exact"]
-    with_head = real.RealModels(tmp_path / "t", tmp_path / "d", tmp_path / "h")
-    arms = demo_real.arm_args(with_head)
+def test_the_head_of_the_real_demo_drafts_alone(tmp_path):
+    """Red if EAGLE-3 is shown with a draft model."""
+    models = real.RealModels(tmp_path / "t", tmp_path / "d", tmp_path / "h")
+    arms = demo_real.arm_args(models)
     assert list(arms) == ["target", "exact", "eagle3"]
     assert "--speculative-draft-model-path" not in arms["eagle3"]
 

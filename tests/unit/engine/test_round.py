@@ -261,7 +261,7 @@ def test_a_stage_that_fails_for_one_request_ends_that_request(caplog, monkeypatc
     assert isinstance(round.requests[0].error, IndexError)
     assert bad.output_ids == [12]
     assert good.output_ids == [12, *DRAFT, OTHER]
-    assert any("request r failed" in m for m in caplog.messages)
+    assert any("request 'r' failed" in m for m in caplog.messages)
 
 
 def test_token_level_drafts_stand_only_where_the_target_agrees():

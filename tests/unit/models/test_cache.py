@@ -73,7 +73,7 @@ def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path):
 
 
 def test_models_are_built_once(tmp_path, monkeypatch):
-    """Red if a folder that is there is built again, or a missing head is printed."""
+    """Red if a folder that is there is built again, or a head trained here not used."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert real.built_models() is None
     folder = tmp_path / "sglang-parse" / real.NAME
@@ -82,7 +82,11 @@ def test_models_are_built_once(tmp_path, monkeypatch):
     monkeypatch.setattr(real, "gguf_file", lambda _: pytest.fail("opened"))
     models = real.real_models()
     assert (models.target, models.draft) == (folder / "target", folder / "draft")
-    assert models.head is None
+    assert models.head == real.SHIPPED_HEAD
+    assert {p.name for p in models.head.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
     (folder / "head").mkdir()
     assert real.real_models().head == folder / "head"
 
