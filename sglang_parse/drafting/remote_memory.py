@@ -58,15 +58,14 @@ def given_by(stream: Stream, memory: Memory) -> int:
 
 def is_useful(stream: Stream, memory: Memory) -> bool | None:
     """Whether a stream that ends was worth its prompt; None where nobody can tell: it
-    broke, or the answer went on for a few bytes only."""
+    broke, it came too late, or the answer went on for a few bytes only."""
     given = given_by(stream, memory)
     if given >= ENOUGH:
         return True
     if stream.has_failed and not stream.text:
         return None
     is_wrong = given < min(len(stream.text), len(memory.answer) - memory.start)
-    is_late = len(memory.answer) - memory.start > MAX_BEHIND
-    return False if is_wrong or is_late else None
+    return False if is_wrong else None
 
 
 def chat_of(req: SchedulerRequest, thinking: str) -> Chat | None:

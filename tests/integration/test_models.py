@@ -39,8 +39,8 @@ DRAFTS = {
     *("deepseek_v2", "gemma2", "gemma3", "gemma3_images", "gpt_oss", "llama"),
     *("mistral3", "qwen2", "qwen3", "qwen3_vl", *RECURRENT),
 }
-# Served by two ranks, each of which has half of the experts.
-ON_TWO_RANKS = {"qwen3_moe"}
+# Served by two ranks, each of which has half of the experts; two cores take minutes.
+ON_TWO_RANKS = {"qwen3_moe"} if IS_LONG else set()
 TWO_RANKS = ("--tp-size", "2", "--ep-size", "2")
 # Refused by families.toml until their cases have passed here.
 UNPROVEN = {
@@ -187,6 +187,8 @@ def test_aborted_requests_leave_nothing_behind(served):
     expected = engine.run(prompts[:2], 2, **exact)
     ended = engine.run(prompts, 6, abort_after=4, stream=True, **exact)
     assert any(a.reason["type"] == "abort" for a in ended)
+    for answer, whole in zip(ended, expected, strict=False):
+        assert answer.ids == whole.ids[: len(answer.ids)]
     assert ids_of(engine.run(prompts[:2], 2, **exact)) == ids_of(expected)
     engine.flush()
 
@@ -196,7 +198,7 @@ def test_prompts_with_images(served):
     """Red if a row behind an image gets another position, a draft trips over what
     stands for the image, or rounds of requests without images suffer. Servers refuse
     images before they come so far."""
-    from tests.support.tiny_images import ImagePrompt
+    from tests.support.tiny_images import ImagePrompt, before_images
 
     model_type = served.witness.config.model_type
     images = [
@@ -216,22 +218,8 @@ def test_prompts_with_images(served):
     assert ids_of(exact) == ids_of(alone)
     assert ids_of(answers(1, "exact")) == ids_of(alone)
     for one, answer, other in zip(images, alone, asked, strict=False):
-        served.check_greedy(one.ids, answer.ids, one)
+        served.check_greedy(one.ids, before_images(answer.ids), one)
         assert answer.ids == other.ids
         told = other.report["mode"], other.report["fallback"]
         assert told == ("exact", "multimodal_input")
     assert all(a.report["mode"] == "semantic" for a in asked[8:])
-
-
-@pytest.mark.parametrize("served", ("qwen3_5", "qwen3_next"), indirect=True)
-def test_clients_that_leave_take_nothing_with_them(served):
-    """Red if the state or the slots of a request that ended inside its answer go to
-    another request as they were."""
-    engine, prompts = served.engine, prompts_of(6, seed=13)
-    exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
-    expected = ids_of(engine.run(prompts, 6, **exact))
-    gone = engine.run(prompts[:4], 4, abort_after=7, stream=True, **exact)
-    for answer, ids in zip(gone, expected, strict=False):
-        assert answer.reason["type"] == "abort" and len(answer.ids) < ANSWER_TOKENS
-        assert answer.ids == ids[: len(answer.ids)]
-    assert ids_of(engine.run(prompts, 6, **exact)) == expected

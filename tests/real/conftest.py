@@ -17,7 +17,10 @@ from tests.support.client import Server
 from tests.support.warm_servers import WarmServer
 
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
+# Of those, how many are asked with every other kind of draft.
+NUM_OTHER = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
 THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+OTHER_CONTEXT = 2048  # what the draft with another tokenizer reads
 POOL = ("--max-total-tokens", "24576", "--max-running-requests", "16")
 
 
@@ -81,6 +84,7 @@ def drafters(servers, models, tmp_path_factory):
         *("--speculative-parse-drafters", "ngram,remote,model"),
         *("--speculative-parse-draft-url", f"{servers['target'].url}/v1"),
         *("--speculative-draft-model-path", str(OTHER_DRAFT_PATH)),
+        *("--context-length", str(OTHER_CONTEXT)),
     )
     log = tmp_path_factory.mktemp("drafters") / "drafters.log"
     with WarmServer(flags, "drafters", log, num_threads=THREADS) as process:

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from tests.real.conftest import NUM_OTHER, OTHER_CONTEXT
 from tests.support.client import finish, outcome, report
 
 TOKENS = 20
@@ -78,10 +79,13 @@ def test_any_draft_leaves_the_targets_answers(
 ):
     """Red if a token that was copied, streamed by another server, or brought over from
     another tokenizer stands where the target says something else."""
+    room = OTHER_CONTEXT - TOKENS - 1
+    some = [i for i, p in enumerate(prompts[:NUM_OTHER]) if len(p) < room]
+    asked, wanted = [prompts[i] for i in some], [expected[i] for i in some]
     results = drafters.generate_all(
-        prompts, concurrency, custom={"parse_mode": "exact"}, max_new_tokens=TOKENS
+        asked, concurrency, custom={"parse_mode": "exact"}, max_new_tokens=TOKENS
     )
-    assert errors(target, prompts, results, expected) == []
+    assert errors(target, asked, results, wanted) == []
     for name in ("ngram", "remote", "model"):
         assert any(report(r)["drafted_by"].get(name) for r in results), name
 

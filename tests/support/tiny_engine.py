@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import tempfile
+import time
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,10 +126,16 @@ class TinyEngine:
                 raise RuntimeError("the engine ended")
 
     def flush(self) -> None:
+        """Empty the radix cache. SGLang refuses while requests are running, and an
+        answer is here before its request has left the scheduler."""
         from sglang.srt.managers.io_struct import FlushCacheReqInput
 
-        self.sockets.send(FlushCacheReqInput())
-        assert self.sockets.reply(self.check, ANSWER_SECONDS).success
+        for _ in range(100):
+            self.sockets.send(FlushCacheReqInput())
+            if self.sockets.reply(self.check, ANSWER_SECONDS).success:
+                return
+            time.sleep(0.1)
+        raise RuntimeError("requests are still running")
 
     def close(self) -> None:
         for child in self.children:

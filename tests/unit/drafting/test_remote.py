@@ -224,7 +224,7 @@ def served(done, num):
     return len(done.streams.begun) - before
 
 
-@pytest.mark.parametrize("write", [wrong, silent])
+@pytest.mark.parametrize("write", [wrong, huge])
 def test_a_server_of_no_use_is_asked_rarely(write, caplog):
     """Red if each new request reads what a server sends that never helps, or a server
     that has come to its senses is not asked again."""
@@ -248,7 +248,7 @@ def test_a_server_of_no_use_is_asked_rarely(write, caplog):
         ("abx", "abc", False),
         ("ab", "abc", None),  # the answer was short
         ("", "abc", None),
-        ("", "a" * (MAX_BEHIND + 1), False),
+        ("", "a" * (MAX_BEHIND + 1), None),  # a busy server is late, and costs little
     ],
 )
 def test_a_stream_is_worth_what_it_had_right(text, answer, expected):
