@@ -12,8 +12,9 @@ from sglang_parse.runtime.protocols import SchedulerRequest
 
 # Bytes that the answer may be ahead of its stream before another is begun.
 MAX_BEHIND = 64
-# Bytes of a stream's text that make it worth its prompt.
-ENOUGH = 16
+# Bytes of a stream's text that make it worth its prompt, and so many that reading them
+# for nothing counts.
+ENOUGH, COSTLY = 16, 1024
 # Seconds between two streams of a request: at first, and where streams give nothing.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
@@ -57,15 +58,15 @@ def given_by(stream: Stream, memory: Memory) -> int:
 
 
 def is_useful(stream: Stream, memory: Memory) -> bool | None:
-    """Whether a stream that ends was worth its prompt; None where nobody can tell: it
-    broke, it came too late, or the answer went on for a few bytes only."""
+    """Whether a stream that ends was worth reading; None where that cost little: it
+    broke, it came too late, or it was short."""
     given = given_by(stream, memory)
     if given >= ENOUGH:
         return True
     if stream.has_failed and not stream.text:
         return None
     is_wrong = given < min(len(stream.text), len(memory.answer) - memory.start)
-    return False if is_wrong else None
+    return False if is_wrong and len(stream.text) >= COSTLY else None
 
 
 def chat_of(req: SchedulerRequest, thinking: str) -> Chat | None:
