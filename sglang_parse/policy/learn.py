@@ -41,11 +41,17 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
         drafts.valid.observe(r.decision.num_judged - r.exact_end, ended=False)
 
 
+# Errors in a failing part from which on its length says nothing of the first one.
+MANY = 50.0
+
+
 def error_at(rate: float, length: int) -> float:
     """Where in a failing part of so many tokens the first error is on average: in its
     middle, and the nearer to its beginning, the more errors there are a token."""
     if rate * length < 1e-3:
         return length / 2
+    if rate * length > MANY:
+        return 1 / rate
     return 1 / rate - length / math.expm1(rate * length)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from sglang_parse.options.table import HEADS
 from sglang_parse.reporting.drafters import DrafterCounters, Run, first_tokens
 from sglang_parse.reporting.segments import SegmentTrail
 
-# Drafters that had counters of their own before there was one by name.
-MODEL, EAGLE = "model", "eagle3"
+# A drafter that had a counter of its own before there was one by name; heads had too.
+MODEL = "model"
 
 
 class TriedText(Protocol):
@@ -99,9 +100,9 @@ class RoundRecord:
     #: Why no verdict was asked for although the request may have some, "" otherwise.
     not_judged: str = ""
 
-    def drafted(self, name: str) -> int:
-        """Tokens that the drafter `name` wrote in this round."""
-        return sum(num for drafter, num in self.drafted_by if drafter == name)
+    def drafted(self, *names: str) -> int:
+        """Tokens that the drafters of these names wrote in this round."""
+        return sum(num for drafter, num in self.drafted_by if drafter in names)
 
     @property
     def num_kept(self) -> int:
@@ -169,7 +170,7 @@ class RequestReport:
         c = self.counters
         c.target_passes += one.num_passes
         c.draft_tokens += one.drafted(MODEL)
-        c.eagle_draft_tokens += one.drafted(EAGLE)
+        c.eagle_draft_tokens += one.drafted(*HEADS)
         c.client_tokens += one.num_client
         self.drafters.add_drafted(one.drafted_by)
         c.judged_segments += len(one.boundaries)
@@ -241,7 +242,7 @@ class RequestReport:
         c = self.counters
         c.kept_tokens += sign * one.num_kept
         c.kept_client_tokens += sign * min(one.num_client, one.num_kept)
-        c.eagle_kept_tokens += sign * min(one.drafted(EAGLE), one.num_kept)
+        c.eagle_kept_tokens += sign * min(one.drafted(*HEADS), one.num_kept)
         c.matched_tokens += sign * one.num_agreed
         self.drafters.add_kept(one.kept_by, sign)
         if sign > 0:

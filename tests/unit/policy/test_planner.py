@@ -289,10 +289,12 @@ def test_the_rejected_part_of_a_draft_stays_suspect():
 
 def test_many_errors_are_sought_near_the_beginning():
     """Red if a draft whose every token is wrong looks like one with an error in the
-    middle of each segment: it seems to pay then."""
+    middle of each segment: it seems to pay then; or if a long text of such errors is
+    no number, which would end the scheduler."""
     assert error_at(1e-4, 40) == pytest.approx(20, abs=0.1)
     assert error_at(0.02, 40) == pytest.approx(17.4, abs=0.1)
     assert error_at(0.5, 40) == pytest.approx(2, abs=0.1)
+    assert error_at(0.5, 60_000) == pytest.approx(2)
 
 
 def test_a_segment_that_failed_with_others_counts_once():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import decoders
 
+from sglang_parse.options.table import HEADS
 from sglang_parse.reporting.report import RequestReport, RoundRecord
 from sglang_parse.reporting.text_offsets import CONTEXT, PART
 from sglang_parse.requests.client_text import ClientText
@@ -62,13 +63,14 @@ def test_round_is_counted():
     }
 
 
-def test_a_recovering_head_is_counted_as_agreement():
-    """Red if tokens that the target confirmed count as judged, or a head that failed
-    counts as kept."""
+@pytest.mark.parametrize("head", HEADS)
+def test_a_recovering_head_is_counted_as_agreement(head):
+    """Red if tokens that the target confirmed count as judged, a head that failed
+    counts as kept, or one kind of head is not counted."""
     r = report()
     stood = {
         "draft_tokens": [1, 2, 3, 4, 5, 6],
-        "drafted_by": [("eagle3", 3), ("model", 3)],
+        "drafted_by": [(head, 3), ("model", 3)],
         "exact_end": 2,
         "boundaries": [5],
         "scores": [0.9],
