@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from sglang_parse.drafting.base import (
@@ -34,6 +35,10 @@ from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)
 
+# Positions of a request that the head may be behind the target while it does not draft.
+# It reads so many at once for little more than one, and their features stay in memory.
+MOST_UNREAD = 16
+
 
 @dataclass
 class Memory:
@@ -43,6 +48,17 @@ class Memory:
     follows: bool = True
     #: Where it goes on, None if it cannot.
     hint: HeadHint | None = None
+    #: Positions that it has not read yet: the hint is of what is before them.
+    unread: list[HeadRows] = field(default_factory=list)
+
+    @property
+    def num_unread(self) -> int:
+        return sum(len(rows.tokens) for rows in self.unread)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it has a hint, or will have once it has read."""
+        return self.hint is not None or bool(self.unread)
 
 
 class HeadDrafter:
@@ -78,12 +94,13 @@ class HeadDrafter:
         self.slots = resources.slots
         self.flags = KvFlags(resources.num_slots, self.slots.table.device)
         self.features_of = resources.features_of
-        self.head.check_room(resources.full_pass_rows)
+        unread = MOST_UNREAD * len(self.slots.table)
+        self.head.check_room(resources.full_pass_rows + unread)
 
     def can_draft(self, r: RequestRound) -> bool:
         return (
             r.grammar is None
-            and self._of(r.state).hint is not None
+            and self._of(r.state).can_go_on
             and self.name not in r.state.failed_drafters
         )
 
@@ -172,12 +189,15 @@ class HeadDrafter:
     def draft(self, round: Round) -> None:
         chosen, orders = [], []
         for r in round:
-            num, hint = r.budgets.get(self.name, 0), self._of(r.state).hint
-            if num and hint is not None:
+            if r.budgets.get(self.name, 0) and self._of(r.state).can_go_on:
                 chosen.append(r)
-                orders.append(ChainRequest(r.row, r.seq_len, num, hint))
-        if not orders:
+        if not chosen:
             return
+        self._catch_up([self._of(r.state) for r in chosen])
+        for r in chosen:
+            num, hint = r.budgets[self.name], self._of(r.state).hint
+            assert hint is not None
+            orders.append(ChainRequest(r.row, r.seq_len, num, hint))
         # Every rank runs the whole head.
         proposals = self.ranks.agree_all(self.head.propose(orders, self.slots.table))
         for r, tokens in zip(chosen, proposals, strict=True):
@@ -188,24 +208,56 @@ class HeadDrafter:
             )
 
     def after_pass(self, round: Round) -> None:
-        """Go along with what the target decided; a request without tokens waits."""
-        followed, rows, spans = [], [], []
+        """Go along with what the target decided; a request without tokens waits.
+
+        A head that has not drafted reads it later: before it drafts, when much is
+        unread, or when the request ends, so that a cached prefix has its KV.
+        """
+        behind, spans = [], []
         for r in round:
             memory, tokens = self._of(r.state), r.decision.accept_tokens
             end = r.seq_len + len(tokens)
-            follows = memory.follows and r.state.options.compose and bool(tokens)
-            spans.append((r.row, r.seq_len, end if follows else r.seq_len, end))
-            if not follows:
+            spans.append((r.row, r.seq_len, r.seq_len, end))
+            if not (memory.follows and r.state.options.compose and tokens):
                 continue
             features = round.output.features_at(r.root_row, len(tokens))
-            rows.append(HeadRows(r.row, r.seq_len, tokens, features))
-            followed.append(memory)
+            reads = r.draft.num_by(self.name) or self._is_last(r)
+            if not reads and memory.num_unread + len(tokens) <= MOST_UNREAD:
+                # The pass's own tensor is large, or a captured graph writes into it.
+                features = features.clone()
+            else:
+                behind.append(memory)
+            memory.unread.append(HeadRows(r.row, r.seq_len, tokens, features))
         self.flags.mark(self.slots.table, spans)
-        if not rows:
+        self._catch_up(behind)
+
+    def _is_last(self, r: RequestRound) -> bool:
+        """Whether nothing follows this round. An end by a stop string is not seen."""
+        tokens = r.decision.accept_tokens
+        if not r.state.stop_ids.isdisjoint(tokens):
+            return True
+        return r.output_len + len(tokens) >= r.req.sampling_params.max_new_tokens
+
+    def _catch_up(self, behind: Sequence[Memory]) -> None:
+        """Read what these requests have unread, all in one pass of the head."""
+        behind = [memory for memory in behind if memory.unread]
+        if not behind:
             return
+        rows = [joined(memory.unread) for memory in behind]
         hints = self.head.follow(rows, self.slots.table)
-        for memory, hint in zip(followed, hints, strict=True):
-            memory.hint = hint
+        for memory, hint in zip(behind, hints, strict=True):
+            memory.hint, memory.unread = hint, []
+        spans = [(h.row, h.start, (e := h.start + len(h.tokens)), e) for h in rows]
+        self.flags.mark(self.slots.table, spans)
 
     def _of(self, state: RequestState) -> Memory:
         return self._memory.setdefault(state, Memory())
+
+
+def joined(rows: Sequence[HeadRows]) -> HeadRows:
+    """Rows of one request that follow one another, as one."""
+    if len(rows) == 1:
+        return rows[0]
+    tokens = [token for part in rows for token in part.tokens]
+    features = torch.cat([part.features for part in rows])
+    return HeadRows(rows[0].row, rows[0].start, tokens, features)

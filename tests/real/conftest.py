@@ -17,6 +17,8 @@ from tests.support.client import Server
 from tests.support.warm_servers import WarmServer
 
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
+# Of those, how many are asked one at a time: of each of the eight kinds equally many.
+NUM_ALONE = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
 # Of those, how many are asked with every other kind of draft.
 NUM_OTHER = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
 THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
@@ -35,12 +37,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def models():
     return built_models()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(models, tmp_path_factory):
     """By name. With SGLANG_PARSE_REAL_URLS="target=URL,parse=URL" running ones."""
     if given := os.environ.get("SGLANG_PARSE_REAL_URLS"):
@@ -48,6 +50,8 @@ def servers(models, tmp_path_factory):
         return
     target = ("--model-path", str(models.target), *POOL)
     parse = ("--speculative-algorithm", "PARSE", "--speculative-parse-mode", "exact")
+    # On a busy machine measured times may say that no draft pays.
+    parse += ("--no-speculative-parse-adaptive", "--speculative-parse-window", "8")
     draft = ("--speculative-draft-model-path", str(models.draft))
     head = ("--speculative-parse-compose", "eagle3")
     head += ("--speculative-parse-eagle-model-path", str(models.head))
@@ -61,17 +65,17 @@ def servers(models, tmp_path_factory):
         yield {name: Server(p.url) for name, p in processes.items()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def target(servers):
     return servers["target"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def parse(servers):
     return servers["parse"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def drafters(servers, models, tmp_path_factory):
     """PARSE with copies, a draft server, which is the target's, and a draft model with
     another tokenizer, which knows nothing of these texts."""
@@ -91,12 +95,12 @@ def drafters(servers, models, tmp_path_factory):
         yield Server(process.url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tokenizer(models):
     return AutoTokenizer.from_pretrained(models.target)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prompts(tokenizer):
     """Token ids of conversations of eight kinds, chat template applied."""
     texts = [

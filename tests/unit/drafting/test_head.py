@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang_parse.drafting.base import DrafterResources, Prefill, PrefillRequest
-from sglang_parse.drafting.head import HeadDrafter
+from sglang_parse.drafting.head import MOST_UNREAD, HeadDrafter
 from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
@@ -65,8 +65,16 @@ def make_state(*, compose: bool = True, stop: int = -1, **more) -> RequestState:
     return RequestState(options, frozenset({stop}), None, report=None, **more)
 
 
-def record(state: RequestState, row: int, seq_len: int, **more) -> RequestRound:
-    return RequestRound(None, state, row, seq_len, 1, output_len=1, **more)
+def record(
+    state: RequestState, row: int, seq_len: int, *, most: int = 100, **more
+) -> RequestRound:
+    """most: new tokens that the request asks for."""
+    req = SimpleNamespace(sampling_params=SimpleNamespace(max_new_tokens=most))
+    return RequestRound(req, state, row, seq_len, 1, output_len=1, **more)
+
+
+# What the head wrote itself, so that it reads what became of it at once.
+OWN = Draft(parts=(("eagle3", 1),))
 
 
 def num_known(drafter: HeadDrafter, row: int, num: int = 10) -> int:
@@ -110,7 +118,9 @@ def test_requests_without_the_head_leave_no_trace():
     drafter = make_drafter()
     with_head, without, waiting = make_state(), make_state(compose=False), make_state()
     drafter.flags.mark(TABLE, [(row, 0, 40, 40) for row in range(3)])
-    requests = [record(s, i, 2) for i, s in enumerate((with_head, without, waiting))]
+    requests = [
+        record(s, i, 2, draft=OWN) for i, s in enumerate((with_head, without, waiting))
+    ]
     for r, tokens in zip(requests, ((5, 6), (5, 6), ()), strict=True):
         r.decision = Decision(tokens, 0, 0, ())
     drafter.after_pass(Round(None, requests, output=pass_of()))
@@ -250,8 +260,9 @@ def test_head_follows_the_hidden_states_of_kept_rows_alone():
     suffixes = ((8,) * 4, (9,) * 4)
     for state, suffix in zip(states, suffixes, strict=True):
         state.judge = SimpleNamespace(suffix=suffix)
-    first = record(states[0], 1, 5, draft=Draft((3, 4, 5)), boundaries=(2, 3))
-    second = record(states[1], 2, 9, draft=Draft((6, 7)), boundaries=(1, 2))
+    first, second = Draft((3, 4, 5), parts=OWN.parts), Draft((6, 7), parts=OWN.parts)
+    first = record(states[0], 1, 5, draft=first, boundaries=(2, 3))
+    second = record(states[1], 2, 9, draft=second, boundaries=(1, 2))
     round = Round(None, [first, second], output=pass_of())
     lay_out(round)
     first.decision = Decision((3, 4, 20), 2, 0, ())
@@ -263,3 +274,68 @@ def test_head_follows_the_hidden_states_of_kept_rows_alone():
     assert batch.input_ids.tolist() == [3, 4, 20, 30]
     assert batch.positions.tolist() == [5, 6, 7, 9]
     assert batch.rows.tolist() == [1, 2]
+
+
+def follow(drafter: HeadDrafter, r: RequestRound, tokens: tuple[int, ...]) -> None:
+    """A pass in which the target decided for `tokens`, a float of features each."""
+    r.decision = Decision(tokens, 0, 0, ())
+    output = pass_of()
+    drafter.after_pass(Round(None, [r], output=output))
+    output.features.zero_()  # the next pass of a captured graph writes into it
+
+
+def test_a_head_that_does_not_draft_reads_later_and_all_at_once():
+    """Red if every plain round pays for the head, if it drafts from an old hint, or if
+    what it lacks counts as known."""
+    drafter, state = make_drafter(), make_state()
+    prefill(drafter, prefix=0, ids=[11, 12])
+    drafter._of(state).hint = hint(50)
+    drafter.head.batches.clear()
+    for at, token in enumerate((21, 22, 23)):
+        r = record(state, 1, 2 + at)
+        r.root_row = at
+        follow(drafter, r, (token,))
+    assert drafter.head.batches == [] and num_known(drafter, 1) == 2
+    r = record(state, 1, 5)
+    assert drafter.can_draft(r)
+    r.budgets = {"eagle3": 2}
+    drafter.draft(Round(None, [r]))
+    first = drafter.head.batches[0]
+    assert first.positions.tolist() == [2, 3, 4]
+    assert first.input_ids.tolist() == [21, 22, 23]
+    assert first.spec_info.hidden_states.flatten().tolist() == [0, 1, 2]
+    assert r.draft.tokens == (24, 25) and num_known(drafter, 1) == 5
+
+
+def test_a_head_is_never_far_behind():
+    """Red if hidden states of a whole answer pile up in memory."""
+    drafter, state = make_drafter(), make_state()
+    for at in range(MOST_UNREAD + 2):
+        follow(drafter, record(state, 1, 2 + at), (7,))
+    assert [len(b.input_ids) for b in drafter.head.batches] == [MOST_UNREAD + 1]
+    assert drafter._of(state).num_unread == 1
+
+
+@pytest.mark.parametrize("ends", ["stop token", "length"])
+def test_a_finished_request_leaves_no_gap(ends):
+    """Red if the next turn's cached prefix lacks the head's KV of the answer's end."""
+    drafter, state = make_drafter(), make_state(stop=9)
+    drafter.flags.mark(TABLE, [(1, 0, 2, 2)])
+    follow(drafter, record(state, 1, 2), (7,))
+    follow(drafter, record(state, 1, 3), (7,))
+    last = (7, 9) if ends == "stop token" else (7, 7)
+    follow(drafter, record(state, 1, 4, most=3), last)
+    assert num_known(drafter, 1) == 6
+    assert [len(b.input_ids) for b in drafter.head.batches] == [4]
+
+
+def test_a_request_without_a_hint_has_one_after_its_first_round():
+    """Red if the head, whose prompt was cached whole, never gets to draft."""
+    drafter, state = make_drafter(), make_state()
+    r = record(state, 1, 2)
+    assert not drafter.can_draft(r)
+    follow(drafter, r, (7,))
+    assert drafter.can_draft(r)
+    r.budgets = {"eagle3": 1}
+    drafter.draft(Round(None, [r]))
+    assert r.draft.tokens == (8,)
