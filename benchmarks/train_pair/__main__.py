@@ -50,7 +50,9 @@ def draft_samples(
     return out
 
 
-def train_draft(encoder: Encoder, vocab: int, block_fn, seed: int = 0) -> TinyLlama:
+def train_draft(
+    encoder: Encoder, vocab: int, block_fn, seed: int = 0, steps: int = 900
+) -> TinyLlama:
     """Two layers, stopped once they solve about seven problems in ten."""
     torch.manual_seed(seed)
     draft = TinyLlama(ModelConfig(vocab, 2), block_fn)
@@ -63,7 +65,7 @@ def train_draft(encoder: Encoder, vocab: int, block_fn, seed: int = 0) -> TinyLl
         logger.info("draft step %d right %.3f", step, right)
         return right >= 0.72
 
-    stage = Stage("B", 900, other_style=0.4, seed=1 + 1000 * seed)
+    stage = Stage("B", steps, other_style=0.4, seed=1 + 1000 * seed)
     train(draft, encoder, stage, callback=good_enough)
     return draft
 
@@ -120,6 +122,7 @@ def main() -> None:
         "--only", choices=("draft", "head", "other-draft"), help="train no more"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draft")
+    parser.add_argument("--draft-steps", type=int, default=900, help="at most")
     parser.add_argument(
         "--pair", type=Path, default=TARGET_PATH.parent, help="for --only head"
     )
@@ -133,7 +136,7 @@ def main() -> None:
     if args.only == "head":
         target = load(args.pair / "target")
     else:
-        draft = train_draft(encoder, vocab, compiled, args.seed)
+        draft = train_draft(encoder, vocab, compiled, args.seed, args.draft_steps)
         name = "other_draft" if is_other else "draft"
         export(draft, tokenizer, args.out / name)
         if args.only:

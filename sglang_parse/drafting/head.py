@@ -75,6 +75,7 @@ class HeadDrafter:
         self.head = head
         self.max_tokens = max_tokens
         self.ranks = context.ranks
+        self.adaptive = context.config.adaptive
         self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
         self._whole: set[int] = set()
 
@@ -187,25 +188,52 @@ class HeadDrafter:
     # -- Rounds ----------------------------------------------------------------
 
     def draft(self, round: Round) -> None:
-        chosen, orders = [], []
-        for r in round:
-            if r.budgets.get(self.name, 0) and self._of(r.state).can_go_on:
-                chosen.append(r)
+        asked = [
+            r
+            for r in round
+            if r.budgets.get(self.name, 0) and self._of(r.state).can_go_on
+        ]
+        if not asked:
+            return
+        self._catch_up([self._of(r.state) for r in asked])
+        orders = [self._order(r) for r in asked]
+        goes_on = self._starts(round, orders)
+        chosen = [r for r, on in zip(asked, goes_on, strict=True) if on]
         if not chosen:
             return
-        self._catch_up([self._of(r.state) for r in chosen])
-        for r in chosen:
-            num, hint = r.budgets[self.name], self._of(r.state).hint
-            assert hint is not None
-            orders.append(ChainRequest(r.row, r.seq_len, num, hint))
+        orders = [order for order, on in zip(orders, goes_on, strict=True) if on]
         # Every rank runs the whole head.
-        proposals = self.ranks.agree_all(self.head.propose(orders, self.slots.table))
-        for r, tokens in zip(chosen, proposals, strict=True):
+        chains = self.head.propose(orders, self.slots.table)
+        lengths = [len(chain.tokens) for chain in chains]
+        if round.chains is not None:
+            lengths = round.chains.lengths([chain.chances for chain in chains])
+        proposals = self.ranks.agree_all(
+            [chain.tokens[:num] for chain, num in zip(chains, lengths, strict=True)]
+        )
+        for r, tokens, chain in zip(chosen, proposals, chains, strict=True):
             stops = r.state.stop_ids
             stop = next((k for k, t in enumerate(tokens) if t in stops), None)
+            r.chances = chain.chances[: len(tokens[:stop])]
             r.draft = r.draft.extended(
                 self.name, tokens[:stop], ended=stop is not None, token_level=True
             )
+
+    def _order(self, r: RequestRound) -> ChainRequest:
+        hint = self._of(r.state).hint
+        assert hint is not None
+        return ChainRequest(r.row, r.seq_len, r.budgets[self.name], hint)
+
+    def _starts(self, round: Round, orders: Sequence[ChainRequest]) -> Sequence[int]:
+        """Whose chains are worth more than their first tokens, which are there."""
+        if not self.adaptive:
+            return [1] * len(orders)
+        starts = [1] * len(orders)
+        if round.chains is not None:
+            chances = torch.stack([order.hint.chance for order in orders]).tolist()
+            steps = max(order.num_new for order in orders)
+            starts = [int(on) for on in round.chains.starts(chances, steps)]
+        (agreed,) = self.ranks.agree_all([starts])
+        return agreed
 
     def after_pass(self, round: Round) -> None:
         """Go along with what the target decided; a request without tokens waits.

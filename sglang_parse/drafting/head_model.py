@@ -46,10 +46,21 @@ class HeadRows:
 @dataclass(frozen=True)
 class HeadHint:
     """What the head knows behind a request's last position: the first draft token
-    ([] int64) and the hidden state ([hidden]) its next step starts from."""
+    ([] int64), its chance in the head's opinion ([] float32), and the hidden state
+    ([hidden]) its next step starts from."""
 
     token: Tensor
     hidden: Tensor
+    chance: Tensor
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the head drafts for one request, and the chance of each token in its
+    opinion, if those before it stand."""
+
+    tokens: tuple[int, ...]
+    chances: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -162,12 +173,10 @@ class HeadModel(DraftRunner):
                 table,
                 HeadInput(features),
             )
-        tokens, hidden = self._choose(output), output.hidden_states
-        return [HeadHint(tokens[i], hidden[i]) for i in range(len(rows))]
+        (tokens, chances), hidden = self._choose(output), output.hidden_states
+        return [HeadHint(tokens[i], hidden[i], chances[i]) for i in range(len(rows))]
 
-    def propose(
-        self, requests: Sequence[ChainRequest], table: Tensor
-    ) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[ChainRequest], table: Tensor) -> list[Chain]:
         """Draft `num_new` tokens for each request, the likeliest at every step."""
         device = table.device
         rows = upload([r.row for r in requests], device)
@@ -177,22 +186,32 @@ class HeadModel(DraftRunner):
         position, end = upload(position_cpu, device), upload(end_cpu, device)
         tokens = torch.stack([r.hint.token for r in requests])
         hidden = torch.stack([r.hint.hidden for r in requests])
-        columns = [tokens]
+        columns, opinions = [tokens], [torch.stack([r.hint.chance for r in requests])]
         with draft_tp_context(self.layout), draft_pp_context():
             for _ in range(max(r.num_new for r in requests) - 1):
                 self.graphs.load(hidden)
                 output = self.decode(
                     tokens, rows, position, position_cpu, table, HeadInput(hidden)
                 )
-                tokens, hidden = self._choose(output), output.hidden_states
+                (tokens, chance), hidden = self._choose(output), output.hidden_states
                 columns.append(tokens)
+                opinions.append(chance)
                 # A request at the end of its chain repeats its last step in place.
                 position = torch.minimum(position + 1, end)
                 position_cpu = torch.minimum(position_cpu + 1, end_cpu)
         chains = torch.stack(columns, dim=1).tolist()
-        return [tuple(c[: r.num_new]) for c, r in zip(chains, requests, strict=True)]
+        chances = torch.stack(opinions, dim=1).tolist()
+        return [
+            Chain(tuple(c[: r.num_new]), tuple(p[: r.num_new]))
+            for c, p, r in zip(chains, chances, requests, strict=True)
+        ]
 
-    def _choose(self, output: LogitsProcessorOutput) -> Tensor:
-        """[bs] int64: the likeliest token agrees most often, sampled or not."""
-        tokens = output.next_token_logits.argmax(dim=-1)
-        return tokens if self.hot_token_id is None else self.hot_token_id[tokens]
+    def _choose(self, output: LogitsProcessorOutput) -> tuple[Tensor, Tensor]:
+        """[bs] int64 and [bs] float32: the likeliest token, which agrees most often,
+        sampled or not, and its chance."""
+        logits = output.next_token_logits.float()
+        best, tokens = logits.max(dim=-1)
+        chances = (best - logits.logsumexp(dim=-1)).exp()
+        if self.hot_token_id is not None:
+            tokens = self.hot_token_id[tokens]
+        return tokens, chances

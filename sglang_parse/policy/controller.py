@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sglang_parse.policy.chains import ChainRule, Confidence
 from sglang_parse.policy.goodput import Choice, Drafts, Goodput
 from sglang_parse.policy.round_costs import CostModel
 
@@ -31,6 +32,8 @@ FIRST_STEPS, TRIAL_STEPS = (32, 256), (32, 512)
 # Failing verdicts that the first wait for a trial is as long for as for half of many: a
 # few may be bad luck.
 LUCK = 8.0
+# One round in so many shows chains whole, so that it is noticed when they get better.
+WHOLE_CHAINS = 64
 # What drafts were like before a trial counts for this share in it.
 FORGET = 0.7
 
@@ -72,6 +75,7 @@ class Controller:
     def __init__(self) -> None:
         self.costs = CostModel()
         self.drafts = Drafts()
+        self.confidence = Confidence()
         #: The last choice, with what it expects on this rank.
         self.chosen = Choice()
         self.ms = 0.0
@@ -112,6 +116,17 @@ class Controller:
             self._next_head_trial_ms = self.ms + max(0.0, lost_ms) / TRIAL_COST
             return True
         return False
+
+    def chain_rule(self, bs: int) -> ChainRule | None:
+        """What chains of single tokens are cut by, None to show them whole."""
+        costs, plain_ms = self.costs.at(bs), self.costs.plain_ms(bs)
+        rounds = costs.asked.count
+        if not (costs.is_followed and plain_ms) or rounds % WHOLE_CHAINS == 0:
+            return None
+        rate = max(bs / plain_ms, costs.asked.x / costs.asked.ms)
+        return ChainRule(
+            bs, costs, plain_ms, rate, self.confidence, self.drafts.token_level
+        )
 
     def spend(self, ms: float) -> None:
         """So much time went by in a round."""

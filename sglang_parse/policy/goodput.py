@@ -20,6 +20,8 @@ MAX_EVERY = 3
 PATIENCE = (1, 2, 3, 4, 6, 8, 12)
 # Mean length of the segment around a token, over the mean length of a segment.
 BIASED = 1.23
+# Rounds after which what a drafter of single tokens gives is known by measurement.
+ENOUGH_ASKED = 8
 # Parts of a window in which the longest draft is summed up.
 PARTS = 6
 
@@ -114,7 +116,12 @@ class Goodput:
         return max(choices, key=lambda c: c.rate, default=Choice(judged=False))
 
     def token_level(self, steps: int) -> Choice:
-        """By a drafter of single tokens; as slow as the draft model until measured."""
+        """By a drafter of single tokens, as measured; as slow as the draft model until
+        then."""
+        asked = self.costs.asked
+        if asked.count >= ENOUGH_ASKED:
+            rate = asked.x / asked.ms
+            return Choice(steps=steps, judged=False, rate=rate, round_ms=asked.ms)
         curve = self.costs.token_draft
         if curve.count < 2:
             curve = self.costs.draft

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sglang_parse.policy.chains import Confidence
 from sglang_parse.policy.goodput import Drafts
 from sglang_parse.policy.round_costs import CostModel
 from sglang_parse.policy.survival import Survival
@@ -69,6 +70,14 @@ def _learn_agreement(drafts: Drafts, r: RequestRound, *, recovering: bool) -> No
     own.observe(num, ended=num < end)
 
 
+def learn_confidence(confidence: Confidence, r: RequestRound) -> None:
+    """How often tokens stand, by what their drafter thought of them."""
+    end = r.cut.exact_end or r.cut.tail_end
+    num = r.decision.num_correct_drafts
+    for k, chance in enumerate(r.chances[: min(end, num + 1)]):
+        confidence.observe(chance, right=k < num)
+
+
 def _learn_segments(segments: Survival, r: RequestRound) -> None:
     """How many segments ended in what was drafted behind the target's own part."""
     # What was pending has been looked at before, and held no end.
@@ -101,15 +110,19 @@ def learn_costs(
     *,
     is_behind: bool = False,
     elsewhere: Sequence[str] = (),
+    token_level: Sequence[str] = (),
 ) -> float:
     """Milliseconds of the round. What they tell of rounds to come is learnt.
 
     is_behind: the draft model read several tokens of plain rounds first. elsewhere:
-    drafters that work on another machine.
+    drafters that work on another machine. token_level: those of single tokens.
     """
     seconds, bs = round_.seconds, len(round_)
     ms = 1000 * sum(seconds.values())
     own = costs.at(bs)
+    if not round_.judged and any(r.budgets.keys() & token_level for r in round_):
+        tokens = sum(len(r.decision.accept_tokens) for r in round_)
+        own.asked.add(tokens, ms, tells_speed=False)
     if "plain" in seconds:
         own.plain.add(bs, 1000 * seconds["plain"])
         return ms

@@ -14,6 +14,7 @@ from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import (
     has_prompts,
+    learn_confidence,
     learn_costs,
     learn_drafts,
 )
@@ -262,6 +263,8 @@ class RoundPlanner:
             if not self.ranks.agree(int(pays)):
                 for r in round:
                     r.budgets = {}
+            else:
+                round.chains = self.controller.chain_rule(len(round))
 
     def _fit(self, round: Round) -> None:
         """Shrink windows to the free slots and the rows of a pass."""
@@ -308,6 +311,7 @@ class RoundPlanner:
                 seen[0] += fails
                 seen[1] += judged
             learn_drafts(self.controller.drafts, r, judged=round.judged)
+            learn_confidence(self.controller.confidence, r)
             r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
 
     def observe(self, round: Round) -> None:
@@ -319,6 +323,7 @@ class RoundPlanner:
             round,
             is_behind=is_behind,
             elsewhere=self.elsewhere,
+            token_level=[d.name for d in self.token_level],
         )
         self._was_plain = "plain" in round.seconds
         self.controller.spend(ms)

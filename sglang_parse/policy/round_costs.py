@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 
 # Weight of a new time in its bin, once there are many.
 SMOOTHING = 0.15
+# The same of a round that a drafter of single tokens was asked in, whose tokens differ
+# much from one round to the next.
+ASKED_SMOOTHING = 0.03
 # A time this many times what is expected was held up: by a kernel's first use, or by a
 # neighbour. So much of it is believed.
 HELD_UP = 2.0
@@ -53,6 +56,8 @@ class _Point:
     x: float = 0.0
     relative_ms: float = 0.0
     count: int = 0
+    #: Weight of a new time, once there are many.
+    smoothing: float = SMOOTHING
 
     @property
     def ms(self) -> float:
@@ -67,7 +72,7 @@ class _Point:
         if self.count:
             ms = min(ms, HELD_UP * self.relative_ms)
         self.count += 1
-        weight = max(SMOOTHING, 1 / self.count)
+        weight = max(self.smoothing, 1 / self.count)
         self.x += weight * (x - self.x)
         self.relative_ms += weight * (ms - self.relative_ms)
 
@@ -157,17 +162,25 @@ class RoundCosts:
     #: Of a drafter that works token by token, over its steps.
     token_draft: Curve = field(default_factory=Curve)
     plain: _Point = field(default_factory=_Point)
+    #: Of whole rounds in which such a drafter was asked, over the tokens they gave.
+    asked: _Point = field(default_factory=_Point)
 
     @classmethod
     def of(cls, slow: Slowness) -> RoundCosts:
         """Of a machine whose slowness all of them share."""
-        draft = Curve(slow, FIXED_STEPS)
-        return cls(draft, Curve(slow), Curve(slow), _Point(slow))
+        draft, asked = Curve(slow, FIXED_STEPS), _Point(slow, smoothing=ASKED_SMOOTHING)
+        return cls(draft, Curve(slow), Curve(slow), _Point(slow), asked)
 
     @property
     def is_known(self) -> bool:
         """Whether two drafted rounds were seen: a first one tells little."""
         return self.draft.count > 1 and self.verify.count > 1
+
+    @property
+    def is_followed(self) -> bool:
+        """The same of rounds of a drafter of single tokens, and of plain ones."""
+        seen = (self.token_draft, self.verify, self.plain, self.asked)
+        return all(one.count > 1 for one in seen)
 
 
 #: Before anything is measured: a step of the draft is a unit, a pass costs twelve.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.reporting.drafters import Run
@@ -113,6 +113,9 @@ class RequestRound:
 
     # draft
     draft: Draft = Draft()
+    #: Chance of each token of a head, in the head's own opinion, if those before it
+    #: stand; the draft begins with them.
+    chances: tuple[float, ...] = ()
 
     # segment
     #: Offsets into the draft behind which there is a verdict, rising.
@@ -203,6 +206,13 @@ class RequestRound:
         return self.cut.rejected_end if failed else 0
 
 
+class ChainCuts(Protocol):
+    """What chains of a round are cut by (`policy.chains.ChainRule`)."""
+
+    def starts(self, chances: Sequence[float], steps: int) -> list[bool]: ...
+    def lengths(self, chances: Sequence[Sequence[float]]) -> list[int]: ...
+
+
 @dataclass(slots=True)
 class Round:
     """The requests of one round, and what holds for all of them."""
@@ -216,6 +226,8 @@ class Round:
     judged: bool = True
     #: A verdict stands at every N-th boundary of requests that do not say themselves.
     judge_every: int = 1
+    #: What chains of single tokens are cut by, None to show them whole.
+    chains: ChainCuts | None = None
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
     #: The target's pass (`target.passes.PassOutput`), once it has run.

@@ -19,7 +19,7 @@ from sglang_parse.bench.simulate.drafts import (
     WRONG,
     Drafts,
 )
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import ChainCuts, RequestRound, Round
 from sglang_parse.target.layout import VerifyPlan
 
 # Logits of a verdict for an invalid and for a valid prefix: ids 0 and 1 are yes and no.
@@ -232,6 +232,8 @@ class FakeDrafter:
             return
         steps = max(num for _, num in orders)
         if self.token_level:
+            if round.chains is not None:
+                orders = self._worth_showing(orders, round.chains)
             self.clock.spend("head", steps * self.costs.head_step_ms(len(orders)))
         else:
             self._spend(steps, orders)
@@ -255,6 +257,15 @@ class FakeDrafter:
         held = min(len(r.state.pending), r.window)
         return min(r.window - max(held, len(r.draft.tokens)), left)
 
+    def _worth_showing(
+        self, orders: Sequence[tuple[RequestRound, int]], rule: ChainCuts
+    ) -> list[tuple[RequestRound, int]]:
+        """Chains of a head that is always equally sure."""
+        sure = self.quality().agreement
+        lengths = rule.lengths([[sure] * num for _, num in orders])
+        pairs = zip(orders, lengths, strict=True)
+        return [(r, num) for (r, _), num in pairs if num]
+
     def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> None:
         bs = len(orders)
         missing = []
@@ -277,6 +288,8 @@ class FakeDrafter:
             kinds = [DIFFERS if kind == WRONG else kind for kind in kinds]
         tokens = [req.token(at + k, kind) for k, kind in enumerate(kinds)]
         ended = at + num >= req.length - 1
+        if self.token_level:
+            r.chances = (quality.agreement,) * num
         r.draft = r.draft.extended(
             self.name, tokens, ended=ended, token_level=self.token_level
         )

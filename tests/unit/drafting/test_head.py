@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ ALONE = Ranks(SimpleNamespace(world_size=1))
 
 
 def hint(token: int) -> HeadHint:
-    return HeadHint(torch.tensor(token), torch.tensor([0.0]))
+    return HeadHint(torch.tensor(token), torch.tensor([0.0]), torch.tensor(0.9))
 
 
 def read_features(ids, *, row, start, scratch, table):
@@ -55,7 +56,8 @@ class Slots:
 def make_drafter(slots: Slots | None = None) -> HeadDrafter:
     head = CountingHead()
     head.check_room = lambda num_verify: None
-    drafter = HeadDrafter(head, 4, SimpleNamespace(ranks=ALONE))
+    config = SimpleNamespace(adaptive=True)
+    drafter = HeadDrafter(head, 4, SimpleNamespace(ranks=ALONE, config=config))
     drafter.open(DrafterResources(slots or Slots(), 400, read_features, 0))
     return drafter
 
@@ -305,6 +307,34 @@ def test_a_head_that_does_not_draft_reads_later_and_all_at_once():
     assert first.input_ids.tolist() == [21, 22, 23]
     assert first.spec_info.hidden_states.flatten().tolist() == [0, 1, 2]
     assert r.draft.tokens == (24, 25) and num_known(drafter, 1) == 5
+
+
+class Cuts:
+    """Goes on with chains whose first token is likelier than 0.5, and shows one token
+    less than there are."""
+
+    def starts(self, chances, steps):
+        return [chance > 0.5 for chance in chances]
+
+    def lengths(self, chances):
+        return [len(one) - 1 for one in chances]
+
+
+def test_chains_are_cut_where_the_head_is_unsure():
+    """Red if an unsure head costs steps or rows, or a chain's last token is kept."""
+    drafter, states = make_drafter(), [make_state(), make_state()]
+    for state, chance in zip(states, (0.9, 0.2), strict=True):
+        drafter._of(state).hint = replace(hint(5), chance=torch.tensor(chance))
+    round = Round(None, [record(s, row, 3) for row, s in enumerate(states)])
+    round.chains = Cuts()
+    for r in round:
+        r.budgets = {"eagle3": 4}
+    drafter.draft(round)
+    sure, unsure = round
+    assert sure.draft.tokens == (5, 6, 7) and len(sure.chances) == 3
+    assert sure.chances[0] == pytest.approx(0.9)
+    assert (unsure.draft.tokens, unsure.chances) == ((), ())
+    assert {len(b.input_ids) for b in drafter.head.batches} == {1}
 
 
 def test_a_head_is_never_far_behind():

@@ -170,7 +170,10 @@ def test_a_replayed_chain_is_the_eager_one(num):
     table = 100 * torch.arange(8)[:, None] + torch.arange(40)
     orders = [
         ChainRequest(
-            i, 10 + i, 5, HeadHint(torch.tensor(2 * i), torch.tensor([0.5 * i]))
+            i,
+            10 + i,
+            5,
+            HeadHint(torch.tensor(2 * i), torch.tensor([0.5 * i]), torch.tensor(0.5)),
         )
         for i in range(num)
     ]

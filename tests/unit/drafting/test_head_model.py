@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
 from sglang_parse.drafting.head_model import ChainRequest, HeadHint, HeadRows
@@ -11,7 +14,7 @@ TABLE = 100 * torch.arange(4)[:, None] + torch.arange(40)
 
 
 def hint(token: int, hidden: float = 0.0) -> HeadHint:
-    return HeadHint(torch.tensor(token), torch.tensor([hidden]))
+    return HeadHint(torch.tensor(token), torch.tensor([hidden]), torch.tensor(0.5))
 
 
 def test_chain_is_fed_its_own_tokens_and_hidden_states():
@@ -19,7 +22,13 @@ def test_chain_is_fed_its_own_tokens_and_hidden_states():
     another position than the token before it."""
     head = CountingHead()
     orders = [ChainRequest(1, 10, 4, hint(5, 0.5)), ChainRequest(3, 20, 2, hint(30))]
-    assert head.propose(orders, TABLE) == [(5, 6, 7, 8), (30, 31)]
+    chains = head.propose(orders, TABLE)
+    assert [c.tokens for c in chains] == [(5, 6, 7, 8), (30, 31)]
+    # The hint's own opinion, then that of each step: one logit of 1, the others of 0.
+    sure = math.e / (math.e + VOCAB - 1)
+    assert [c.chances for c in chains] == [
+        pytest.approx((0.5, sure, sure, sure)), pytest.approx((0.5, sure)),
+    ]  # fmt: skip
     steps = head.batches
     assert [b.input_ids.tolist() for b in steps] == [[5, 30], [6, 31], [7, 32]]
     assert [b.positions.tolist() for b in steps] == [[10, 20], [11, 20], [12, 20]]
@@ -33,7 +42,8 @@ def test_chain_is_fed_its_own_tokens_and_hidden_states():
 def test_chain_of_one_needs_no_forward():
     """Red if the token at hand is computed again."""
     head = CountingHead()
-    assert head.propose([ChainRequest(0, 3, 1, hint(9))], TABLE) == [(9,)]
+    (chain,) = head.propose([ChainRequest(0, 3, 1, hint(9))], TABLE)
+    assert chain.tokens == (9,)
     assert head.batches == []
 
 
