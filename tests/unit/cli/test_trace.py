@@ -299,6 +299,14 @@ def test_fallback_is_told():
     assert trace.summary(report).startswith("mode exact because of grammar, 2 target")
 
 
+def test_why_rounds_were_not_judged_is_told():
+    """Red if a trace without verdicts does not say why there are none."""
+    why = "verdicts do not pay here: 1.3x against 1.6x"
+    report = {"mode": "semantic", "not_judged": {"rounds": 3, "reason": why}}
+    assert trace.summary(report) == f"mode semantic. 3 rounds not judged: {why}."
+    assert "not judged" not in trace.summary({"mode": "semantic"})
+
+
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
