@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -200,7 +201,8 @@ def _spoiled(rng: random.Random, path: str, body: dict[str, Any]) -> str:
 
 
 def _spoil(rng: random.Random, path: str, body: dict[str, Any]) -> None:
-    value = rng.choice(HOSTILE)
+    # A copy: what is put inside one of these must not be there the next time.
+    value = copy.deepcopy(rng.choice(HOSTILE))
     inner = body.get("sampling_params", body)
     place = rng.random()
     if place < 0.35 and isinstance(inner, dict):

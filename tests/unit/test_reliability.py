@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import random
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.reliability import __main__ as program
+from benchmarks.reliability import cases
 from benchmarks.reliability.cases import Case
 from benchmarks.reliability.freeze import Waits
 from benchmarks.reliability.fuzz import Report, drive
@@ -146,3 +148,13 @@ def test_checks_run_beside_the_requests(monkeypatch):
     cases = iter(lambda: Case("/", "{}", True), None)
     drive("", itertools.islice(cases, 2000), 60, 2, report, check, interval_s=0)
     assert report.num_requests == 2000 and checks and checks[0] >= 20
+
+
+def test_a_long_run_draws_the_same_requests_as_its_parts():
+    """Red if what one request spoils is still there in a later one: a seed could not be
+    gone on with, and bodies would at last hold themselves."""
+    first, rng = cases.draw(random.Random(3)), random.Random(3)
+    drawn = [cases.draw(rng) for _ in range(3000)]
+    assert drawn[0] == first
+    again = random.Random(3)
+    assert [cases.draw(again) for _ in range(3000)] == drawn
