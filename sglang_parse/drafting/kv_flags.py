@@ -44,6 +44,9 @@ class KvFlags:
         table: req_to_token. spans: (row, start, valid_end, end). Columns [start,
         valid_end) of the row hold the drafter's KV, [valid_end, end) do not.
         """
+        if all(end == start + 1 for _, start, _, end in spans):
+            self._mark_each(table, spans)
+            return
         numbers = torch.tensor(spans, dtype=torch.int64).view(-1, 4)
         row, start, valid_end, end = numbers.unbind(1)
         # Columns are counted on the host, as arrays: a span may be a whole prompt.
@@ -56,3 +59,15 @@ class KvFlags:
         place = torch.stack([row.repeat_interleave(lens), column, valid.long()])
         place = upload(place, table.device)
         self._valid[table[place[0], place[1]].long()] = place[2].bool()
+
+    def _mark_each(
+        self, table: Tensor, spans: Sequence[tuple[int, int, int, int]]
+    ) -> None:
+        """The same of one column of each row, as in a plain round."""
+        if not spans:
+            return
+        place = upload(
+            [[row, start, valid_end > start] for row, start, valid_end, _ in spans],
+            table.device,
+        )
+        self._valid[table[place[:, 0], place[:, 1]].long()] = place[:, 2].bool()

@@ -98,10 +98,13 @@ def test_spans_of_many_rows_equal_a_loop_over_columns(seed):
     table = torch.tensor(ids, dtype=torch.int32).view(4, 40)
     flags, valid = KvFlags(200, "cpu"), set(rng.sample(range(1, 201), 60))
     flags.mark(slots(*sorted(valid))[None], [(0, 0, len(valid), len(valid))])
-    for _ in range(20):
+    for k in range(20):
         spans = []
         for row in rng.sample(range(4), rng.randint(0, 4)):
             start, valid_end, end = sorted(rng.choices(range(41), k=3))
+            if k % 3 == 0:  # a plain round
+                start = rng.randrange(40)
+                valid_end, end = start + rng.randrange(2), start + 1
             spans.append((row, start, valid_end, end))
             for column in range(start, end):
                 slot = int(table[row, column])
