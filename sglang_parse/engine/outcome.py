@@ -16,6 +16,7 @@ from sglang_parse.engine.ports import Sampler
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.judging.decide import (
     Cut,
+    Decision,
     choose_cut,
     decide,
     exact_cut,
@@ -161,6 +162,9 @@ def follow_target(
 
 
 def _decide(r: RequestRound, pinned: PinnedAgreement | None) -> None:
+    if not r.draft.tokens:
+        r.decision = Decision(tuple(r.chosen), 0, 0, ())
+        return
     r.decision = decide(r.cut, r.draft.tokens, _agreed(r, pinned))
 
 
@@ -177,7 +181,11 @@ def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
 
 def record(r: RequestRound, reason: str = "") -> None:
     """Tell the request's report of the round. reason: why it was not judged."""
-    r.state.report.record(record_of(r, reason))
+    if r.draft.tokens or r.draft.parts or len(r.decision.accept_tokens) != 1:
+        r.state.report.record(record_of(r, reason))
+    else:
+        told = reason if r.state.options.mode == "semantic" else ""
+        r.state.report.record_plain(r.output_len, told)
 
 
 def record_of(r: RequestRound, reason: str = "") -> RoundRecord:

@@ -6,10 +6,15 @@ from sglang_parse.reporting.drafters import first_tokens
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
 
+EMPTY = Draft()
+
 
 def pending_draft(r: RequestRound) -> None:
     """What is to be judged without anybody drafting, as far as a grammar allows it."""
     state = r.state
+    if not state.pending:
+        r.draft = EMPTY
+        return
     tokens = state.pending[: r.window]
     if r.grammar is not None:
         tokens = tokens[: r.grammar.walk(tokens)]

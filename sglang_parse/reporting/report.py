@@ -191,6 +191,21 @@ class RequestReport:
         if self.want_segments:
             self.trail.add_round(one)
 
+    def record_plain(self, output_len: int, reason: str = "") -> None:
+        """Count a round in which nobody drafted: the target wrote one token.
+
+        reason: why no verdict was asked for although the request may have some.
+        """
+        self._count_written(output_len)
+        self.counters.target_passes += 1
+        self.counters.written_tokens += 1
+        self.num_counted += 1
+        if reason:
+            self.num_not_judged += 1
+            self.not_judged = reason
+        if self.want_segments:
+            self.trail.write(output_len, 1)
+
     def finish(self, output_ids: Sequence[int]) -> None:
         """The request ended with these tokens: a stop may have cut rounds off, a
         retraction tokens that were decided ahead."""

@@ -135,7 +135,9 @@ class World:
         req.refusal = None
         req.state.judge = JudgePrompt((7,) * suffix_len, ((0, 1),), False)
         req.records = []
-        req.state.report = SimpleNamespace(record=req.records.append)
+        req.state.report = SimpleNamespace(
+            record=req.records.append, record_plain=lambda *told: None
+        )
         self.reqs.append(req)
         return req
 

@@ -40,7 +40,7 @@ def test_ordinary_requests_pass():
         tokenized(return_logprob=True, top_logprobs_num=VOCAB, logprob_start_len=0),
         tokenized(return_logprob=True, top_logprobs_num=None, logprob_start_len=None),
         tokenized(top_logprobs_num=10**6),  # no logprobs are asked for
-        tokenized(params={"stop_token_ids": [-1, 10**6]}),
+        tokenized(params={"stop_token_ids": [0, VOCAB - 1]}),
         tokenized(params={"stop_token_ids": [3], "min_new_tokens": 2}),
         tokenized(params={"custom_params": {"a": [{"b": 1}], "c": "text"}}),
         tokenized(params={"temperature": 100.0, "top_k": -1}),
@@ -69,7 +69,7 @@ def test_ordinary_requests_pass():
             "stop_token_ids has -1",
         ),
         (
-            tokenized(params={"stop_token_ids": [VOCAB], "min_new_tokens": 1}),
+            tokenized(params={"stop_token_ids": [3, VOCAB]}),
             f"stop_token_ids has {VOCAB}",
         ),
         (tokenized(params={"temperature": 1e308}), "temperature is 1e+308"),

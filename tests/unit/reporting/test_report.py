@@ -130,6 +130,21 @@ def test_plain_rounds_are_one_written_span():
     assert span["token_ids"] == (4, 5, 6, 7, 8)
 
 
+@pytest.mark.parametrize("want_segments", [True, False])
+@pytest.mark.parametrize("reason", ["", "verdicts do not pay here"])
+def test_a_plain_round_is_a_round_without_a_draft(want_segments, reason):
+    """Red if the short way for plain rounds counts something else."""
+    plain, usual = report(want_segments), report(want_segments)
+    first_failure_round(plain)
+    first_failure_round(usual)
+    for at in (8, 9, 12):
+        plain.record_plain(at, reason)
+        usual.record(RoundRecord(at, accept_tokens=[50 + at], not_judged=reason))
+    assert plain == usual
+    ids = [*FIRST, 1, 2, 3, 99, *range(60, 64), 70]
+    assert as_dict(plain, ids) == as_dict(usual, ids)
+
+
 def test_segments_tell_the_round_in_order():
     """Red if spans, offsets, texts or scores move to another segment."""
     r = report()
