@@ -213,7 +213,9 @@ class World:
             plain_request(s.mode), s.config, has_token_level=bool(s.head)
         )
         judge = JudgePrompt((9,) * s.suffix_len, VERDICT_IDS, True)
-        report: Any = SimpleNamespace(record=lambda one: None)
+        report: Any = SimpleNamespace(
+            record=lambda one: None, record_plain=lambda *told: None
+        )
         return RequestState(options, frozenset({8}), judge, report)
 
     def open_round(self) -> Round:

@@ -122,7 +122,7 @@ def make_round(num: int, config: ParseConfig) -> Round:
             request_options(req, config),
             frozenset({3}),
             JudgePrompt((9,) * SUFFIX, ((0, 1),), True),
-            SimpleNamespace(record=lambda one: None),
+            SimpleNamespace(record=lambda one: None, record_plain=lambda *told: None),
         )
         requests.append(RequestRound(req, state, row, SEQ_LEN, 6, output_len=1))
     batch = SimpleNamespace(
