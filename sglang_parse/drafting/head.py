@@ -213,6 +213,8 @@ class HeadDrafter:
         for r, tokens, chain in zip(chosen, proposals, chains, strict=True):
             stops = r.state.stop_ids
             stop = next((k for k, t in enumerate(tokens) if t in stops), None)
+            if not tokens:
+                continue
             r.chances = chain.chances[: len(tokens[:stop])]
             r.draft = r.draft.extended(
                 self.name, tokens[:stop], ended=stop is not None, token_level=True

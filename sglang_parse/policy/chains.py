@@ -8,6 +8,7 @@ row takes: what the target would write in that time otherwise.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -90,18 +91,22 @@ class ChainRule:
         chains: chances that a token and all before it stand, falling. extra_ms: what
         any token at all costs besides.
         """
-        lengths, best = [0] * len(chains), [0] * len(chains)
+        shown: list[int] = []  # whose token comes next, the likeliest first
+        lengths = [0] * len(chains)
         heap = [(-chain[0], i) for i, chain in enumerate(chains) if chain]
         heapq.heapify(heap)
         tokens = gain = 0.0
+        best = 0
         while heap:
             chance, i = heapq.heappop(heap)
             tokens -= chance
             lengths[i] += 1
-            rows = self.bs + sum(lengths)
+            shown.append(i)
+            rows = self.bs + len(shown)
             more_ms = self.costs.verify.ms(rows) + extra_ms - self.plain_ms
             if tokens - self.rate * more_ms > gain:
-                gain, best = tokens - self.rate * more_ms, list(lengths)
+                gain, best = tokens - self.rate * more_ms, len(shown)
             if lengths[i] < len(chains[i]):
                 heapq.heappush(heap, (-chains[i][lengths[i]], i))
-        return best
+        counts = Counter(shown[:best])
+        return [counts[i] for i in range(len(chains))]

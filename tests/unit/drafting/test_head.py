@@ -310,31 +310,32 @@ def test_a_head_that_does_not_draft_reads_later_and_all_at_once():
 
 
 class Cuts:
-    """Goes on with chains whose first token is likelier than 0.5, and shows one token
-    less than there are."""
+    """Goes on with chains whose first token is likelier than 0.5. It shows one token
+    less than there are, and nothing of what is hardly likelier."""
 
     def starts(self, chances, steps):
         return [chance > 0.5 for chance in chances]
 
     def lengths(self, chances):
-        return [len(one) - 1 for one in chances]
+        return [len(one) - 1 if one[0] > 0.6 else 0 for one in chances]
 
 
 def test_chains_are_cut_where_the_head_is_unsure():
     """Red if an unsure head costs steps or rows, or a chain's last token is kept."""
-    drafter, states = make_drafter(), [make_state(), make_state()]
-    for state, chance in zip(states, (0.9, 0.2), strict=True):
+    drafter, states = make_drafter(), [make_state() for _ in range(3)]
+    for state, chance in zip(states, (0.9, 0.2, 0.55), strict=True):
         drafter._of(state).hint = replace(hint(5), chance=torch.tensor(chance))
     round = Round(None, [record(s, row, 3) for row, s in enumerate(states)])
     round.chains = Cuts()
     for r in round:
         r.budgets = {"eagle3": 4}
     drafter.draft(round)
-    sure, unsure = round
+    sure, unsure, hardly = round
     assert sure.draft.tokens == (5, 6, 7) and len(sure.chances) == 3
     assert sure.chances[0] == pytest.approx(0.9)
-    assert (unsure.draft.tokens, unsure.chances) == ((), ())
-    assert {len(b.input_ids) for b in drafter.head.batches} == {1}
+    assert unsure.draft == hardly.draft == Draft()
+    assert unsure.chances == hardly.chances == ()
+    assert {len(b.input_ids) for b in drafter.head.batches} == {2}
 
 
 def test_a_head_is_never_far_behind():
