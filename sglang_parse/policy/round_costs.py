@@ -27,6 +27,9 @@ FIXED, FIXED_STEPS = 0.5, 0.05
 
 # Weight of a time in the machine's speed, from bins that were seen so often.
 SPEED_SMOOTHING, SPEED_SEEN = 0.3, 3
+# Share of the machine's slowness that is forgotten with each time. Else it drifts while
+# only one kind of work is done, and what other work took would look dearer or cheaper.
+SPEED_FORGETS = 0.002
 # How much more than in proportion a larger amount of work may cost.
 TOLERANCE = 1.2
 
@@ -45,7 +48,7 @@ class Slowness:
     def see(self, ratio: float) -> None:
         """A time was this many times what is expected."""
         ratio = min(max(ratio, 1 / HELD_UP), HELD_UP)
-        self.value *= ratio**SPEED_SMOOTHING
+        self.value = (self.value * ratio**SPEED_SMOOTHING) ** (1 - SPEED_FORGETS)
 
 
 @dataclass
