@@ -18,6 +18,8 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 MAX_MESSAGE = 500
+# Statuses that say of a request nobody has started on that it is at fault.
+FAILED = (500, 501)
 TYPES = {400: "BadRequest", 503: "ServiceUnavailable"}
 
 
@@ -35,7 +37,7 @@ class Answer:
     """Passes a response on, and holds back what an error may still change.
 
     The start waits for the first byte behind it. An HTTP 500 before the scheduler has
-    the request is told as HTTP 400.
+    the request is told as HTTP 400, and so is 501, which asks for what is not built.
     """
 
     def __init__(self, progress: Progress, send: Send) -> None:
@@ -51,7 +53,8 @@ class Answer:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.start = message
-            self._is_refused = message["status"] == 500 and not self.progress.is_ready
+            fails = message["status"] in FAILED
+            self._is_refused = fails and not self.progress.is_ready
             return
         is_last = not message.get("more_body", False)
         if self._is_refused:

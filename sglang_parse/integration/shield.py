@@ -19,7 +19,7 @@ from sglang_parse.options.checks import shown
 from sglang_parse.runtime.families import reads_images_of
 
 GENERATE, CHAT = "/generate", "/v1/chat/completions"
-ENDS, FAILS, BREAKS = "ends the scheduler", "HTTP 500", "breaks the response off"
+ENDS, FAILS, BREAKS = "ends the scheduler", "HTTP 50x", "breaks the response off"
 # Answers to one prompt. SGLang makes a copy of the request for each before it checks
 # anything.
 MAX_N = 4096
@@ -174,6 +174,12 @@ CHECKS = (
         FAILS,
         _CHAT_BODY | {"stop_regex": "("},
         path=CHAT,
+    ),
+    _row(
+        "stream of a text's tokens",
+        FAILS,
+        {"model": "default", "prompt": "1", "stream": True},
+        path="/v1/tokenize",
     ),
     _row("list as rid of a chat", FAILS, _CHAT_BODY | {"rid": ["x"]}, path=CHAT),
     _row(

@@ -54,7 +54,7 @@ def test_streams_are_told_too(parse):
 @pytest.mark.parametrize("name", [row.name for row in CHECKS if row.effect == FAILS])
 def test_the_stock_server_still_answers_with_500(target, name):
     """Red if SGLang has mended it: the row is to go."""
-    assert send(target, IDS[name]).status_code == 500
+    assert send(target, IDS[name]).status_code in (500, 501)
     assert target.is_alive()
 
 

@@ -182,6 +182,8 @@ def test_answers_pass_the_layer():
 
 def test_early_500s_become_400s():
     """Red if an error of the OpenAI handlers stays HTTP 500."""
+    status, _ = call(respond(501, b'{"message": "It does not stream."}'))
+    assert status == 400
     status, body = call(respond(500, b'{"message": "Internal server error: no rid"}'))
     assert status == 400 and "no rid" in json.loads(body)["message"]
     assert call(respond(500, b"oops"), path="/server_info") == (500, b"oops")
