@@ -88,14 +88,25 @@ def logprob_start(seen: Seen) -> str:
 
 
 def stop_tokens(seen: Seen) -> str:
-    # Any request of the batch with min_new_tokens makes SGLang read those of all.
-    for token in seen.tokenized.sampling_params.stop_token_ids or ():
-        if not 0 <= token < seen.vocab_size:
+    params = seen.tokenized.sampling_params
+    for token in params.stop_token_ids or ():
+        if not 0 <= token < seen.vocab_size and params.min_new_tokens > 0:
             return (
-                f"stop_token_ids has {shown(token)}; expected 0 to "
-                f"{seen.vocab_size - 1}."
+                f"stop_token_ids has {shown(token)} beside min_new_tokens; expected "
+                f"0 to {seen.vocab_size - 1}."
             )
     return ""
+
+
+def drop_unknown_stops(params: Any, vocab_size: int) -> None:
+    """Leave out stop tokens of no vocabulary, which no answer has.
+
+    With another request's `min_new_tokens` SGLang reads those of the whole batch, and
+    they end its scheduler (sampling/penaltylib/min_new_tokens.py).
+    """
+    known = params.stop_token_ids
+    if known and not all(0 <= token < vocab_size for token in known):
+        params.stop_token_ids = {t for t in known if 0 <= t < vocab_size} or None
 
 
 def top_k(seen: Seen) -> str:

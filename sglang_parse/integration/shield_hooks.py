@@ -31,6 +31,7 @@ from sglang_parse.integration.shield import (
     problem_of_media,
     told_of,
 )
+from sglang_parse.integration.shield_checks import drop_unknown_stops
 from sglang_parse.runtime.compat import hide_media
 from sglang_parse.runtime.families import reads_images_of
 from sglang_parse.runtime.names import is_parse
@@ -88,6 +89,9 @@ def check_ready(
     told = is_generation and problem_of(tokenized, manager.model_config.vocab_size)
     if told:
         raise ValueError(told)
+    if is_generation:
+        params = tokenized.sampling_params
+        drop_unknown_stops(params, manager.model_config.vocab_size)
     if progress := _progress.get():
         progress.is_ready = True
     return tokenized

@@ -9,6 +9,7 @@ from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsPro
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.integration import shield
+from sglang_parse.integration.shield_checks import drop_unknown_stops
 
 VOCAB = 640
 DEEP = shield._nested(200)
@@ -40,7 +41,7 @@ def test_ordinary_requests_pass():
         tokenized(return_logprob=True, top_logprobs_num=VOCAB, logprob_start_len=0),
         tokenized(return_logprob=True, top_logprobs_num=None, logprob_start_len=None),
         tokenized(top_logprobs_num=10**6),  # no logprobs are asked for
-        tokenized(params={"stop_token_ids": [0, VOCAB - 1]}),
+        tokenized(params={"stop_token_ids": [-1, 10**6]}),
         tokenized(params={"stop_token_ids": [3], "min_new_tokens": 2}),
         tokenized(params={"custom_params": {"a": [{"b": 1}], "c": "text"}}),
         tokenized(params={"temperature": 100.0, "top_k": -1}),
@@ -69,7 +70,7 @@ def test_ordinary_requests_pass():
             "stop_token_ids has -1",
         ),
         (
-            tokenized(params={"stop_token_ids": [3, VOCAB]}),
+            tokenized(params={"stop_token_ids": [VOCAB], "min_new_tokens": 1}),
             f"stop_token_ids has {VOCAB}",
         ),
         (tokenized(params={"temperature": 1e308}), "temperature is 1e+308"),
@@ -109,3 +110,17 @@ def _seconds(one):
     started = time.perf_counter()
     shield.problem_of(one, VOCAB)
     return time.perf_counter() - started
+
+
+def test_stop_tokens_of_no_vocabulary_are_left_out():
+    """Red if another request's min_new_tokens makes the scheduler read them, or if one
+    that may stand is lost."""
+    for asked, left in (
+        ([3, VOCAB, -1], {3}),
+        ([VOCAB], None),
+        ([0, VOCAB - 1], {0, VOCAB - 1}),
+        (None, None),
+    ):
+        params = SamplingParams(stop_token_ids=asked)
+        drop_unknown_stops(params, VOCAB)
+        assert params.stop_token_ids == left
