@@ -47,7 +47,6 @@ class Slowness:
 
     def see(self, ratio: float) -> None:
         """A time was this many times what is expected."""
-        ratio = min(max(ratio, 1 / HELD_UP), HELD_UP)
         self.value = (self.value * ratio**SPEED_SMOOTHING) ** (1 - SPEED_FORGETS)
 
 
@@ -59,6 +58,8 @@ class _Point:
     x: float = 0.0
     relative_ms: float = 0.0
     count: int = 0
+    #: Mean logarithm of the milliseconds for a unit of work, over the slowness.
+    log_rate: float = 0.0
     #: Weight of a new time, once there are many.
     smoothing: float = SMOOTHING
 
@@ -67,13 +68,22 @@ class _Point:
         return self.relative_ms * self.slow.value
 
     def add(self, x: float, ms: float, *, tells_speed: bool = True) -> None:
-        if tells_speed and self.count >= SPEED_SEEN and self.x and self.ms:
-            self.slow.see(ms / x * self.x / self.ms)
+        if self.count and x and ms > 0:
+            # By logarithms: means of times would find most times to be short.
+            ratio = ms / x / (math.exp(self.log_rate) * self.slow.value)
+            ratio = min(max(ratio, 1 / HELD_UP), HELD_UP)
+            if tells_speed and self.count >= SPEED_SEEN:
+                self.slow.see(ratio)
+                ratio /= ratio**SPEED_SMOOTHING
+            weight = max(self.smoothing, 1 / (self.count + 1))
+            self.log_rate += weight * math.log(ratio)
         ms /= self.slow.value
         if self.count == 1 and self.relative_ms > HELD_UP * ms:
             self.count = 0  # the first one was held up
         if self.count:
             ms = min(ms, HELD_UP * self.relative_ms)
+        elif x and ms > 0:
+            self.log_rate = math.log(ms / x)
         self.count += 1
         weight = max(self.smoothing, 1 / self.count)
         self.x += weight * (x - self.x)

@@ -1,5 +1,7 @@
 """Costs of rounds, fitted to their times."""
 
+import random
+
 import pytest
 
 from sglang_parse.policy.round_costs import CostModel, Curve
@@ -85,6 +87,18 @@ def test_a_machine_that_was_busy_does_not_spoil_what_is_not_used_since():
     assert own.draft.ms(24) == pytest.approx(24, rel=0.1)
     assert own.draft.ms(96) == pytest.approx(96, rel=0.2)
     assert own.draft.ms(96) / own.draft.ms(24) == pytest.approx(4, rel=0.25)
+
+
+def test_slowness_does_not_drift_while_one_kind_of_work_is_done():
+    """Red if thousands of plain rounds make all other work look dearer or cheaper, so
+    that a slower way is taken then."""
+    costs, rng = CostModel(), random.Random(0)
+    own = costs.at(8)
+    for _ in range(8):
+        own.verify.add(40, 30.0)
+    for _ in range(6000):
+        own.plain.add(8, 16.0 * rng.lognormvariate(0, 0.3))
+    assert own.verify.ms(40) == pytest.approx(30.0, rel=0.12)
 
 
 def test_a_draft_beside_a_prompt_tells_the_most_it_can_take():

@@ -1,0 +1,42 @@
+"""Whether a head is asked, by what the rounds in which it was asked gave."""
+
+from __future__ import annotations
+
+from sglang_parse.policy.controller import WHOLE_CHAINS, Controller
+from sglang_parse.policy.goodput import ENOUGH_ASKED
+
+PLAIN_MS = 10.0
+
+
+def controller(tokens: float, ms: float, rounds: int = ENOUGH_ASKED) -> Controller:
+    """One that has seen so many rounds of a head, each with these tokens and time."""
+    one = Controller()
+    costs = one.costs.at(1)
+    for _ in range(4):
+        costs.plain.add(1, PLAIN_MS)
+        costs.token_draft.add(4, 1.0)
+        costs.verify.add(5, ms - 1.0)
+    for _ in range(rounds):
+        costs.asked.add(tokens, ms, tells_speed=False)
+    return one
+
+
+def test_a_head_is_asked_where_its_rounds_are_faster():
+    """Red if what rounds really gave does not decide, or trials have no end."""
+    assert controller(2.5, 20.0).head_pays(1, 4)
+    slow = controller(1.5, 20.0)
+    assert slow.head_pays(1, 4)  # the first trial is due
+    assert not slow.head_pays(1, 4)
+    slow.spend(2000.0)
+    assert slow.head_pays(1, 4) and not slow.head_pays(1, 4)
+
+
+def test_chains_are_cut_once_costs_are_known():
+    """Red if unsure tokens are shown where rows are dear, or chains are never whole
+    again."""
+    assert controller(2.0, 20.0, rounds=1).chain_rule(1) is None
+    rule = controller(2.0, 20.0).chain_rule(1)
+    assert rule is not None
+    assert rule.lengths([[0.1, 0.1]]) == [0]
+    assert rule.lengths([[1.0, 1.0, 1.0, 1.0]]) == [4]
+    assert controller(2.0, 20.0, rounds=WHOLE_CHAINS).chain_rule(1) is None
