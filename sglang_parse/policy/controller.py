@@ -26,6 +26,9 @@ MARGIN = 1.05
 # Judged tokens, and failing verdicts, after which verdicts are known well enough for
 # another way to be taken. So drafts are judged from the first request on.
 ENOUGH = (512, 4)
+# Drafted tokens after which that is known too, if so few segments ended in them: a draft
+# without an end has no verdict.
+ENOUGH_DRAFTED, FEW_ENDS = 1024, 4
 # New draft tokens of a request until then: at least, and of all requests together. The
 # same in a trial.
 FIRST_STEPS, TRIAL_STEPS = (32, 256), (32, 512)
@@ -187,6 +190,9 @@ class Controller:
         tokens, failures = ENOUGH
         valid = self.drafts.valid
         if valid.num_seen >= tokens or valid.num_ends >= failures:
+            self._knows_verdicts = True
+        segments = self.drafts.segments
+        if segments.num_seen >= ENOUGH_DRAFTED and segments.num_ends < FEW_ENDS:
             self._knows_verdicts = True
         if not self._knows_verdicts:
             return short(asked, judged, FIRST_STEPS), ""

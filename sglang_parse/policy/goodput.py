@@ -22,6 +22,8 @@ PATIENCE = (1, 2, 3, 4, 6, 8, 12)
 BIASED = 1.23
 # Rounds after which what a drafter of single tokens gives is known by measurement.
 ENOUGH_ASKED = 8
+# Disagreements after which it is known how long the target follows drafts.
+KNOWN_ENDS = 4
 # Parts of a window in which the longest draft is summed up.
 PARTS = 6
 
@@ -54,6 +56,14 @@ class Drafts:
     def segment_len(self) -> float:
         """Mean length of a segment in tokens."""
         return 1 / self.segments.rate
+
+    def rewritten(self, num: float) -> float:
+        """Tokens of a failing segment up to where the target disagrees, cut off at
+        `num`. It agrees no longer there than elsewhere, where that is known."""
+        mean = self.recovering.mean(num)
+        if self.followed.num_ends >= KNOWN_ENDS:
+            mean = min(mean, self.followed.mean(num))
+        return mean
 
     def drafted(self, window: int) -> float:
         """Mean length of a draft: some end their answers before the window does."""
@@ -156,7 +166,7 @@ class Goodput:
         faster; tokens that gives each in a round; milliseconds of the round."""
         found = [(0, 1.0, self.plain_ms)]
         for w in windows(most):
-            tokens = 1 + self.drafts.recovering.mean(w)
+            tokens = 1 + self.drafts.rewritten(w)
             found.append((w, tokens, self._round_ms(w, self.bs * (1 + w))))
         return max(found, key=lambda one: one[1] / one[2])
 
@@ -261,14 +271,15 @@ class JudgedRound:
         failure = 1 - math.exp(-rate * reach)
         spacing = min(reach, every * biased)
         kept = max(0.0, failure / rate - failure * spacing / 2)
-        followed = drafts.recovering.mean(spacing)
+        followed = drafts.rewritten(spacing)
         tokens = 1 + kept + failure * followed
         return cls(
             window=window,
             tokens=(1 - unjudged) * tokens
             + unjudged * (1 + drafts.followed.mean(window)),
             failure=(1 - unjudged) * failure,
-            left=max(0.0, biased - 1 - followed),
+            # A segment that failed lay within what was drafted.
+            left=max(0.0, min(biased, shown) - 1 - followed),
             reach=reach,
             num_verdicts=num_verdicts * (1 - unjudged),
         )

@@ -27,6 +27,9 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
         return
     _learn_segments(drafts.segments, r)
     if not r.boundaries:
+        # No verdict: the target was followed.
+        if not r.cut.exact_end:
+            _learn_agreement(drafts, r, recovering=False)
         return
     if r.rejected_end:
         # Of a segment that failed with others already, one failure is enough.

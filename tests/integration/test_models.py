@@ -22,7 +22,7 @@ from tests.support.tiny_models import FAMILIES, WINDOW
 PROMPT_TOKENS = 3 * WINDOW + 4
 ANSWER_TOKENS = 3 * WINDOW + 4
 IS_LONG = bool(os.environ.get("SGLANG_PARSE_TEST_SCALE"))
-NUM_PROMPTS = 40 if IS_LONG else 20
+NUM_PROMPTS = 40 if IS_LONG else 12
 # Of logits: two that are nearer may be told apart either way by another code.
 SAME_LOGIT = 1e-3
 SAME_SCORE = 1e-4
@@ -42,18 +42,11 @@ DRAFTS = {
 # Served by two ranks, each of which has half of the experts; two cores take minutes.
 ON_TWO_RANKS = {"qwen3_moe"} if IS_LONG else set()
 TWO_RANKS = ("--tp-size", "2", "--ep-size", "2")
-# Refused by families.toml until their cases have passed here.
-UNPROVEN = {
-    *(
-        "mimo_v2",
-        "qwen2_vl",
-        "qwen3_vl_moe",
-    )
-}
 WITH_IMAGES = ("qwen3_vl",)
-# They share every layer with those that always run.
-ON_REQUEST = set() if IS_LONG else {"qwen3_5_moe"}
-CASES = sorted(set(FAMILIES) - UNPROVEN - ON_REQUEST)
+# They share their attention with those that always run.
+RARELY = {"deepseek_v2", "qwen2_vl", "qwen3_5_moe", "qwen3_vl_moe"}
+ON_REQUEST = set() if IS_LONG else RARELY
+CASES = sorted(set(FAMILIES) - ON_REQUEST)
 # SGLang takes a request back every so many rounds; its state has to be made again.
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "23"}
 
@@ -79,7 +72,7 @@ class Served:
             ],
             num_ranks=2 if name in ON_TWO_RANKS else 1,
             log=str(folder / "engine.log"),
-            environment=RETRACT if name in RECURRENT else None,
+            environment=RETRACT,
         )
 
     def logits(self, prompt, ids, image=None):
@@ -134,10 +127,22 @@ def test_exact_mode_writes_what_the_target_alone_writes(served):
     one = engine.run(prompts[:8], 1, custom={"parse_mode": "exact"}, **length)
     assert ids_of(one) == ids_of(alone[:8])
     kept = sum(a.report["kept_tokens"] for a in exact) / len(exact)
-    if served.name in RECURRENT:
-        assert sum(a.retractions for a in exact) > 0
+    assert sum(a.retractions for a in exact) > 0
     if served.name in DRAFTS:
         assert kept > ANSWER_TOKENS / 4  # or whole windows are never kept
+
+
+def test_a_hostile_draft_changes_no_token(served):
+    """Red if what a refused row wrote is read later."""
+    if served.name in RECURRENT:
+        pytest.skip("beside a recurrent state a client's text is refused")
+    engine, prompts = served.engine, prompts_of(4, seed=17)
+    length = {"max_new_tokens": ANSWER_TOKENS}
+    alone = engine.run(prompts, 4, custom={"parse_mode": "off"}, **length)
+    hostile = {"parse_mode": "exact", "parse_draft": "I know 7 other words. " * 6}
+    answers = engine.run(prompts, 4, custom=hostile, **length)
+    assert ids_of(answers) == ids_of(alone)
+    assert all(a.report["draft_tokens"] > 4 for a in answers)
 
 
 def test_scores_equal_one_prefill_a_prefix(served):

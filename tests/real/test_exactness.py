@@ -13,7 +13,7 @@ import pytest
 from tests.real.conftest import NUM_ALONE, NUM_OTHER, OTHER_CONTEXT
 from tests.support.client import finish, outcome, report
 
-TOKENS = 20
+TOKENS = 10
 NEAR = 1e-3  # nats between the two likeliest tokens; float32, 30 layers
 TOLERANCE = 2e-3  # of log-probabilities
 # By the draft model, also on a server with an EAGLE-3 head.

@@ -224,14 +224,15 @@ def pixtral_processor(tokenizer: Any) -> Any:
     )
 
 
-def qwen_processor(name: str) -> Callable[[Any], Any]:
-    """Builds a Qwen-VL processor whose images are of 8 by 8 pixels a token."""
+def qwen_processor(name: str, patch: int = 4) -> Callable[[Any], Any]:
+    """Builds a Qwen-VL processor. A token has an image's 2 by 2 patches, and a patch so
+    many pixels each way."""
 
     def build(tokenizer: Any) -> Any:
         video = "Qwen3VL" if name.startswith("Qwen3") else "Qwen2VL"
         sizes = {
-            **{"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2},
-            "size": {"shortest_edge": 64, "longest_edge": 4096},
+            **{"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2},
+            "size": {"shortest_edge": 4 * patch**2, "longest_edge": 256 * patch**2},
         }
         return getattr(transformers, name)(
             image_processor=transformers.Qwen2VLImageProcessor(**sizes),
@@ -449,12 +450,13 @@ FAMILIES = {
                 "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]},
             },
             "vision_config": {
-                **{**QWEN_VISION, "window_size": 16, "fullatt_block_indexes": [1]},
-                "out_hidden_size": 64,
+                **{**QWEN_VISION, "window_size": 56, "fullatt_block_indexes": [1]},
+                # SGLang takes patches of another size for embeddings.
+                **{"out_hidden_size": 64, "patch_size": 14},
             },
         },
         "Qwen2_5_VLForConditionalGeneration",
-        qwen_processor("Qwen2_5_VLProcessor"),
+        qwen_processor("Qwen2_5_VLProcessor", 14),
         QWEN_TOKENS,
         QWEN_IMAGE,
     ),
@@ -491,7 +493,7 @@ FAMILIES = {
             "vision_config": {
                 **{"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2},
                 **{"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
-                "hidden_size": 64,
+                **{"hidden_size": 64, "in_chans": 3},
             },
         },
         "Qwen2VLForConditionalGeneration",
@@ -505,13 +507,14 @@ FAMILIES = {
             **QWEN_VL,
             "text_config": {
                 **{**COMMON, **MOE, "num_experts": 4, "decoder_sparse_step": 1},
+                "num_hidden_layers": 3,
                 "rope_parameters": {
                     **{**ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
                 },
             },
             "vision_config": {
-                **{**QWEN_VISION, "num_position_embeddings": 16},
-                "deepstack_visual_indexes": [0],
+                **{**QWEN_VISION, "num_position_embeddings": 16, "depth": 3},
+                "deepstack_visual_indexes": [0, 1, 2],  # SGLang knows no other number
             },
         },
         "Qwen3VLMoeForConditionalGeneration",

@@ -57,6 +57,19 @@ def test_a_hostile_draft_costs_little(concurrency):
     assert World(one).run().rate > 0.96 * target_alone(one).rate
 
 
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("agreement", [0.05, 0.97])
+def test_drafts_without_a_boundary_cost_little(concurrency, agreement):
+    """Red if drafts that no verdict ever falls on are made on and on, as long as a
+    window is; or if they are given up where the target follows them."""
+    drafts = Drafts(kept=0.9, agreement=agreement, segments=(50_000, 60_000))
+    one = Scenario(
+        COSTS, concurrency, drafts, num_tokens=4000 * concurrency, warm_tokens=1500
+    )
+    alone = target_alone(one).rate
+    assert World(one).run().rate > (0.96 if agreement < 0.5 else 2.0) * alone
+
+
 def test_a_fresh_server_judges_its_first_requests():
     """Red if kernels' first uses, or nothing being known, leave the first answers to
     token by token."""
