@@ -127,7 +127,8 @@ def test_exact_mode_writes_what_the_target_alone_writes(served):
     one = engine.run(prompts[:8], 1, custom={"parse_mode": "exact"}, **length)
     assert ids_of(one) == ids_of(alone[:8])
     kept = sum(a.report["kept_tokens"] for a in exact) / len(exact)
-    assert sum(a.retractions for a in exact) > 0
+    again = exact if served.name in RECURRENT else [*alone, *exact]
+    assert sum(a.retractions for a in again) > 0
     if served.name in DRAFTS:
         assert kept > ANSWER_TOKENS / 4  # or whole windows are never kept
 
