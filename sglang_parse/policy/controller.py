@@ -26,8 +26,8 @@ MARGIN = 1.05
 # Judged tokens, and failing verdicts, after which verdicts are known well enough for
 # another way to be taken. So drafts are judged from the first request on.
 ENOUGH = (512, 4)
-# Drafted tokens after which that is known too, if so few segments ended in them: a draft
-# without an end has no verdict.
+# Drafted tokens after which that is known too, if so few segments ended in them: there
+# is no verdict on a draft without an end.
 ENOUGH_DRAFTED, FEW_ENDS = 1024, 4
 # New draft tokens of a request until then: at least, and of all requests together. The
 # same in a trial.
