@@ -20,15 +20,18 @@ ifeq (demo,$(firstword $(MAKECMDGOALS)))
     $(eval $(WORDS):;@:)
 endif
 
-.PHONY: demo test test-real lint docs clean install
+.PHONY: demo test test-real real-model lint docs clean install
 
 demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
-# Without the real model, which is fetched once, its tests are skipped.
-test: lint docs
-	-$(BIN)/sglang-parse models --real
+test: install
+	$(MAKE) -j 3 lint docs real-model
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Without the real model, which is fetched once, its tests are skipped.
+real-model: install
+	-$(BIN)/sglang-parse models --real
 
 # The tests of the real model alone. 93 MB are fetched first.
 test-real: install
@@ -60,7 +63,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || $$python -m venv --clear $(VENV) || { \
 	    echo "make: $$python cannot create $(VENV); install its venv module" \
 	        "(Debian: apt install python3-venv)." >&2; exit 1; }
-	$(BIN)/python -m pip install --progress-bar off -e '.[dev]'
+	$(BIN)/python -m pip install --progress-bar off --no-compile -e '.[dev]'
 	@touch $@
 
 clean:

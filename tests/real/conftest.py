@@ -51,7 +51,7 @@ def servers(models, tmp_path_factory):
     target = ("--model-path", str(models.target), *POOL)
     parse = ("--speculative-algorithm", "PARSE", "--speculative-parse-mode", "exact")
     # On a busy machine measured times may say that no draft pays.
-    parse += ("--no-speculative-parse-adaptive", "--speculative-parse-window", "8")
+    parse += ("--no-speculative-parse-adaptive", "--speculative-parse-window", "4")
     draft = ("--speculative-draft-model-path", str(models.draft))
     head = ("--speculative-parse-compose", "eagle3")
     head += ("--speculative-parse-eagle-model-path", str(models.head))
