@@ -145,10 +145,11 @@ class Controller:
         self._kept = None
 
     def _wait(self, lost_ms: float) -> None:
-        """A trial loses so much: how long to wait for the next one."""
+        """A trial loses so much: how long to wait for the next one, and no shorter than
+        another number of requests has to."""
         wait_ms = min(lost_ms / TRIAL_COST * self._wait_longer, LONGEST_WAIT_MS)
         self._wait_longer = min(2 * self._wait_longer, MOST_LONGER)
-        self._next_trial_ms = self.ms + wait_ms
+        self._next_trial_ms = max(self._next_trial_ms, self.ms + wait_ms)
 
     def _measures_plain(self, asked: Asked) -> bool:
         """Whether the next round is plain so that its time is known: a pass may take
