@@ -7,6 +7,7 @@ import pytest
 from sglang_parse.bench.simulate.drafts import HOSTILE, Drafts
 from sglang_parse.bench.simulate.scenarios import bound, pair_costs
 from sglang_parse.bench.simulate.world import Scenario, World, target_alone
+from sglang_parse.policy.controller import Asked, Controller
 
 COSTS = pair_costs("32b+1.7b-h200")
 LONG = Scenario(COSTS, answers=(4000, 8000), num_tokens=12_000)
@@ -68,6 +69,27 @@ def test_drafts_without_a_boundary_cost_little(concurrency, agreement):
     )
     alone = target_alone(one).rate
     assert World(one).run().rate > (0.96 if agreement < 0.5 else 2.0) * alone
+
+
+def test_another_number_of_requests_waits_for_its_trial():
+    """Red if each number of requests that is new begins with a trial of its own."""
+    one = Controller()
+    for bs in (1, 2):
+        costs = one.costs.at(bs)
+        for _ in range(4):
+            costs.plain.add(bs, 10.0)
+            costs.draft.add(64, 300.0)
+            costs.verify.add(65, 20.0)
+    one.drafts.segments.count(4000, 0)
+    for _ in range(20):
+        one.drafts.followed.observe(0, ended=True)
+    trial, _ = one.choose(Asked(bs=1, most=256, suffix_len=10))
+    assert trial.judged and trial.steps
+    one.spend(400.0)
+    one.conclude_trial(1, 400.0)
+    for bs in (1, 2):
+        choice, _ = one.choose(Asked(bs=bs, most=256, suffix_len=10))
+        assert not choice.steps, bs
 
 
 def test_a_fresh_server_judges_its_first_requests():
