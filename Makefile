@@ -20,14 +20,18 @@ ifeq (demo,$(firstword $(MAKECMDGOALS)))
     $(eval $(WORDS):;@:)
 endif
 
-.PHONY: demo test test-real real-model lint docs clean install
+.PHONY: demo test test-real real-model imports lint docs clean install
 
 demo: install
 	@$(BIN)/sglang-parse demo $(ARGS)
 
 test: install
-	$(MAKE) -j 3 lint docs real-model
+	$(MAKE) -j 3 imports lint docs real-model
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Compiles what servers import: else each process of the first ones would do it again.
+imports: install
+	$(BIN)/python -c 'from tests.support.warm_child import import_all; import_all()'
 
 # Without the real model, which is fetched once, its tests are skipped.
 real-model: install

@@ -78,6 +78,7 @@ class HeadDrafter:
         self.adaptive = context.config.adaptive
         self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
         self._whole: set[int] = set()
+        self._rests = False
 
     @classmethod
     def create(cls, context: DrafterContext) -> HeadDrafter | None:
@@ -120,6 +121,8 @@ class HeadDrafter:
         batch = prefill.batch
         self.flags.forget(batch.out_cache_loc)
         self._whole = set()
+        if self._rests:
+            return
         left = 0
         if self.features_of is not None:
             free = self.slots.num_free(batch.tree_cache)
@@ -165,7 +168,7 @@ class HeadDrafter:
         for i, one in enumerate(prefill.requests):
             if one.state is not None and i not in self._whole:
                 self._of(one.state).follows = False
-        if features is None:
+        if features is None or not self._whole:
             return
         followed, rows, at, chosen = [], [], 0, next_tokens.tolist()
         for i, one in enumerate(prefill.requests):
@@ -207,6 +210,9 @@ class HeadDrafter:
         lengths = [len(chain.tokens) for chain in chains]
         if round.chains is not None:
             lengths = round.chains.lengths([chain.chances for chain in chains])
+        if self.adaptive:
+            # Each rank cuts by its own clock, or not at all yet.
+            (lengths,) = self.ranks.agree_all([lengths])
         proposals = self.ranks.agree_all(
             [chain.tokens[:num] for chain, num in zip(chains, lengths, strict=True)]
         )
@@ -244,10 +250,14 @@ class HeadDrafter:
         unread, or when the request ends, so that a cached prefix has its KV.
         """
         behind, spans = [], []
+        self._rests = round.head_rests
         for r in round:
             memory, tokens = self._of(r.state), r.decision.accept_tokens
             end = r.seq_len + len(tokens)
             spans.append((r.row, r.seq_len, r.seq_len, end))
+            if self._rests and tokens:
+                self._memory[r.state] = Memory(follows=False)
+                continue
             if not (memory.follows and r.state.options.compose and tokens):
                 continue
             features = round.output.features_at(r.root_row, len(tokens))

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sglang_parse.policy.chains import ChainRule, Confidence
-from sglang_parse.policy.goodput import Choice, Drafts, Goodput
+from sglang_parse.policy.goodput import ENOUGH_ASKED, Choice, Drafts, Goodput
+from sglang_parse.policy.rest import Pays
 from sglang_parse.policy.round_costs import CostModel
 
 # Rounds for which a choice is kept, once so many have been seen.
@@ -105,20 +106,33 @@ class Controller:
         self._num_rounds += 1
         return kept.choice, kept.reason
 
-    def head_pays(self, bs: int, steps: int) -> bool:
+    def head_pays(self, bs: int, steps: int, *, is_trial: bool = False) -> Pays:
         """Whether a drafter of single tokens is faster than plain rounds; tried now and
-        then where it is not. Nobody else drafts."""
-        costs, plain_ms = self.costs.at(bs), self.costs.plain_ms(bs)
+        then where it is not. Nobody else drafts. is_trial: whether a trial goes on."""
+        costs = self.costs.at(bs)
         if costs.token_draft.count < 2 or costs.plain.count < 2:
             # Its second round is the first that counts; so is the second plain one.
-            return costs.token_draft.count < 2
-        model = Goodput(bs, costs, self.drafts, 0, plain_ms)
+            return Pays.TRIAL if costs.token_draft.count < 2 else Pays.NO
+        lost_ms = self._lost_by_head(bs, steps)
+        if lost_ms <= 0:
+            return Pays.YES
+        if is_trial or self.ms >= self._next_head_trial_ms:
+            self._next_head_trial_ms = self.ms + lost_ms / TRIAL_COST
+            return Pays.TRIAL
+        return Pays.NO
+
+    def head_would_pay(self, bs: int, steps: int) -> bool:
+        """Whether it paid when rounds of this size last asked it."""
+        if self.costs.at(bs).asked.count < ENOUGH_ASKED:
+            return False
+        return self._lost_by_head(bs, steps) <= 0
+
+    def _lost_by_head(self, bs: int, steps: int) -> float:
+        """Milliseconds that a round loses by asking it."""
+        plain_ms = self.costs.plain_ms(bs)
+        model = Goodput(bs, self.costs.at(bs), self.drafts, 0, plain_ms)
         choice = model.token_level(steps)
-        lost_ms = choice.round_ms * (1 - choice.rate * plain_ms / bs)
-        if lost_ms <= 0 or self.ms >= self._next_head_trial_ms:
-            self._next_head_trial_ms = self.ms + max(0.0, lost_ms) / TRIAL_COST
-            return True
-        return False
+        return choice.round_ms * (1 - choice.rate * plain_ms / bs)
 
     def chain_rule(self, bs: int) -> ChainRule | None:
         """What chains of single tokens are cut by, None to show them whole."""

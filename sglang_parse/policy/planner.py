@@ -18,6 +18,7 @@ from sglang_parse.policy.learn import (
     learn_costs,
     learn_drafts,
 )
+from sglang_parse.policy.rest import Pays, Rest
 from sglang_parse.policy.windows import (
     MIN_WINDOW,
     SHORT_WINDOW,
@@ -117,6 +118,7 @@ class RoundPlanner:
         self.segment_level = [d for d in drafters if not d.token_level]
         self.token_level = [d for d in drafters if d.token_level and d is not copier]
         self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
+        self.rest = Rest()
         self._is_told = False
         self._was_plain = False
         self._failures: WeakKeyDictionary[RequestState, list[float]] = (
@@ -137,6 +139,9 @@ class RoundPlanner:
             r.window = r.limit if self._drafts(r) else min(r.limit, num_pending)
         paused = self.adaptive and self._choose(round)
         self._set_budgets(round, paused=paused)
+        if self.rest.resting:
+            self._look_at_rest(round)
+        round.head_rests = self.rest.resting
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
@@ -248,23 +253,40 @@ class RoundPlanner:
             if self.adaptive and r.budgets and 0 < r.window <= SHORT_RECOVERY:
                 # The draft model does not write on behind what may not stand.
                 r.window = num
-        if self.adaptive and not any(
-            r.window - len(r.state.pending) > 0 for r in round
-        ):
+        others = any(r.window - len(r.state.pending) > 0 for r in round)
+        if self.adaptive and not (others or self.rest.resting):
             self._ask_for_the_head(round)
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)
 
     def _ask_for_the_head(self, round: Round) -> None:
         """Nobody else drafts: do drafts that are followed token by token pay?"""
-        most = max((num for r in round for num in r.budgets.values()), default=0)
-        if most:
-            pays = self.controller.head_pays(len(round), most)
-            if not self.ranks.agree(int(pays)):
-                for r in round:
-                    r.budgets = {}
-            else:
-                round.chains = self.controller.chain_rule(len(round))
+        bs, pays = len(round), Pays.NO
+        budgets = [max(r.budgets.values(), default=0) for r in round]
+        if any(budgets) and self.rest.may_ask(sum(map(bool, budgets)), bs):
+            is_trial = self.rest.trial > 0
+            ours = self.controller.head_pays(bs, max(budgets), is_trial=is_trial)
+            pays = Pays(self.ranks.agree(ours))
+        if pays == Pays.NO:
+            for r in round:
+                r.budgets = {}
+        else:
+            round.chains = self.controller.chain_rule(bs)
+        if any(r.limit for r in round) and self.token_level:
+            self.rest.follow(pays, bs, self.controller.ms)
+            if self.rest.resting:
+                logger.info("PARSE: the head does not pay at %d requests and rests", bs)
+
+    def _look_at_rest(self, round: Round) -> None:
+        """Wake the head where it paid at this number of requests, or to try it."""
+        if not self.rest.is_time_to_look():
+            return
+        bs, steps = len(round), max(d.max_tokens for d in self.token_level)
+        wakes = self.controller.head_would_pay(bs, steps)
+        wakes = wakes or self.rest.is_over(bs, self.controller.ms)
+        if self.ranks.agree(int(wakes)):
+            logger.info("PARSE: the head reads again, for new requests")
+            self.rest.wake()
 
     def _fit(self, round: Round) -> None:
         """Shrink windows to the free slots and the rows of a pass."""
@@ -297,6 +319,8 @@ class RoundPlanner:
         return not (r.state.is_exact and self._token_writer(r))
 
     def _token_writer(self, r: RequestRound) -> Writer | None:
+        if self.rest.resting:
+            return None
         return next((d for d in self.token_level if d.can_draft(r)), None)
 
     # -- What became of it -----------------------------------------------------

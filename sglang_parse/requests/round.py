@@ -228,6 +228,9 @@ class Round:
     judge_every: int = 1
     #: What chains of single tokens are cut by, None to show them whole.
     chains: ChainCuts | None = None
+    #: Whether drafters of single tokens read nothing of what the target reads, from
+    #: this round on.
+    head_rests: bool = False
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
     #: The target's pass (`target.passes.PassOutput`), once it has run.

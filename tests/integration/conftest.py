@@ -7,6 +7,7 @@ instead of new ones.
 """
 
 import os
+import time
 
 import pytest
 from transformers import AutoTokenizer
@@ -138,6 +139,8 @@ class ServerPool:
                 self.alive[name].check_alive()
             except ServerError:
                 self.stop(name)  # an earlier test has killed it, and failed
+                log = self.log_dir / f"{name}.log"
+                log.rename(log.with_suffix(f".{time.time_ns()}.log"))
         self.start(name)
         process = self.alive[name] = self.alive.pop(name)
         if not process.ready_s:  # SGLang takes a second for each /health

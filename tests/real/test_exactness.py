@@ -106,7 +106,7 @@ def test_eagle3_equals_target(parse, target, prompts, expected):
 
 def test_streamed_pieces_join_to_the_answer(parse, prompts, expected):
     """Red if a character of several tokens is shown in halves, or a piece is lost."""
-    for i in [i for i in range(len(prompts)) if i % 8 == 5][:6]:
+    for i in [i for i in range(len(prompts)) if i % 8 == 5][:4]:
         chunks = list(parse.stream(prompts[i], custom=EXACT, max_new_tokens=TOKENS))
         texts = [c["text"] for c in chunks]
         assert texts[-1] == expected[i]["text"]

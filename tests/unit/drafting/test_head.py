@@ -338,6 +338,31 @@ def test_chains_are_cut_where_the_head_is_unsure():
     assert {len(b.input_ids) for b in drafter.head.batches} == {2}
 
 
+def test_ranks_cut_chains_as_the_first_of_them_does():
+    """Red if a rank that would cut a chain elsewhere, or not at all, sends other
+    numbers of tokens than the first: the collective ends the server."""
+    told, found = [], []
+    for chains in (Cuts(), None):
+        drafter, state = make_drafter(), make_state()
+        drafter._of(state).hint = hint(5)
+        sent = iter([list(lists) for lists in told])
+
+        def agree(lists, first=chains, sent=sent):
+            if first is not None:
+                told.append(lists)
+                return lists
+            theirs = next(sent)
+            assert [len(one) for one in theirs] == [len(one) for one in lists]
+            return theirs
+
+        drafter.ranks = SimpleNamespace(agree_all=agree)
+        round = Round(None, [record(state, 0, 3)])
+        round.chains, round.requests[0].budgets = chains, {"eagle3": 4}
+        drafter.draft(round)
+        found.append(round.requests[0].draft.tokens)
+    assert found[0] == found[1] == (5, 6, 7)
+
+
 def test_a_head_is_never_far_behind():
     """Red if hidden states of a whole answer pile up in memory."""
     drafter, state = make_drafter(), make_state()
@@ -370,3 +395,24 @@ def test_a_request_without_a_hint_has_one_after_its_first_round():
     r.budgets = {"eagle3": 1}
     drafter.draft(Round(None, [r]))
     assert r.draft.tokens == (8,)
+
+
+def test_a_resting_head_reads_nothing_and_has_gaps_afterwards():
+    """Red if a head that does not pay costs a forward, drafts from what it knew before
+    its rest, or takes slots of that time to hold its KV."""
+    drafter, state = make_drafter(), make_state()
+    ids = [11, 12, 13]
+    prefill(drafter, prefix=0, ids=ids)
+    drafter._of(state).hint = hint(50)
+    drafter.head.batches.clear()
+    drafter.flags.mark(TABLE, [(1, 0, 40, 40)])
+    r = record(state, 1, 3, decision=Decision((50, 51), 0, 0, ()))
+    drafter.after_pass(Round(None, [r], output=pass_of(), head_rests=True))
+    assert not drafter.can_draft(r) and num_known(drafter, 1) == 3
+    assert prefill(drafter, prefix=0, ids=ids) is None
+    assert drafter.head.batches == [] and num_known(drafter, 1) == 0
+    drafter.after_pass(Round(None, [], output=pass_of()))  # awake again
+    r = record(state, 1, 5)
+    follow(drafter, r, (7,))
+    assert not drafter.can_draft(r)  # it lacks what came in between
+    assert prefill(drafter, prefix=0, ids=ids) is not None

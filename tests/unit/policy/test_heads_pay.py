@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_parse.policy.controller import WHOLE_CHAINS, Controller
 from sglang_parse.policy.goodput import ENOUGH_ASKED
+from sglang_parse.policy.rest import Pays
 
 PLAIN_MS = 10.0
 
@@ -40,3 +41,21 @@ def test_chains_are_cut_once_costs_are_known():
     assert rule.lengths([[0.1, 0.1]]) == [0]
     assert rule.lengths([[1.0, 1.0, 1.0, 1.0]]) == [4]
     assert controller(2.0, 20.0, rounds=WHOLE_CHAINS).chain_rule(1) is None
+
+
+def test_a_trial_goes_on_while_it_is_asked_for():
+    """Red if a trial of several rounds ends after its first."""
+    slow = controller(1.5, 20.0)
+    asked = [slow.head_pays(1, 4, is_trial=True) for _ in range(3)]
+    assert asked == [Pays.TRIAL] * 3
+    assert slow.head_pays(1, 4) == Pays.NO
+
+
+def test_what_is_known_of_a_head_does_not_try_it():
+    """Red if looking at a resting head counts as a trial, or what was seen too rarely
+    wakes it."""
+    assert controller(2.5, 20.0).head_would_pay(1, 4)
+    assert not controller(2.5, 20.0, rounds=1).head_would_pay(1, 4)
+    slow = controller(1.5, 20.0)
+    assert not slow.head_would_pay(1, 4)
+    assert slow.head_pays(1, 4) == Pays.TRIAL

@@ -10,6 +10,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import error_at
 from sglang_parse.policy.planner import RoundPlanner, longest_draft
+from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
 from sglang_parse.policy.round_costs import Curve
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
@@ -186,10 +187,26 @@ def test_a_paused_draft_model_leaves_its_turn_to_the_head():
     head drafts where it does not pay either."""
     plan = planner()
     chosen(plan, Choice(0))
-    plan.controller.head_pays = lambda bs, steps: steps == 4
+    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
     assert windows(plan, state()) == [(4, 4)]
-    plan.controller.head_pays = lambda bs, steps: False
+    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.NO
     assert windows(plan, state()) == [(0, 0)]
+
+
+def test_a_head_that_never_pays_rests_until_it_is_worth_a_look():
+    """Red if a head that does not pay goes on reading, if it is asked while it rests,
+    or if it is never tried again."""
+    plan = planner(has_model=False)
+    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.NO
+    rounds = [plan_round(plan, state("exact")) for _ in range(TIRED_ROUNDS + 1)]
+    assert [r.head_rests for r in rounds[-3:]] == [False, True, True]
+    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    assert windows(plan, state("exact")) == [(0, 0)]
+    plan.controller.ms += FIRST_MS
+    for _ in range(LOOK_ROUNDS):
+        last = plan_round(plan, state("exact"))
+    assert not last.head_rests
+    assert windows(plan, state("exact")) == [(4, 4)]
 
 
 def test_where_verdicts_do_not_pay_the_head_drafts():

@@ -1,0 +1,88 @@
+"""When a drafter of single tokens stops reading what the target reads; pure.
+
+A head reads every prompt and every token, so that it can draft. Where it does not pay,
+that reading is lost time, so it rests. It then knows nothing of running requests, and
+once awake it drafts for those that begin later.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+# Rounds of an awake head that does not pay, until it rests. Woken from a rest it waits
+# so long for enough requests that it can draft for.
+TIRED_ROUNDS, WOKEN_ROUNDS = 64, 1024
+# Rounds from one look at a resting head to the next.
+LOOK_ROUNDS = 32
+# Rounds of its trial after a rest. One or two would tell little of its tokens.
+TRIAL_ROUNDS = 16
+# Milliseconds of a rest: the first, and the longest. Each is twice as long as the last.
+FIRST_MS, LONGEST_MS = 2_000.0, 60_000.0
+
+
+class Pays(IntEnum):
+    """What asking the drafter in a round is worth."""
+
+    NO = 0
+    #: It does not, as far as is known. This round tries it.
+    TRIAL = 1
+    YES = 2
+
+
+@dataclass
+class Rest:
+    """Whether it rests. Ranks that see the same `Pays` do the same."""
+
+    resting: bool = False
+    #: Rounds of its trial that are left.
+    trial: int = 0
+    _rounds: int = 0
+    _was_woken: bool = False
+    #: By size of a round: until when it rests, and how long the next rest is.
+    _until_ms: dict[int, float] = field(default_factory=dict)
+    _next_ms: dict[int, float] = field(default_factory=dict)
+
+    def is_time_to_look(self) -> bool:
+        """Count a round of a rest; whether it is one to look whether to wake."""
+        self._rounds += 1
+        return self._rounds % LOOK_ROUNDS == 0
+
+    def is_over(self, bs: int, ms: float) -> bool:
+        """Whether a rest has been long enough for rounds of this size."""
+        return ms >= self._until_ms.get(size_of(bs), 0.0)
+
+    def wake(self) -> None:
+        self.resting, self._was_woken, self._rounds = False, True, 0
+        self.trial = TRIAL_ROUNDS
+
+    def may_ask(self, num_able: int, bs: int) -> bool:
+        """Whether a woken drafter can draft for enough requests to be tried."""
+        return not self._was_woken or 2 * num_able >= bs
+
+    def follow(self, pays: Pays, bs: int, ms: float) -> None:
+        """A round in which nobody else drafts has begun."""
+        if pays == Pays.YES:
+            self._rounds, self.trial, self._was_woken = 0, 0, False
+            self._next_ms.pop(size_of(bs), None)
+            return
+        self._rounds += 1
+        tried = False
+        if self.trial and pays == Pays.TRIAL:
+            self.trial -= 1
+            tried = not self.trial
+        most = WOKEN_ROUNDS if self._was_woken else TIRED_ROUNDS
+        if tried or self._rounds >= most:
+            self._rest(size_of(bs), ms)
+
+    def _rest(self, size: int, ms: float) -> None:
+        rest_ms = self._next_ms.get(size, FIRST_MS)
+        self._until_ms[size] = ms + rest_ms
+        self._next_ms[size] = min(2 * rest_ms, LONGEST_MS)
+        self.resting, self.trial, self._rounds = True, 0, 0
+
+
+def size_of(bs: int) -> int:
+    """Rounds of about as many requests are taken as one size."""
+    return round(math.log2(bs))

@@ -1,0 +1,83 @@
+"""When a head stops reading, and when it reads again."""
+
+from __future__ import annotations
+
+from sglang_parse.policy.rest import (
+    FIRST_MS,
+    LONGEST_MS,
+    LOOK_ROUNDS,
+    TIRED_ROUNDS,
+    TRIAL_ROUNDS,
+    WOKEN_ROUNDS,
+    Pays,
+    Rest,
+)
+
+
+def follow(rest: Rest, pays: Pays, rounds: int, *, bs: int = 1, ms: float = 0) -> None:
+    for _ in range(rounds):
+        rest.follow(pays, bs, ms)
+
+
+def tired(ms: float = 0) -> Rest:
+    """One that has begun to rest at rounds of one request."""
+    rest = Rest()
+    follow(rest, Pays.NO, TIRED_ROUNDS, ms=ms)
+    assert rest.resting
+    return rest
+
+
+def test_it_rests_where_it_has_not_paid_for_long():
+    """Red if one bad round, or bad ones between good ones, take the head away."""
+    rest = Rest()
+    for _ in range(3):
+        follow(rest, Pays.NO, TIRED_ROUNDS - 1)
+        follow(rest, Pays.YES, 1)
+    assert not rest.resting
+    follow(rest, Pays.NO, TIRED_ROUNDS - 1)
+    follow(rest, Pays.TRIAL, 1)
+    assert rest.resting
+
+
+def test_rests_grow_and_each_ends_in_a_trial():
+    """Red if a head that never pays is tried ever as often, or never again."""
+    rest, ms = tired(), 0.0
+    for k in range(8):
+        length = min(FIRST_MS * 2**k, LONGEST_MS)
+        assert not rest.is_over(1, ms + length - 1) and rest.is_over(1, ms + length)
+        ms += length
+        rest.wake()
+        assert not rest.resting and rest.trial == TRIAL_ROUNDS
+        follow(rest, Pays.TRIAL, TRIAL_ROUNDS, ms=ms)
+        assert rest.resting
+    rest.wake()
+    follow(rest, Pays.YES, 1, ms=ms)
+    assert not rest.trial
+    follow(rest, Pays.NO, TIRED_ROUNDS, ms=ms)
+    assert rest.is_over(1, ms + FIRST_MS)  # it has paid: rests begin anew
+
+
+def test_another_number_of_requests_is_looked_at_for_itself():
+    """Red if a head that does not pay at one request is not tried at 32."""
+    rest = tired()
+    assert rest.is_over(32, 0.0) and not rest.is_over(1, 0.0)
+
+
+def test_a_woken_head_waits_for_requests_it_can_draft_for():
+    """Red if a few of many requests decide its trial, or it waits for ever."""
+    rest = Rest()
+    assert rest.may_ask(1, 8)
+    rest = tired()
+    rest.wake()
+    assert not rest.may_ask(3, 8) and rest.may_ask(4, 8)
+    follow(rest, Pays.NO, WOKEN_ROUNDS - 1)
+    assert not rest.resting
+    follow(rest, Pays.NO, 1)
+    assert rest.resting and not rest.is_over(1, FIRST_MS + 1)
+
+
+def test_looks_are_rare():
+    """Red if ranks have to agree in every round of a rest."""
+    rest = tired()
+    looks = [rest.is_time_to_look() for _ in range(3 * LOOK_ROUNDS)]
+    assert sum(looks) == 3
