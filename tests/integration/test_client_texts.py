@@ -129,6 +129,28 @@ def test_streamed_draft_arrives_once(parse, problems, asked):
     assert last["text"] == parse.generate(asked[1], custom=custom)["text"]
 
 
+def test_nothing_behind_an_end_of_text_stays_in_a_session(parse, problems, asked):
+    """Red if the next turn reads what a client's text has behind its end-of-text."""
+    found = []
+    for behind in ("", "And 7 apples more.\nSo the answer is 7.\n"):
+        session = parse.post("/open_session", {"capacity_of_str_len": 9999}).json()
+        text = f"{render_answer(problems[0], 'B')}<|im_end|>{behind}"
+        custom = {"parse_draft": text, **NO_TAIL}
+        answers, rid = [], None
+        for turn in (asked[0], asked[1]):
+            top = {"session_params": {"id": session, "rid": rid}}
+            answers.append(parse.generate(turn, top=top, custom=custom))
+            rid, custom = answers[-1]["meta_info"]["id"], {"parse_mode": "exact"}
+        parse.post("/close_session", {"session_id": session})
+        found.append(answers)
+    (first, second), (first_behind, second_behind) = found
+    assert first["text"].startswith(render_answer(problems[0], "B").strip())
+    assert outcome(first_behind) == outcome(first)
+    assert outcome(second_behind) == outcome(second)
+    known = [one["meta_info"]["prompt_tokens"] for one in (second, second_behind)]
+    assert known[0] == known[1] > len(asked[0]) + len(asked[1])
+
+
 def test_draft_behind_a_chunked_prompt(parse, problems, asked):
     """Red if a draft is judged before its whole prompt is there."""
     draft = render_answer(problems[0], "B")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import Server, chat_ids, outcome, report
 from tests.support.packages import install, install_project
+from tests.support.warm_servers import WarmServer
 
 PACKAGE = Path(__file__).parents[1] / "support" / "extension_package"
 QUESTION = "\n\nIs this right so far? Answer:"
@@ -73,7 +73,7 @@ def process(tmp_path_factory):
     with pytest.MonkeyPatch.context() as environment:
         path = (str(folder), *filter(None, [os.environ.get("PYTHONPATH")]))
         environment.setenv("PYTHONPATH", os.pathsep.join(path))
-        server = ServerProcess(flags, "extended", folder / "server.log")
+        server = WarmServer(flags, "extended", folder / "server.log")
     with server:
         yield server
 

@@ -49,7 +49,7 @@ def test_the_same_weights_behind_other_ids_draft_the_same(pool, mode):
     found = []
     for name in ("parse", "permuted"):
         server = pool.get(name)
-        found.append([chat(server, p, custom) for p in make_problems(10, seed=2024)])
+        found.append([chat(server, p, custom) for p in make_problems(6, seed=2024)])
     ours, theirs = found
     assert [text for text, _ in ours] == [text for text, _ in theirs]
     keys = ("target_passes", "draft_tokens", "segments")
@@ -57,7 +57,7 @@ def test_the_same_weights_behind_other_ids_draft_the_same(pool, mode):
     # A draft of text hands a word over when the next one has begun, so a window may
     # hold one token less.
     same = sum(a == b for a, b in zip(*told, strict=True))
-    assert same >= 0.9 * len(ours)
+    assert same >= len(ours) - 1
 
 
 def test_exact_mode_writes_what_the_target_alone_writes(pool, target, prompts):
@@ -68,8 +68,9 @@ def test_exact_mode_writes_what_the_target_alone_writes(pool, target, prompts):
     server = pool.get("other")
     for compose, concurrency in ((False, 1), (False, 16), (True, 16)):
         custom = {"parse_mode": "exact", "parse_compose": compose}
-        results = server.generate_all(some, concurrency, custom=custom)
-        assert ids_of(results) == expected
+        num = len(some) if concurrency > 1 or SCALE in os.environ else 4
+        results = server.generate_all(some[:num], concurrency, custom=custom)
+        assert ids_of(results) == expected[:num]
         drafted = report_of(results[0])["drafted_by"]
         assert set(drafted) >= ({"eagle3"} if compose else {"model"})
         if concurrency > 1:

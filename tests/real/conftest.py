@@ -19,12 +19,12 @@ from tests.support.warm_servers import WarmServer
 
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
 # Of those, how many are asked one at a time: of each of the eight kinds equally many.
-NUM_ALONE = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
+NUM_ALONE = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
 # Of those, how many are asked with every other kind of draft.
 NUM_OTHER = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
 THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 # Of 4,000 tokens each: each pass of theirs is slow, and a few say enough.
-NUM_LONG = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "4"))
+NUM_LONG = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "3"))
 OTHER_CONTEXT = 2048  # what the draft with another tokenizer reads
 POOL = ("--max-total-tokens", "24576", "--max-running-requests", "16")
 

@@ -37,6 +37,8 @@ def serve(argv: list[str], env: dict[str, str], log: str) -> None:
         os.dup2(source, number)
     os.environ.clear()
     os.environ.update(env)
+    more = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in more if path and path not in sys.path]
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda method, force=False: None
     sys.argv = [MODULE, *argv]
