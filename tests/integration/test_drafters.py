@@ -15,7 +15,7 @@ from tests.support.client import ANSWER_TOKENS, Server, chat_ids, outcome, repor
 from tests.support.warm_servers import WarmServer
 
 #: Requests of a comparison with the target alone; all prompts where a number is set.
-NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
+NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "8"))
 
 
 @pytest.fixture(scope="module")

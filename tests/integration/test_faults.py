@@ -13,9 +13,10 @@ import pytest
 import requests
 
 from benchmarks.reliability.traffic import used_tokens, wait_idle
-from sglang_parse.bench.servers import ServerError, ServerProcess
+from sglang_parse.bench.servers import ServerError
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import Server
+from tests.support.warm_servers import WarmServer
 
 # What is done for one request; it fails for the request that is named after it.
 STEPS = ("shown.pending_draft", "outcome.cut_of", "outcome.record_of")
@@ -88,7 +89,7 @@ def test_one_request_ends_and_then_the_server(plugin, tmp_path):
     which."""
     # On a busy machine measured times may say that no draft pays: no step would fail.
     args = (*COMMON, *PARSE, "--no-speculative-parse-adaptive")
-    process = ServerProcess(args, "faulty", tmp_path / "log")
+    process = WarmServer(args, "faulty", tmp_path / "log")
     with process:
         family = process.processes()
         server = Server(process.url)

@@ -12,7 +12,7 @@ from sglang_parse.embedded.task import check_answer, make_problems
 from tests.support.client import ANSWER_TOKENS
 
 #: Requests of a comparison with the target alone; all prompts where a number is set.
-NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "12"))
+NUM = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "8"))
 SCALE = "SGLANG_PARSE_TEST_SCALE"
 
 
