@@ -117,8 +117,14 @@ class RoundEngine:
         self.commit(round)
         for r in round:
             r.state.follow_verdict(len(r.decision.accept_tokens), 0)
+        decided = self.clock()
         self.drafters.after_pass(round)
-        round.seconds = {"draft": drafted - started, "plain": self.clock() - drafted}
+        # What a plain round takes where nothing reads on behind it.
+        round.seconds = {
+            "draft": drafted - started,
+            "plain": decided - drafted,
+            "follow": self.clock() - decided,
+        }
         self.planner.observe(round)
 
     @property

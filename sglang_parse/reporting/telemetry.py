@@ -165,7 +165,7 @@ class Prometheus:
         )
         self.seconds = counter(
             "stage_seconds",
-            "Seconds of rounds by stage (draft, verify, decide, plain).",
+            "Seconds of rounds by stage (draft, verify, decide, plain, follow).",
             "stage",
         )
         self.rows = counter(

@@ -239,7 +239,7 @@ class Round:
     sampled: Any = None
     #: Rows of the pass.
     num_rows: int = 0
-    #: Seconds by stage: draft, layout, verify, decide or plain.
+    #: Seconds by stage: draft, layout, verify, decide; or draft, plain, follow.
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RequestRound]:
