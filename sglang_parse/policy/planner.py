@@ -272,7 +272,8 @@ class RoundPlanner:
                 r.budgets = {}
         else:
             round.chains = self.controller.chain_rule(bs)
-        if any(r.limit for r in round) and self.token_level:
+        # A head that cannot draft, as under a grammar, is not one that does not pay.
+        if any(budgets) or self.rest.is_woken:
             self.rest.follow(pays, bs, self.controller.ms)
             if self.rest.resting:
                 logger.info("PARSE: the head does not pay at %d requests and rests", bs)

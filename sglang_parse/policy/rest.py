@@ -57,6 +57,11 @@ class Rest:
         self.resting, self._was_woken, self._rounds = False, True, 0
         self.trial = TRIAL_ROUNDS
 
+    @property
+    def is_woken(self) -> bool:
+        """Whether it is awake to be tried, and has not paid since."""
+        return self._was_woken and not self.resting
+
     def may_ask(self, num_able: int, bs: int) -> bool:
         """Whether a woken drafter can draft for enough requests to be tried."""
         return not self._was_woken or 2 * num_able >= bs

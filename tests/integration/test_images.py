@@ -21,7 +21,7 @@ from tests.support.warm_servers import WarmServer
 
 pytestmark = pytest.mark.own_server
 
-# They have each other's attention; all run with SGLANG_PARSE_TEST_SCALE=1.
+# The others run with SGLANG_PARSE_TEST_SCALE=1.
 NAMES = ("qwen3_vl",)
 if os.environ.get("SGLANG_PARSE_TEST_SCALE"):
     NAMES += ("qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe", "mistral3")

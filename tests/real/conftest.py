@@ -4,7 +4,6 @@ They start side by side, once, and only where `sglang-parse models --real` has r
 more has every other kind of draft.
 """
 
-import itertools
 import os
 
 import pytest
@@ -13,7 +12,7 @@ from transformers import AutoTokenizer
 from sglang_parse.bench.servers import running
 from sglang_parse.embedded import OTHER_DRAFT_PATH
 from sglang_parse.models import built_models
-from sglang_parse.models.prompts import KINDS, conversations
+from sglang_parse.models.prompts import conversations
 from tests.support.client import Server
 from tests.support.warm_servers import WarmServer
 
@@ -23,8 +22,6 @@ NUM_ALONE = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
 # Of those, how many are asked with every other kind of draft.
 NUM_OTHER = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
 THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
-# Of 4,000 tokens each: each pass of theirs is slow, and a few say enough.
-NUM_LONG = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "3"))
 OTHER_CONTEXT = 2048  # what the draft with another tokenizer reads
 POOL = ("--max-total-tokens", "24576", "--max-running-requests", "16")
 
@@ -106,15 +103,8 @@ def tokenizer(models):
 @pytest.fixture(scope="module")
 def prompts(tokenizer):
     """Token ids of conversations of eight kinds, chat template applied."""
-    chosen, num_long = [], 0
-    for kind, conversation in zip(
-        itertools.cycle(KINDS), conversations(2 * NUM_PROMPTS), strict=False
-    ):
-        num_long += kind == "long"
-        if kind != "long" or num_long <= NUM_LONG:
-            chosen.append(conversation)
     texts = [
         tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True)
-        for m in chosen[:NUM_PROMPTS]
+        for m in conversations(NUM_PROMPTS)
     ]
     return [tokenizer.encode(t, add_special_tokens=False) for t in texts]

@@ -4,7 +4,7 @@ Nearly all of a server's start is the imports of its three processes: 37 of 40 s
 of processor time. A warm server is forked from one that has them behind it. Apart from
 the start it is the stock server with the same command line.
 
-Tests of starting and ending take `ServerProcess` itself, as users do.
+Tests of starting take `ServerProcess` itself, as users do.
 """
 
 import atexit

@@ -245,6 +245,16 @@ def test_a_drafter_that_raises_after_the_pass_costs_no_token():
     assert req.state.failed_drafters == {"model"}
 
 
+def test_a_plain_round_is_timed_without_who_reads_behind_it():
+    """Red if a head is weighed against rounds that are slow because of it."""
+    server, _, model = serve()
+    now = [0.0]
+    server.engine.clock = lambda: now[0]
+    model.after_pass = lambda round: now.__setitem__(0, now[0] + 7.0)
+    round = server.round(make_request("off"))
+    assert round.seconds == {"draft": 0.0, "plain": 0.0, "follow": 7.0}
+
+
 def test_a_stage_that_fails_for_one_request_ends_that_request(caplog, monkeypatch):
     """Red if an error in one request's record stops the others."""
     server, *_ = serve()

@@ -209,6 +209,16 @@ def test_a_head_that_never_pays_rests_until_it_is_worth_a_look():
     assert windows(plan, state("exact")) == [(4, 4)]
 
 
+def test_a_head_that_cannot_draft_does_not_rest():
+    """Red if an answer under a grammar takes the head from the request behind it."""
+    plan = planner(has_model=False)
+    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    for _ in range(TIRED_ROUNDS + 1):
+        last = plan_round(plan, state("exact"), grammar=object())
+    assert not last.head_rests
+    assert windows(plan, state("exact")) == [(4, 4)]
+
+
 def test_where_verdicts_do_not_pay_the_head_drafts():
     """Red if a semantic request is followed token by token behind the draft model
     although there is a head, or what is pending is lost to it."""
