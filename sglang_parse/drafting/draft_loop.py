@@ -28,6 +28,8 @@ STOP_CHECK_INTERVAL = {"cpu": 1}
 DEFAULT_STOP_CHECK_INTERVAL = 8
 # Missing tokens up to which catching up is decode steps, where these are captured.
 CAPTURED_CATCH_UP = 2
+# Missing tokens up to which a request is read whole in any round.
+SHORT_GAP = 64
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class DraftProposal:
-    """tokens: newly drafted per request, the stop token excluded. ended: whether a
-    stop token followed. num_forwarded: sequence positions with draft KV afterwards."""
+    """tokens: newly drafted per request, the stop token excluded; none where there is
+    more to read first. ended: whether a stop token followed. num_forwarded: sequence
+    positions with draft KV afterwards. has_read: whether whole texts were read."""
 
     tokens: tuple[tuple[int, ...], ...]
     ended: tuple[bool, ...]
     num_forwarded: tuple[int, ...]
+    has_read: bool = False
 
 
 class DraftModel(DraftRunner):
@@ -108,12 +112,55 @@ class DraftModel(DraftRunner):
     ) -> DraftProposal:
         """Draft `num_new` tokens for each request, or fewer up to a stop token.
 
+        At most one prefill's worth of long texts is read first: a request whose text is
+        not read to its end gets no draft, and is read on the next time.
+
         table: req_to_token; columns [0, len(tokens) + num_new) of each row hold slots.
         """
-        index = [r.batch_index for r in requests]
-        sampling = draft_rows(sampling_info, index, table.device)
+        spans = [(r.num_cached, len(r.tokens)) for r in requests]
+        ends = read_ends(spans, self.longest_extend)
+        going = [k for k, (_, end) in enumerate(spans) if ends[k] == end]
+        chosen = [requests[k] for k in going]
+        index = [r.batch_index for r in chosen]
+        tokens: list[tuple[int, ...]] = [()] * len(requests)
+        ended, num_forwarded = [False] * len(requests), list(ends)
         with draft_tp_context(self.layout), draft_pp_context():
-            return self._propose(requests, table, sampling)
+            self._read(requests, ends, table)
+            if chosen:
+                sampling = draft_rows(sampling_info, index, table.device)
+                found = self._propose(chosen, table, sampling)
+                for k, *one in zip(
+                    going, found.tokens, found.ended, found.num_forwarded, strict=True
+                ):
+                    tokens[k], ended[k], num_forwarded[k] = one
+        has_read = any(
+            end - start > SHORT_GAP for (start, _), end in zip(spans, ends, strict=True)
+        )
+        return DraftProposal(
+            tuple(tokens), tuple(ended), tuple(num_forwarded), has_read
+        )
+
+    def _read(
+        self, requests: Sequence[DraftRequest], ends: Sequence[int], table: Tensor
+    ) -> None:
+        """Forward a part of each text that is not read to its end in this round."""
+        parts = [
+            (r, end)
+            for r, end in zip(requests, ends, strict=True)
+            if r.num_cached < end < len(r.tokens)
+        ]
+        if parts:
+            self.extend(
+                [
+                    self._readable(t)
+                    for r, n in parts
+                    for t in r.tokens[r.num_cached : n]
+                ],
+                upload([r.row for r, _ in parts], table.device),
+                [r.num_cached for r, _ in parts],
+                [end - r.num_cached for r, end in parts],
+                table,
+            )
 
     def _propose(
         self, requests: Sequence[DraftRequest], table: Tensor, sampling: Any
@@ -239,6 +286,19 @@ class DraftModel(DraftRunner):
         output = LogitsProcessorOutput(next_token_logits=logits)
         sampler = self.runner.sampler
         return sampler(output, sampling, False, [], [], position).to(torch.int64)
+
+
+def read_ends(spans: Sequence[tuple[int, int]], limit: int) -> list[int]:
+    """Up to where each span [start, end) is read in one round: short ones whole, of the
+    others at most `limit` positions together, the first ones first."""
+    ends = []
+    for start, end in spans:
+        num = end - start
+        if num > SHORT_GAP:
+            num = min(num, limit)
+            limit -= num
+        ends.append(start + num)
+    return ends
 
 
 def split_spans(

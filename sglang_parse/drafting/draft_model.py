@@ -100,8 +100,11 @@ class ModelDrafter:
         proposal = self.model.propose(
             orders, table=self.slots.table, sampling_info=round.batch.sampling_info
         )
+        round.has_read |= proposal.has_read
         for k, r in enumerate(chosen):
             self._of(r).num_forwarded = proposal.num_forwarded[k]
+            if not (proposal.tokens[k] or proposal.ended[k]):
+                continue
             r.draft = r.draft.extended(
                 self.name,
                 proposal.tokens[k],

@@ -163,6 +163,7 @@ class TextDrafter:
             table=self.model.rows.table,
             sampling_info=round.batch.sampling_info,
         )
+        round.has_read |= proposal.has_read
         for k, order in enumerate(orders):
             self._take(
                 order.memory,
@@ -263,7 +264,7 @@ class TextDrafter:
         self._count(0, num, len(transcript.text) - before)
         if not row.num_shared:
             settled = bisect_right(transcript.ends, memory.num_prompt) - LOOKBACK
-            if settled > 0:
+            if 0 < settled <= row.num_cached:
                 self.model.rows.share(row, transcript.ids[:settled])
 
     def _written(self, order: Order) -> list[int]:

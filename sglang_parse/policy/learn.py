@@ -90,7 +90,7 @@ def _learn_segments(segments: Survival, r: RequestRound) -> None:
 
 def has_prompts(round_: Round) -> bool:
     """Whether the draft model had a prompt to read: that says nothing of its steps."""
-    return any(r.output_len <= 1 for r in round_)
+    return round_.has_read or any(r.output_len <= 1 for r in round_)
 
 
 def round_timing(round_: Round) -> dict[str, float]:

@@ -231,6 +231,8 @@ class Round:
     #: Whether drafters of single tokens read nothing of what the target reads, from
     #: this round on.
     head_rests: bool = False
+    #: Whether a draft model read whole texts, prompts above all, before it drafted.
+    has_read: bool = False
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
     #: The target's pass (`target.passes.PassOutput`), once it has run.

@@ -55,7 +55,7 @@ class FixedPlanner(RoundPlanner):
             r.window = min(r.limit, num_new + held)
             name = "model" if r.window > held else ""
             r.budgets = {name: r.window} if name else {}
-        self._fit(round)
+        self._fit(round, [bool(r.budgets) for r in round])
 
     def adapt(self, round: Round) -> None:
         for r in round:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from sglang_parse.drafting import draft_loop
 from sglang_parse.drafting.draft_loop import (
     DraftRequest,
     StopWatch,
+    read_ends,
 )
 from sglang_parse.judging.vocabularies import Agreement
 from tests.support.counting import GREEDY, VOCAB, CountingDraft
@@ -62,6 +64,53 @@ def test_whole_prompts_are_read_in_parts(monkeypatch):
         assert slots == [
             int(table[r.row, n]) for r in requests for n in range(r.row, len(r.tokens))
         ]
+
+
+def test_short_gaps_are_read_whole_and_long_ones_in_turn():
+    """Red if a burst of long prompts is read in one round, if a long one waits behind
+    later ones, or if a request that has caught up goes without a draft."""
+    spans = [(0, 500), (10, 12), (0, 300), (100, 164), (5, 70)]
+    assert read_ends(spans, 1000) == [500, 12, 300, 164, 70]
+    assert read_ends(spans, 600) == [500, 12, 100, 164, 5]
+    assert read_ends(spans, 200) == [200, 12, 0, 164, 5]
+
+
+def test_a_burst_of_long_prompts_is_read_over_several_rounds(monkeypatch):
+    """Red if a round reads more than a prefill does, if a text is read twice or with a
+    hole, or if drafts differ from those of a text that was read at once."""
+    monkeypatch.setattr(draft_loop, "draft_rows", lambda *args: GREEDY)
+    monkeypatch.setattr(draft_loop, "draft_tp_context", lambda layout: nullcontext())
+    monkeypatch.setattr(draft_loop, "draft_pp_context", nullcontext)
+    table = 1000 * torch.arange(4)[:, None] + torch.arange(400)
+    texts = [[(i + k) % VOCAB for k in range(n)] for i, n in enumerate((200, 3, 150))]
+    expected, read = [t[-1] + 1 for t in texts], [0, 0, 0]
+    limit, seen, drafts = 96, [set() for _ in texts], {}
+    for _ in range(4):
+        model = CountingDraft(1, longest_extend=limit)
+        orders = [request(i, t, 2, num_cached=read[i]) for i, t in enumerate(texts)]
+        found = model.propose(orders, table=table, sampling_info=None)
+        extends = [b for b in model.batches if b.mode.is_extend()]
+        long_ones = [b for b in extends if len(b.input_ids) > draft_loop.SHORT_GAP]
+        assert (
+            sum(len(b.input_ids) for b in extends) <= limit + 3 * draft_loop.SHORT_GAP
+        )
+        assert found.has_read == bool(long_ones)
+        for b in extends:
+            for token, slot in zip(
+                b.input_ids.tolist(), b.out_cache_loc.tolist(), strict=True
+            ):
+                row, column = divmod(slot, 1000)
+                assert texts[row][column] == token and column not in seen[row]
+                seen[row].add(column)
+        for i, tokens in enumerate(found.tokens):
+            num = found.num_forwarded[i]
+            assert bool(tokens) == (num >= len(texts[i])) or i in drafts
+            if tokens:
+                drafts[i] = tokens[0]
+            read[i] = min(num, len(texts[i]) - 1)
+            seen[i].discard(len(texts[i]) - 1)
+    assert drafts == {i: t % VOCAB for i, t in enumerate(expected)}
+    assert [len(s) for s in seen] == [len(t) - 1 for t in texts]
 
 
 def test_catching_up_with_a_token_or_two_is_captured_steps():

@@ -160,6 +160,20 @@ def test_the_head_writes_where_the_target_is_followed(one, expected):
     assert windows(planner(adaptive=False), one) == [expected]
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_draft_model_does_not_fill_up_what_the_head_left(adaptive):
+    """Red if a chain that the head ended early is written on by the draft model: each
+    of its steps costs the round far more than the head's."""
+    plan = planner(adaptive=adaptive)
+    if adaptive:
+        plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    for one in (state("exact"), state(recovering=REST - 1)):
+        (r,) = plan_round(plan, one)
+        assert r.window == 4 and r.budgets == {"eagle3": 4}
+    (r,) = plan_round(plan, state(recovering=1))
+    assert (set(r.budgets) == {"eagle3", "model"}) == (r.window > 4)
+
+
 def test_without_a_draft_model_the_head_writes_alone():
     """Red if a client's text is no longer tried first, or nobody drafts."""
     alone = planner(has_model=False, adaptive=False)
