@@ -45,8 +45,9 @@ from sglang_parse.runtime.ranks import Ranks
 logger = logging.getLogger(__name__)
 
 UNREACHABLE = "draft_unreachable"
-# Tokens asked for at a time.
-STREAM_TOKENS = 512
+# Tokens asked for at a time: of a server that has not helped lately, and at most. Each
+# stream of use doubles it. What a wrong server sends is read for nothing.
+FIRST_TOKENS, STREAM_TOKENS = 64, 512
 # Bytes of text for each token that may be written.
 BYTES_A_TOKEN = 8
 # Streams in a row, of all requests, that were of no use: then there is a pause, for as
@@ -95,6 +96,7 @@ class RemoteDrafter:
             clock, most=MAX_USELESS, rest_s=USELESS_S, longest_s=LONGEST_USELESS_S
         )
         self._is_useless = False
+        self._asked_for = FIRST_TOKENS
         self._is_up = True
         self._is_told = False
 
@@ -285,7 +287,7 @@ class RemoteDrafter:
         chat = memory.chat
         memory.stream = self.streams.begin(
             memory.prompt + answer,
-            min(left, STREAM_TOKENS),
+            min(left, self._asked_for),
             replace(chat, answer=chat.answer + answer) if chat else None,
         )
         if memory.stream is None:
@@ -315,7 +317,12 @@ class RemoteDrafter:
         if useful:
             self._worth.succeed()
             self._is_useless = False
-        elif useful is not None and self._worth.fail() and not self._is_useless:
+            self._asked_for = min(2 * self._asked_for, STREAM_TOKENS)
+            return
+        if useful is None:
+            return
+        self._asked_for = FIRST_TOKENS
+        if self._worth.fail() and not self._is_useless:
             self._is_useless = True
             logger.warning(
                 "PARSE: %d streams of the draft server in a row were of no use; it is "

@@ -14,7 +14,7 @@ from sglang_parse.runtime.protocols import SchedulerRequest
 MAX_BEHIND = 64
 # Bytes of a stream's text that make it worth its prompt, and so many that reading them
 # for nothing counts.
-ENOUGH, COSTLY = 16, 1024
+ENOUGH, COSTLY = 16, 128
 # Seconds between two streams of a request: at first, and where streams give nothing.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 

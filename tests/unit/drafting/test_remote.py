@@ -8,7 +8,7 @@ import pytest
 
 from sglang_parse.drafting.base import Prefill, PrefillRequest
 from sglang_parse.drafting.draft_prompt import CHAT_KEY
-from sglang_parse.drafting.remote import MAX_USELESS, RemoteDrafter
+from sglang_parse.drafting.remote import FIRST_TOKENS, MAX_USELESS, RemoteDrafter
 from sglang_parse.drafting.remote_memory import (
     COSTLY,
     ENOUGH,
@@ -203,6 +203,14 @@ def test_a_wrong_server_costs_hardly_any_time(mode):
     while len(req.output_ids) < 900:
         server.round(req)
     assert streams.begun and now.s < 1.1 * 0.01 * len(req.output_ids)
+
+
+def test_a_server_is_asked_for_more_as_it_proves_right():
+    """Red if a server that never helped is asked for as much as a good one, whose
+    streams would be begun too often."""
+    asked = [stream.max_tokens for stream in run(good).streams.begun]
+    assert asked[0] == FIRST_TOKENS and max(asked) > FIRST_TOKENS
+    assert max(s.max_tokens for s in run(huge).streams.begun) == FIRST_TOKENS
 
 
 def test_streams_that_give_nothing_are_begun_ever_more_rarely():
