@@ -129,10 +129,9 @@ class DraftModel(DraftRunner):
             if chosen:
                 sampling = draft_rows(sampling_info, index, table.device)
                 found = self._propose(chosen, table, sampling)
-                for k, *one in zip(
-                    going, found.tokens, found.ended, found.num_forwarded, strict=True
-                ):
-                    tokens[k], ended[k], num_forwarded[k] = one
+                for i, k in enumerate(going):
+                    tokens[k], ended[k] = found.tokens[i], found.ended[i]
+                    num_forwarded[k] = found.num_forwarded[i]
         has_read = any(
             end - start > SHORT_GAP for (start, _), end in zip(spans, ends, strict=True)
         )

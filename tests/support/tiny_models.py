@@ -377,7 +377,11 @@ FAMILIES = {
                 **{**COMMON, **GATED_DELTA, "rope_parameters": HALF_MROPE},
                 **{"full_attention_interval": 2, "partial_rotary_factor": 0.5},
             },
-            "vision_config": {**QWEN_VISION, "num_position_embeddings": 16},
+            "vision_config": {
+                **{**QWEN_VISION, "num_position_embeddings": 16},
+                # As in Qwen's checkpoints; SGLang's own default has three.
+                "deepstack_visual_indexes": [],
+            },
         },
         "Qwen3_5ForConditionalGeneration",
         qwen_processor("Qwen3VLProcessor"),
