@@ -113,7 +113,7 @@ class DraftModel(DraftRunner):
         """Draft `num_new` tokens for each request, or fewer up to a stop token.
 
         At most one prefill's worth of long texts is read first: a request whose text is
-        not read to its end gets no draft, and is read on the next time.
+        not read to its end gets no draft, and the next round reads on.
 
         table: req_to_token; columns [0, len(tokens) + num_new) of each row hold slots.
         """
