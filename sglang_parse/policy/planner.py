@@ -138,13 +138,13 @@ class RoundPlanner:
             num_pending = len(r.state.pending)
             r.window = r.limit if self._drafts(r) else min(r.limit, num_pending)
         paused = self.adaptive and self._choose(round)
-        writing = self._set_budgets(round, paused=paused)
+        self._set_budgets(round, paused=paused)
         if self.rest.resting:
             self._look_at_rest(round)
         round.head_rests = self.rest.resting
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
-        self._fit(round, writing)
+        self._fit(round)
 
     def _limit(self, r: RequestRound) -> int:
         state = r.state
@@ -233,16 +233,15 @@ class RoundPlanner:
 
     # -- Who -------------------------------------------------------------------
 
-    def _set_budgets(self, round: Round, *, paused: bool) -> list[bool]:
-        """Who writes for whom; for which requests drafters of segments write."""
-        writing = []
+    def _set_budgets(self, round: Round, *, paused: bool) -> None:
+        """Who writes for whom."""
         followed = round.has_semantic and not round.judged
         for r in round:
             writer = self._token_writer(r)
             if followed and writer is not None:
                 # Followed token by token like a request in exact mode.
                 r.window = min(r.window, len(r.state.pending))
-            writing.append(r.window > len(r.state.pending))
+            r.by_segments = r.window > len(r.state.pending)
             r.budgets = {}
             if writer is None or r.state.pending:
                 continue
@@ -254,13 +253,12 @@ class RoundPlanner:
                 r.budgets = {writer.name: num} if num else {}
             if self.adaptive and r.budgets and 0 < r.window <= SHORT_RECOVERY:
                 # The draft model does not write on behind what may not stand.
-                r.window, writing[-1] = num, False
+                r.window, r.by_segments = num, False
         others = any(r.window - len(r.state.pending) > 0 for r in round)
         if self.adaptive and not (others or self.rest.resting):
             self._ask_for_the_head(round)
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)
-        return writing
 
     def _ask_for_the_head(self, round: Round) -> None:
         """Nobody else drafts: do drafts that are followed token by token pay?"""
@@ -292,12 +290,8 @@ class RoundPlanner:
             logger.info("PARSE: the head reads again, for new requests")
             self.rest.wake()
 
-    def _fit(self, round: Round, writing: Sequence[bool]) -> None:
-        """Shrink windows to the free slots and the rows of a pass.
-
-        writing: for which requests drafters of segments write, behind the others. A
-        window that is a head's alone is not filled up by them.
-        """
+    def _fit(self, round: Round) -> None:
+        """Shrink windows to the free slots and the rows of a pass."""
         if any(r.window for r in round):
             windows = fit_windows(
                 [r.window for r in round],
@@ -308,12 +302,12 @@ class RoundPlanner:
             )
             for r, window in zip(round, windows, strict=True):
                 r.window = window
-        for r, writes in zip(round, writing, strict=True):
+        for r in round:
             budgets = {name: min(num, r.window) for name, num in r.budgets.items()}
             copies = self.copying is not None and self.copying.name in budgets
             for drafter in self.segment_level:
                 # Nobody writes behind a copy.
-                if writes and not copies and drafter.can_draft(r):
+                if r.by_segments and not copies and drafter.can_draft(r):
                     budgets[drafter.name] = r.window
             r.budgets = {name: num for name, num in budgets.items() if num}
 

@@ -108,6 +108,9 @@ class RequestRound:
     limit: int = 0
     #: Draft tokens it may hold in this round, pending ones included.
     window: int = 0
+    #: Whether drafters of whole segments write for it, behind the others. They do not
+    #: fill up a window that is a head's alone.
+    by_segments: bool = False
     #: Drafter's name -> most tokens it may write; a drafter without one writes none.
     budgets: dict[str, int] = field(default_factory=dict)
 

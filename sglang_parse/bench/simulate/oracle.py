@@ -53,9 +53,9 @@ class FixedPlanner(RoundPlanner):
             num_new = one.recovery if one.judged and r.state.recovering else one.window
             held = len(r.state.pending) if num_new else 0
             r.window = min(r.limit, num_new + held)
-            name = "model" if r.window > held else ""
-            r.budgets = {name: r.window} if name else {}
-        self._fit(round, [bool(r.budgets) for r in round])
+            r.by_segments = r.window > held
+            r.budgets = {"model": r.window} if r.by_segments else {}
+        self._fit(round)
 
     def adapt(self, round: Round) -> None:
         for r in round:
