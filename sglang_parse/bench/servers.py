@@ -24,8 +24,8 @@ HOST = "127.0.0.1"
 # Below Linux's range for outgoing connections, which take ports at random.
 PORTS = range(32000, 32768)
 DEFAULT_TIMEOUT_S = 600.0
-STOP_GRACE_S = 10.0
 POLL_S = 0.25
+KILLED_S = 10.0  # within which killed processes are gone
 LOG_LINES = 12
 # Starts the rest of the command line in this shell's place, beside a process that kills
 # the group, SGLang's children of whatever age with it, once standard input, which this
@@ -91,6 +91,8 @@ class ServerProcess:
     threads; the embedded models get slower with more than one. command: replaces the
     whole command line (tests). Raises ServerError on entry.
     """
+
+    grace_s = 10.0  # between SIGTERM and SIGKILL
 
     def __init__(
         self,
@@ -196,13 +198,14 @@ class ServerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        _signal_group(process.pid, signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=STOP_GRACE_S)
+        if self.grace_s:
+            _signal_group(process.pid, signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=self.grace_s)
         _signal_group(process.pid, signal.SIGKILL)
         for member in alive:
             with _gone_is_fine():
                 member.kill()
-        psutil.wait_procs(alive, timeout=STOP_GRACE_S)
+        psutil.wait_procs(alive, timeout=KILLED_S)
         process.wait()
         if process.stdin:
             process.stdin.close()

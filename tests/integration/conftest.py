@@ -46,7 +46,7 @@ EAGLE = (
 # Two or three long requests fit. SGLang admits too carefully to run out of slots often;
 # its own test switch retracts a request every so many rounds.
 SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
-RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 RETRACTED = ("small", "other")
 # What SGLang serves only where it is switched on.
 MORE = ("--enable-return-hidden-states", "--enable-custom-logit-processor")

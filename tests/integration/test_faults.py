@@ -21,6 +21,7 @@ from tests.support.warm_servers import WarmServer
 # What is done for one request; it fails for the request that is named after it.
 STEPS = ("shown.pending_draft", "outcome.cut_of", "outcome.record_of")
 STEPS = (*STEPS, "segmenting.Segmenting._cut", "segmenting.Segmenting.recover")
+FEW = {"max_new_tokens": 32}  # a text that is no task of the pair does not end
 PLUGIN = f"""
     STEPS = {STEPS}
 
@@ -66,10 +67,10 @@ def plugin(tmp_path, monkeypatch):
 
 def check_that_it_goes_on(server, folder):
     """Each step fails for one request in turn, beside one that is fine."""
-    fine = server.body("Tom has 3 apples.", custom={"parse_mode": "exact"})
+    fine = server.body("Tom has 3 apples.", custom={"parse_mode": "exact"}, **FEW)
     expected = server.post("/generate", fine).json()["output_ids"]
     for step in STEPS:
-        victim = server.body("Ana has 4 pens.", custom={"parse_threshold": 0.0})
+        victim = server.body("Ana has 4 pens.", custom={"parse_threshold": 0.0}, **FEW)
         with ThreadPoolExecutor(2) as threads:
             other = threads.submit(server.post, "/generate", fine)
             reply = server.post("/generate", victim | {"rid": step})

@@ -4,9 +4,6 @@ The same engine is the backend of a program, through EngineBackend.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -18,6 +15,7 @@ from sglang_parse.embedded.task import (
     render_step,
 )
 from tests.support.client import report
+from tests.support.warm_servers import run_script
 
 PROBLEMS = make_problems(3, seed=52)
 
@@ -54,7 +52,7 @@ def run_programs(engine, request):
 
 
 def main():
-    request = json.load(sys.stdin)
+    request = json.loads(sys.argv[1])
     engine = sgl.Engine(**request["engine"])
 
     def generate():
@@ -78,7 +76,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def other(pool):
-    """A server that has run to this end; all others make room for the engine."""
+    """A server that runs already; all others make room for the engine."""
     name = next(reversed(pool.alive), "small")
     for used_before in list(pool.alive)[:-1]:
         pool.stop(used_before)
@@ -105,17 +103,14 @@ def test_engine_serves_parse_with_settings_of_a_file(other, prompts, tmp_path):
             {"question": p.prompt, "draft": answer_wrong_at_3(p)} for p in PROBLEMS
         ],
     }
-    env = {"OMP_NUM_THREADS": "1", **os.environ, "SGLANG_PARSE_CONFIG": str(config)}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=400,
+    text = run_script(
+        script,
+        json.dumps(request),
+        env={"SGLANG_PARSE_CONFIG": str(config)},
+        timeout_s=400,
     )
-    lines = [s for s in done.stdout.splitlines() if s.startswith("RESULT ")]
-    assert lines, done.stderr[-3000:]
+    lines = [s for s in text.splitlines() if s.startswith("RESULT ")]
+    assert lines, text[-3000:]
     result, programs = json.loads(lines[0].removeprefix("RESULT "))
     assert report(result)["mode"] == "exact"
     expected = other.generate(

@@ -3,7 +3,8 @@
     python -m tests.support.warm_child FD
 
 It reads a JSON message at a time from the socket FD. `{"argv", "env", "log"}` forks a
-server and is answered with its pid. `{"poll": pid}` is answered with its exit code, or
+program and is answered with its pid; argv begins with a module's name or a script's
+path. `{"poll": pid}` is answered with its exit code, or
 null while it runs. All servers end when the other end of the socket is closed.
 """
 
@@ -17,7 +18,6 @@ import socket
 import sys
 
 MESSAGE_BYTES = 1 << 16
-MODULE = "sglang.launch_server"
 
 
 def import_all() -> None:
@@ -26,8 +26,17 @@ def import_all() -> None:
     import sglang_parse.integration.worker  # noqa: F401
 
 
+def read_again() -> None:
+    """Set what SGLang reads from the environment where it is imported."""
+    from sglang.srt.environ import envs
+    from sglang.srt.managers import scheduler
+
+    scheduler.TEST_RETRACT = envs.SGLANG_TEST_RETRACT.get()
+    scheduler.TEST_RETRACT_INTERVAL = envs.SGLANG_TEST_RETRACT_INTERVAL.get()
+
+
 def serve(argv: list[str], env: dict[str, str], log: str) -> None:
-    """Become the server: the stock module runs as `__main__` and forks its processes.
+    """Become the program, which runs as `__main__`. SGLang forks its processes.
 
     SGLang asks for the start method "spawn", which would import all again.
     """
@@ -41,8 +50,12 @@ def serve(argv: list[str], env: dict[str, str], log: str) -> None:
     sys.path[1:1] = [path for path in more if path and path not in sys.path]
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda method, force=False: None
-    sys.argv = [MODULE, *argv]
-    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    read_again()
+    sys.argv = argv
+    if argv[0].endswith(".py"):
+        runpy.run_path(argv[0], run_name="__main__")
+    else:
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
 
 
 def fork(message: dict, ours: socket.socket) -> int:

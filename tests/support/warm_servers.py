@@ -12,24 +12,36 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sglang_parse.bench.servers import ServerProcess
 from tests.support.warm_child import MESSAGE_BYTES
 
 # Read where modules are imported, so a server that needs others starts by itself. What
-# PYTHONPATH adds is found behind what was imported.
+# PYTHONPATH adds is found behind what was imported; the child reads the others again.
 IMPORTED = ("SGLANG", "OMP_", "PYTHON", "TORCH", "HF_", "CUDA")
-FOUND_LATER = "PYTHONPATH"
+READ_LATER = (
+    *("PYTHONPATH", "SGLANG_PARSE_CONFIG"),
+    *("SGLANG_TEST_RETRACT", "SGLANG_TEST_RETRACT_INTERVAL"),
+)
+MODULE = "sglang.launch_server"
 
 
 class WarmServer(ServerProcess):
-    """A ServerProcess whose imports are done, where its environment allows it."""
+    """A ServerProcess whose imports are done, where its environment allows it.
+
+    It is killed at its end: SGLang takes five seconds to look at a SIGTERM.
+    """
+
+    grace_s = 0.0
 
     def start(self) -> None:
         nursery = the_nursery()
@@ -37,7 +49,7 @@ class WarmServer(ServerProcess):
             super().start()
             return
         self._started = time.monotonic()
-        argv = self._command[self._command.index("sglang.launch_server") + 1 :]
+        argv = self._command[self._command.index(MODULE) :]
         self._process = nursery.fork(argv, self._env, str(self.log_path))
 
 
@@ -101,6 +113,20 @@ class Nursery:
         self._process.wait()
 
 
+def run_script(path: Path, *args: str, env: Mapping[str, str], timeout_s: float) -> str:
+    """What a script printed that starts behind SGLang's imports. Raises AssertionError
+    with it where the script fails or takes too long."""
+    log = path.with_suffix(".log")
+    script = the_nursery().fork([str(path), *args], {**os.environ, **env}, str(log))
+    deadline = time.monotonic() + timeout_s
+    while script.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if script.returncode is None:
+        os.killpg(script.pid, signal.SIGKILL)
+    assert script.returncode == 0, log.read_text()[-3000:]
+    return log.read_text()
+
+
 @functools.cache
 def the_nursery() -> Nursery:
     nursery = Nursery()
@@ -109,4 +135,6 @@ def the_nursery() -> Nursery:
 
 
 def at_import(env: dict[str, str]) -> dict[str, str]:
-    return {k: v for k, v in env.items() if k.startswith(IMPORTED) and k != FOUND_LATER}
+    return {
+        k: v for k, v in env.items() if k.startswith(IMPORTED) and k not in READ_LATER
+    }

@@ -9,7 +9,6 @@ import time
 import psutil
 import pytest
 
-from sglang_parse.bench import servers as launch
 from sglang_parse.bench.servers import (
     ServerError,
     ServerProcess,
@@ -107,7 +106,7 @@ def test_a_proxy_is_not_asked_for_servers_of_ours(tmp_path, monkeypatch):
 
 
 def test_server_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(ServerProcess, "grace_s", 0.5)
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     with make_fake(tmp_path, stubborn + FAKE_SERVER) as server:
         family = server.processes()
