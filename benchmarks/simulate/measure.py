@@ -51,7 +51,11 @@ def table(rounds: Rounds, keep: float) -> dict[str, float]:
     plain = [r for r in rounds if "plain_ms" in r]
     drafted = [r for r in rounds if r["steps"] and not r["token_steps"]]
     passes = [r for r in rounds if "verify_ms" in r]
-    plain_fit = fit([[1, r["bs"]] for r in plain], [r["plain_ms"] for r in plain], keep)
+    plain_fit = fit(
+        [[1, r["bs"]] for r in plain],
+        [r["plain_ms"] / r["plain_steps"] for r in plain],
+        keep,
+    )
     step_fit = fit(
         [[1, r["steps"], r["steps"] * r["bs"]] for r in drafted],
         [r["draft_ms"] for r in drafted],

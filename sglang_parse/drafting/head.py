@@ -255,7 +255,8 @@ class HeadDrafter:
             memory, tokens = self._of(r.state), r.decision.accept_tokens
             end = r.seq_len + len(tokens)
             spans.append((r.row, r.seq_len, r.seq_len, end))
-            if self._rests and tokens:
+            # Of several steps in a row there are no hidden states but the last.
+            if (self._rests or round.num_steps > 1) and tokens:
                 self._memory[r.state] = Memory(follows=False)
                 continue
             if not (memory.follows and r.state.options.compose and tokens):

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_parse.engine.failures import guard
-from sglang_parse.engine.ports import Sampler
+from sglang_parse.engine.ports import Sampler, Target
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.judging.decide import (
     Cut,
@@ -161,6 +161,19 @@ def follow_target(
         guard(r, partial(_decide, pinned=pinned))
 
 
+def decode(round: Round, target: Target) -> None:
+    """The target's ordinary decode steps; fill `decision` of each request. What it
+    wrote behind an end counts for nothing."""
+    steps = target.decode(round)
+    for row, r in enumerate(round):
+        r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
+        tokens = [step[row] for step in steps]
+        stops = r.state.stop_ids
+        end = next((k + 1 for k, t in enumerate(tokens) if t in stops), len(tokens))
+        r.chosen, r.places = tokens[:end], [k * len(round) + row for k in range(end)]
+        r.decision = Decision(tuple(r.chosen), 0, 0, ())
+
+
 def _decide(r: RequestRound, pinned: PinnedAgreement | None) -> None:
     if not r.draft.tokens:
         r.decision = Decision(tuple(r.chosen), 0, 0, ())
@@ -181,11 +194,13 @@ def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
 
 def record(r: RequestRound, reason: str = "") -> None:
     """Tell the request's report of the round. reason: why it was not judged."""
-    if r.draft.tokens or r.draft.parts or len(r.decision.accept_tokens) != 1:
+    tokens = r.decision.accept_tokens
+    if r.draft.tokens or r.draft.parts or not tokens:
         r.state.report.record(record_of(r, reason))
-    else:
-        told = reason if r.state.options.mode == "semantic" else ""
-        r.state.report.record_plain(r.output_len, told)
+        return
+    told = reason if r.state.options.mode == "semantic" else ""
+    for k in range(len(tokens)):
+        r.state.report.record_plain(r.output_len + k, told)
 
 
 def record_of(r: RequestRound, reason: str = "") -> RoundRecord:

@@ -33,8 +33,9 @@ class Target(Sampler, Protocol):
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         """One pass over the plan's rows; a `target.passes.PassOutput`."""
 
-    def decode(self, round: Round) -> Any:
-        """One ordinary decode step, a row per request; a `PassOutput`."""
+    def decode(self, round: Round) -> list[list[int]]:
+        """`num_steps` ordinary decode steps, a row per request: the tokens of each
+        step. Fills `output`, of the last step, and `sampled` of the round."""
 
     def keep(self, round: Round) -> None:
         """Behind a pass: leave the target at what each request has decided."""

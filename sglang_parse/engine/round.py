@@ -17,6 +17,7 @@ from sglang_parse.engine.failures import NOTHING, GuardedDrafters, guard
 from sglang_parse.engine.outcome import (
     ScoreRows,
     choose_cuts,
+    decode,
     drop_failed_verdicts,
     follow_target,
     record,
@@ -27,7 +28,6 @@ from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.shown import lay_out, pending_draft
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
-from sglang_parse.judging.decide import Cut
 from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.planner import RoundPlanner
@@ -88,6 +88,7 @@ class RoundEngine:
         if not round.is_drafted:
             self._run_plain(round, started)
             return
+        round.num_steps = 1
         self.segment(round)
         plan = lay_out(round)
         planned = self.clock()
@@ -108,12 +109,9 @@ class RoundEngine:
         self.planner.observe(round)
 
     def _run_plain(self, round: Round, started: float) -> None:
-        """No draft has a token: one each, by the target's ordinary decode step."""
+        """No draft has a token: the target's ordinary decode steps."""
         drafted = self.clock()
-        round.output = self.target.decode(round)
-        for row, r in enumerate(round):
-            r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
-        follow_target(round, self.target)
+        decode(round, self.target)
         self.commit(round)
         for r in round:
             r.state.follow_verdict(len(r.decision.accept_tokens), 0)
@@ -136,7 +134,7 @@ class RoundEngine:
 
     def draft(self, round: Round) -> None:
         """Every drafter in its turn, behind what is pending."""
-        wanted = [r.seq_len + 1 + r.window for r in round]
+        wanted = [r.seq_len + max(1 + r.window, round.num_steps) for r in round]
         self.slots.extend_rows(round.batch, wanted)
         try:
             for r in round:

@@ -136,7 +136,7 @@ def _fill_logprobs(
     place: list[int] = []
     for one in emitted:
         rows = one.r.places if one.r else [0]
-        num_rows = one.r.decision.num_matched + 1 if one.r else 1
+        num_rows = _num_sampled(one.r) if one.r else 1
         place += [rows[j if j < num_rows else 0] for j in range(width)]
     values = source.next_token_logprobs
     if values is not None:
@@ -146,6 +146,11 @@ def _fill_logprobs(
         rows_of: Any = getattr(source, name)
         if rows_of is not None:
             setattr(output, name, [rows_of[i] for i in place])
+
+
+def _num_sampled(r: RequestRound) -> int:
+    """How many of its tokens, the first ones, have a sampled row of their own."""
+    return r.decision.num_matched + 1 if r.draft.tokens else len(r.places)
 
 
 def _fill_sampling_masks(

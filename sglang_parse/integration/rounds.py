@@ -9,7 +9,11 @@ from sglang_parse.requests.registry import RequestStates
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.grammar import GrammarChain
-from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
+from sglang_parse.runtime.protocols import (
+    RoundBatch,
+    SchedulerBatch,
+    SchedulerRequest,
+)
 from sglang_parse.runtime.views import batch_view
 
 # Set on the batches of a PARSE server (scheduler_hooks.py).
@@ -42,11 +46,16 @@ def open_prefill(batch: SchedulerBatch, requests: RequestStates) -> Prefill:
 
 
 def open_round(
-    batch: SchedulerBatch, states: Sequence[RequestState], index: Sequence[int]
+    batch: SchedulerBatch,
+    states: Sequence[RequestState],
+    index: Sequence[int],
+    *,
+    has_state: bool = False,
 ) -> Round:
     """The requests at `index` of a decode batch, as they stand before the round.
 
-    states: of all requests of the batch.
+    states: of all requests of the batch. has_state: whether the target has a recurrent
+    state, which SGLang caches with what a request ends with.
     """
     view = batch_view(batch, index)
     rows = view.req_pool_indices.tolist()
@@ -65,7 +74,27 @@ def open_round(
         )
         for i, req, row, num in zip(index, view.reqs, rows, lens, strict=True)
     ]
-    return Round(view, chosen, num_waiting=getattr(batch, NUM_WAITING, 0))
+    return Round(
+        view,
+        chosen,
+        num_waiting=getattr(batch, NUM_WAITING, 0),
+        may_repeat=not has_state and may_repeat(view),
+    )
+
+
+def may_repeat(batch: RoundBatch) -> bool:
+    """Whether the next tokens need nothing that the scheduler does behind each one:
+    penalties and grammars follow the answer, and so may a logit processor."""
+    info = batch.sampling_info
+    penalties = getattr(info.penalizer_orchestrator, "is_required", False)
+    return not (
+        penalties
+        or info.acc_additive_penalties is not None
+        or info.acc_scaling_penalties is not None
+        or info.has_custom_logit_processor
+        or batch.return_hidden_states
+        or any(req.grammar for req in batch.reqs)
+    )
 
 
 def open_request(

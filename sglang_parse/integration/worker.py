@@ -63,6 +63,7 @@ from sglang_parse.runtime.capacity import (
 from sglang_parse.runtime.compat import (
     capture_hidden_states,
     emits_nothing,
+    emits_undrafted,
     hold,
     plan_plain_decode,
     release,
@@ -336,7 +337,11 @@ class ParseWorker(BaseSpecWorker):
         """A round, and one pass for texts that wait for verdicts beside it."""
         states = [self.requests.of(req) for req in batch.reqs]
         index = [i for i, s in enumerate(states) if s.verification is None]
-        round = open_round(batch, states, index) if index else None
+        round = None
+        if index:
+            round = open_round(
+                batch, states, index, has_state=self.requests.has_recurrent_state
+            )
         emitted = [Emitted()] * len(states)
         if round is not None:
             self.engine.run(round)
@@ -356,6 +361,8 @@ class ParseWorker(BaseSpecWorker):
         for req, one in zip(batch.reqs, emitted, strict=True):
             if not one.tokens:
                 emits_nothing(req)
+            elif len(one.tokens) > 1 and not one.num_drafted:
+                emits_undrafted(req, len(one.tokens))
         return build_result(
             emitted,
             round,

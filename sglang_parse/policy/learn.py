@@ -102,6 +102,7 @@ def round_timing(round_: Round) -> dict[str, float]:
         "token_steps": max(r.draft.num_token_level for r in round_),
         "rows": round_.num_rows,
         "prompts": int(has_prompts(round_)),
+        "plain_steps": round_.num_steps if "plain" in round_.seconds else 0,
         "tokens": sum(len(r.decision.accept_tokens) for r in round_),
         **{f"{name}_ms": 1000 * s for name, s in round_.seconds.items()},
     }
@@ -127,7 +128,7 @@ def learn_costs(
         tokens = sum(len(r.decision.accept_tokens) for r in round_)
         own.asked.add(tokens, ms, tells_speed=False)
     if "plain" in seconds:
-        own.plain.add(bs, 1000 * seconds["plain"])
+        own.plain.add(bs, 1000 * seconds["plain"] / round_.num_steps)
         return ms
     own.verify.add(
         round_.num_rows, 1000 * sum(seconds[k] for k in ("layout", "verify", "decide"))

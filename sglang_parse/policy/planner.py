@@ -18,6 +18,7 @@ from sglang_parse.policy.learn import (
     learn_costs,
     learn_drafts,
 )
+from sglang_parse.policy.plain_steps import plain_steps
 from sglang_parse.policy.rest import Pays, Rest
 from sglang_parse.policy.windows import (
     MIN_WINDOW,
@@ -127,7 +128,7 @@ class RoundPlanner:
 
     def plan(self, round: Round) -> None:
         """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
-        `judge_every` and `reason`."""
+        `judge_every`, `reason` and `num_steps`."""
         for r in round:
             r.limit = self._limit(r)
         if self.adaptive and any(r.state.options.mode == "off" for r in round):
@@ -145,6 +146,7 @@ class RoundPlanner:
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
+        round.num_steps = self._plain_steps(round)
 
     def _limit(self, r: RequestRound) -> int:
         state = r.state
@@ -310,6 +312,23 @@ class RoundPlanner:
                 if r.by_segments and not copies and drafter.can_draft(r):
                     budgets[drafter.name] = r.window
             r.budgets = {name: num for name, num in budgets.items() if num}
+
+    def _plain_steps(self, round: Round) -> int:
+        """Decode steps if nobody drafts. One, where somebody is asked to, may copy what
+        comes next, or reads each step's hidden states."""
+        if not self.adaptive or self.copying is not None:
+            return 1
+        if any(r.window or self._token_writer(r) for r in round):
+            return 1
+        bs = len(round)
+        plain = self.controller.costs.at(bs).plain
+        known_ms = plain.ms if plain.count > 1 else 0.0
+        steps = self.ranks.agree(
+            plain_steps(round, step_ms=known_ms, context_len=self.context_len)
+        )
+        if steps > 1 and self.slots.num_free(round.batch.tree_cache, bs) < bs * steps:
+            return 1
+        return steps
 
     def _drafts(self, r: RequestRound) -> bool:
         """Whether a drafter of whole segments writes for this request.

@@ -225,6 +225,8 @@ class Round:
     requests: list[RequestRound]
     #: Requests that are not admitted yet and that a shorter round would help.
     num_waiting: int = 0
+    #: Whether the target may write several tokens before the scheduler is asked again.
+    may_repeat: bool = False
     #: Whether verdicts are asked for; else drafts are followed token by token.
     judged: bool = True
     #: A verdict stands at every N-th boundary of requests that do not say themselves.
@@ -236,6 +238,8 @@ class Round:
     head_rests: bool = False
     #: Whether a draft model read whole texts, prompts above all, before it drafted.
     has_read: bool = False
+    #: Decode steps, and so tokens of each request, where nobody holds a draft.
+    num_steps: int = 1
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
     #: The target's pass (`target.passes.PassOutput`), once it has run.

@@ -393,6 +393,24 @@ def emits_nothing(req: SchedulerRequest) -> None:
     req.spec_num_correct_drafts += 1
 
 
+def emits_undrafted(req: SchedulerRequest, num_tokens: int) -> None:
+    """Prepare a request for a result whose tokens the target wrote one by one.
+
+    What: moves its counts of passes and of right drafts beforehand by what SGLang takes
+    for one pass with so many tokens.
+    Why: SGLang takes all tokens of a result but one for drafts that were right.
+    Where: scheduler_components/batch_result_processor.py, `_resolve_spec_v2_tokens`.
+    Ends with: a result that says how many of its tokens were drafted.
+    """
+    more = num_tokens - 1
+    histogram = req.spec_correct_drafts_histogram
+    histogram += [0] * (num_tokens - len(histogram))
+    histogram[0] += num_tokens
+    histogram[more] -= 1
+    req.spec_verify_ct += more
+    req.spec_num_correct_drafts -= more
+
+
 def capture_hidden_states(runner: Any) -> None:
     """Have the target's graphs show the hidden states of all rows.
 

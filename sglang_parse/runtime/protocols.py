@@ -91,6 +91,7 @@ class SchedulerRequest(Protocol):
     finished_reason: Any
     finished_len: int | None
     #: Right drafts of all steps, and steps by their number of right drafts.
+    spec_verify_ct: int
     spec_num_correct_drafts: int
     spec_correct_drafts_histogram: list[int]
 

@@ -48,20 +48,37 @@ class TargetModel:
         finally:
             self.slots.release_scratch(scratch)
 
-    def decode(self, round: Round) -> PassOutput:
-        """The target's ordinary decode step behind each bonus token."""
+    def decode(self, round: Round) -> list[list[int]]:
+        """The target's ordinary decode steps behind each bonus token. Between them
+        nothing is read back from the device."""
         batch = round.batch
         device = batch.seq_lens.device
-        lens = torch.tensor([r.seq_len for r in round])
-        return self.verifier.decode(
-            input_ids=upload([r.bonus_token for r in round], device),
-            req_pool_indices=batch.req_pool_indices,
-            seq_lens=upload(lens, device),
-            seq_lens_cpu=lens,
-            table=self.slots.table,
-            return_hidden_states=batch.return_hidden_states,
-            mrope_shifts=mrope_shifts(batch.reqs),
-        )
+        host_lens = torch.tensor([r.seq_len for r in round])
+        lens = upload(host_lens, device)
+        tokens = upload([r.bonus_token for r in round], device)
+        shifts = mrope_shifts(batch.reqs)
+        owner = range(len(round))
+        steps, samples = [], []
+        for k in range(round.num_steps):
+            round.output = self.verifier.decode(
+                input_ids=tokens,
+                req_pool_indices=batch.req_pool_indices,
+                seq_lens=lens,
+                seq_lens_cpu=host_lens,
+                table=self.slots.table,
+                return_hidden_states=batch.return_hidden_states,
+                is_followed=not round.head_rests,
+                mrope_shifts=shifts,
+            )
+            tokens, sampled = self._sample(
+                round, round.output.logits, owner, [k] * len(round), lens
+            )
+            steps.append(tokens)
+            samples.append(sampled)
+            lens, host_lens = lens + 1, host_lens + 1
+        round.sampled = self.join_samples(samples)
+        chosen: list[list[int]] = torch.stack(steps).tolist()
+        return chosen
 
     def keep(self, round: Round) -> None:
         """Behind a pass: bring recurrent states to the decided tokens but the last,
@@ -79,21 +96,38 @@ class TargetModel:
         self, round: Round, owner: Sequence[int], offset: Sequence[int]
     ) -> tuple[list[int], LogitsProcessorOutput]:
         """The target's own tokens behind `offset` draft tokens of requests `owner`."""
-        batch, requests = round.batch, round.requests
-        device = batch.seq_lens.device
+        requests = round.requests
         pairs = list(zip(owner, offset, strict=True))
         rows = [requests[i].root_row + j for i, j in pairs]
         positions = [requests[i].seq_len + j for i, j in pairs]
-        tokens, sampled = sample_rows(
-            self.verifier.runner,
-            self.verifier.logits_of(round.output, rows),
-            sampling_info=expand_rows(batch.sampling_info, list(owner), device),
-            positions=upload(positions, device),
-            grammar_mask=mask_for_rows([r.grammar for r in requests], owner, offset),
-            needs=token_needs(batch, owner),
+        device = round.batch.seq_lens.device
+        logits = self.verifier.logits_of(round.output, rows)
+        tokens, sampled = self._sample(
+            round, logits, owner, offset, upload(positions, device)
         )
         chosen: list[int] = tokens.tolist()
         return chosen, sampled
+
+    def _sample(
+        self,
+        round: Round,
+        logits: Tensor,
+        owner: Sequence[int],
+        offset: Sequence[int],
+        positions: Tensor,
+    ) -> tuple[Tensor, LogitsProcessorOutput]:
+        """[rows] tokens drawn from `logits` of requests `owner`, and their logprobs."""
+        batch, grammars = round.batch, [r.grammar for r in round]
+        return sample_rows(
+            self.verifier.runner,
+            logits,
+            sampling_info=expand_rows(
+                batch.sampling_info, list(owner), batch.seq_lens.device
+            ),
+            positions=positions,
+            grammar_mask=mask_for_rows(grammars, owner, offset),
+            needs=token_needs(batch, owner),
+        )
 
     def join_samples(
         self, samples: Sequence[LogitsProcessorOutput]

@@ -234,19 +234,21 @@ class TargetVerifier:
         seq_lens_cpu: Tensor,
         table: Tensor,
         return_hidden_states: bool,
+        is_followed: bool = True,
         mrope_shifts: Sequence[int] = (),
     ) -> PassOutput:
         """One ordinary decode step, a row per request.
 
-        input_ids: [bs], the bonus tokens; seq_lens: tokens before them. mrope_shifts:
-        as for `verify`. A round in which nobody drafted is the target's own decode
-        step, at its price.
+        input_ids: [bs], the bonus tokens; seq_lens: tokens before them. is_followed:
+        whether a head reads features, if there is one. mrope_shifts: as for `verify`.
+        A round in which nobody drafted is the target's own decode step, at its price.
         """
         wanted = CaptureHiddenMode.NULL
         if return_hidden_states:
             wanted = CaptureHiddenMode.LAST  # the only one of each request
         # With layers shown, only FULL keeps the final hidden states apart from them.
-        if self.shows_features or (return_hidden_states and self.shown is not None):
+        shows_features = self.shows_features and is_followed
+        if shows_features or (return_hidden_states and self.shown is not None):
             wanted = CaptureHiddenMode.FULL
         graphs = self.runner.decode_cuda_graph_runner
         captured = getattr(graphs, "capture_hidden_mode", CaptureHiddenMode.FULL)

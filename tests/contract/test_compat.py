@@ -429,6 +429,26 @@ def test_a_step_without_a_token_leaves_the_counts_as_they_were(before):
     assert req.spec_correct_drafts_histogram == (before or [0])
 
 
+@pytest.mark.parametrize("before", [[], [3], [1, 0, 2, 0, 1]])
+def test_tokens_without_drafts_count_as_passes_of_their_own(before):
+    """Red if SGLang's figures of a request say that drafts were right where nobody has
+    drafted. See above for what SGLang counts."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+
+    assert "req.spec_verify_ct += 1" in inspect.getsource(batch_result_processor)
+    req = request("a")
+    req.spec_correct_drafts_histogram, req.spec_num_correct_drafts = [*before], 7
+    req.spec_verify_ct = 5
+    compat.emits_undrafted(req, 4)
+    req.spec_verify_ct += 1
+    req.spec_num_correct_drafts += 3
+    req.update_spec_correct_drafts_histogram(3)
+    assert (req.spec_verify_ct, req.spec_num_correct_drafts) == (9, 7)
+    while len(before) < 4:
+        before.append(0)
+    assert req.spec_correct_drafts_histogram == [before[0] + 4, *before[1:]]
+
+
 def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():
     """Red if models mark layers elsewhere, or if columns are taken for others."""
     from sglang.srt.models.llama import LlamaForCausalLM

@@ -86,6 +86,32 @@ CHI_SQUARE_LIMITS = {4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9, 8: 31.8, 9: 33.7, 10: 3
 RARE = 5  # outcomes expected less often count as one
 
 
+def test_off_under_default_flags(pool, prompts, expected):
+    """Red if several decode steps in a row, which only an adaptive server takes, change
+    a token or a log-probability, go over a stop, or count as drafts."""
+    target, server = pool.get("target"), pool.get("default")
+    top = {"return_logprob": True, "top_logprobs_num": 2}
+    off = {"custom": {"parse_mode": "off"}}
+    for options in ({}, {"top": top, "max_new_tokens": 21}, {"stop": ["o"]}):
+        ours = server.generate_all(prompts[:8], 8, **off, **options)
+        theirs = target.generate_all(prompts[:8], 8, **options)
+        assert list(map(outcome, ours)) == list(map(outcome, theirs))
+        for a, b in zip(ours, theirs, strict=True):
+            mine, its = (r["meta_info"].get("output_token_logprobs") for r in (a, b))
+            assert (mine is None) == (its is None)
+            if mine:
+                assert [t for _, t, _ in mine] == [t for _, t, _ in its]
+                values = [v for v, *_ in its]
+                assert [v for v, *_ in mine] == pytest.approx(values, abs=1e-4)
+        seen = [r["meta_info"] for r in ours]
+        # The prompt's pass gives the first token; a stop may take some back.
+        assert all(m["spec_verify_ct"] >= m["completion_tokens"] - 1 for m in seen)
+        assert sum(m["spec_num_correct_drafts"] for m in seen) == 0
+    chunks = list(server.stream(prompts[0], **off))
+    assert chunks[-1]["text"] == expected[0][1]
+    assert len(chunks) < chunks[-1]["meta_info"]["completion_tokens"] // 2
+
+
 def chances(model, prompt: list[int]) -> dict[tuple[int, ...], float]:
     """Of every first WIDTH tokens that SAMPLED can give, by plain forwards."""
     found = {(): 1.0}

@@ -43,11 +43,13 @@ class FakeSlots:
     def __init__(self, max_rows: int = 10_000, num_free: int = 50_000) -> None:
         self.max_rows = max_rows
         self.free = num_free
+        self.extended: list[list[int]] = []
 
     def num_free(self, tree_cache: object, num_rows: int = 0) -> int:
         return self.free
 
     def extend_rows(self, batch, lens: Sequence[int]) -> None:
+        self.extended.append([*lens])
         for req, n in zip(batch.reqs, lens, strict=True):
             req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, n)
 
@@ -99,9 +101,18 @@ class FakeTarget:
             states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
         )
 
-    def decode(self, round: Round) -> SimpleNamespace:
-        self.num_decodes += 1
-        return SimpleNamespace(logits=None)
+    def decode(self, round: Round) -> list[list[int]]:
+        self.num_decodes += round.num_steps
+        more: list[Tokens] = [()] * len(round)
+        for _ in range(round.num_steps):
+            more = [
+                (*tokens, self.own(written(r) + tokens))
+                for r, tokens in zip(round, more, strict=True)
+            ]
+        round.output = SimpleNamespace(logits=None)
+        steps = [list(step) for step in zip(*more, strict=True)]
+        round.sampled = [token for step in steps for token in step]
+        return steps
 
     def keep(self, round: Round) -> None:
         self.kept.append([len(r.decision.accept_tokens) for r in round])

@@ -232,7 +232,7 @@ class World:
             for i, (answer, state) in enumerate(self.active)
         ]
         batch = SimpleNamespace(tree_cache=None, sampling_info=None)
-        return Round(batch, requests, num_waiting=len(self.waiting))
+        return Round(batch, requests, num_waiting=len(self.waiting), may_repeat=True)
 
     def _emit(self, round: Round) -> None:
         for r in round:

@@ -158,6 +158,21 @@ def test_plain_round_is_one_decode_step():
     assert (target.num_passes, target.num_decodes, model.num_asked) == (0, 2, 0)
 
 
+def test_plain_round_of_several_steps(monkeypatch):
+    """Red if several steps of the target give other tokens than one at a time, go on
+    behind the end of an answer, lack KV rows, or count as one pass."""
+    server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
+    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round: 4)
+    one, other = make_request("off"), make_request("off", output=(12, *DRAFT[:3]))
+    round = server.round(one, other)
+    assert one.output_ids == [12, *DRAFT[:4]]
+    assert other.output_ids == [12, *DRAFT[:5], STOP]
+    assert [r.places for r in round] == [[0, 2, 4, 6], [1, 3, 5]]
+    assert (target.num_passes, target.num_decodes) == (0, 4)
+    assert [r.state.report.counters.target_passes for r in round] == [4, 3]
+    assert server.slots.extended[-1] == [2 + 4, 5 + 4]
+
+
 def test_a_clients_text_is_judged_without_a_drafter():
     """Red if the rest of a client's text is not the draft, or is counted as drafted."""
     target = FakeTarget(follows(DRAFT), says(24))

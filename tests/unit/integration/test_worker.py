@@ -53,7 +53,9 @@ def decode(monkeypatch):
             for req in reqs
         }
         worker = object.__new__(ParseWorker)
-        worker.requests = SimpleNamespace(of=states.__getitem__)
+        worker.requests = SimpleNamespace(
+            of=states.__getitem__, has_recurrent_state=False
+        )
         worker.engine = Engine()
         worker.seconds, worker.rows, worker.texts = [], [], []
         worker.telemetry = SimpleNamespace(
@@ -67,7 +69,12 @@ def decode(monkeypatch):
         batch = SimpleNamespace(
             reqs=reqs, req_pool_indices=torch.arange(num) + 10, tree_cache=None,
             seq_lens=torch.full((num,), 5), seq_lens_cpu=torch.full((num,), 5),
-            sampling_info=SimpleNamespace(vocab_size=9), device="cpu",
+            sampling_info=SimpleNamespace(
+                vocab_size=9, penalizer_orchestrator=None,
+                acc_additive_penalties=None, acc_scaling_penalties=None,
+                has_custom_logit_processor=False,
+            ),
+            device="cpu",
             return_logprob=False, return_hidden_states=False,
             top_logprobs_nums=None, token_ids_logprobs=None,
         )  # fmt: skip

@@ -140,6 +140,39 @@ def windows(plan: RoundPlanner, *states: RequestState, **more):
     return [(r.window, r.budgets.get("eagle3", 0)) for r in round]
 
 
+def fast_plain_rounds(one: RoundPlanner, bs: int = 2) -> None:
+    for _ in range(2):
+        one.controller.costs.at(bs).plain.add(bs, 5.0)
+
+
+def num_steps(one: RoundPlanner, round: Round) -> int:
+    one.plan(round)
+    return round.num_steps
+
+
+def test_several_steps_where_nobody_drafts_or_reads():
+    """Red if a round of several steps is planned beside a draft, for a head that reads
+    each step, or where slots are short; or if none is where they cost least."""
+    one = planner(has_model=False, head_steps=0)
+    off = [state("off"), state("off")]
+    fast_plain_rounds(one)
+    assert num_steps(one, make_round(*off, may_repeat=True)) == 4
+    assert num_steps(one, make_round(*off)) == 1
+    one.slots.num_free = lambda *_: 7
+    assert num_steps(one, make_round(*off, may_repeat=True)) == 1
+
+    one = planner(has_model=False)
+    fast_plain_rounds(one)
+    assert num_steps(one, make_round(*off, may_repeat=True)) == 1
+    one.rest.resting = True
+    assert num_steps(one, make_round(*off, may_repeat=True)) == 4
+
+    one = planner(head_steps=0)
+    fast_plain_rounds(one)
+    mixed = make_round(state(), state("off"), may_repeat=True)
+    assert num_steps(one, mixed) == 1 and mixed.requests[0].window
+
+
 @pytest.mark.parametrize(
     ("one", "expected"),
     [

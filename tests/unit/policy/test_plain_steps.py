@@ -1,0 +1,44 @@
+"""How many tokens the target writes before the scheduler is asked again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.policy.plain_steps import MOST_MS, MOST_STEPS, plain_steps
+from sglang_parse.requests.round import RequestRound, Round
+
+CONTEXT = 1000
+
+
+def off_round(*, left: int = 100, seq_len: int = 10, **more) -> Round:
+    """Two requests; the second may write `left` tokens and has `seq_len` behind it."""
+    requests = [
+        RequestRound(
+            SimpleNamespace(sampling_params=SimpleNamespace(max_new_tokens=5 + num)),
+            state=None, row=row, seq_len=length, bonus_token=1, output_len=5,
+        )
+        for row, (num, length) in enumerate([(100, 10), (left, seq_len)])
+    ]  # fmt: skip
+    return Round(SimpleNamespace(), requests, **{"may_repeat": True} | more)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "round", "num"),
+    [
+        (5.0, off_round(), MOST_STEPS),
+        (MOST_MS / 2, off_round(), 2),
+        (MOST_MS + 1, off_round(), 1),  # long steps hide what is between them
+        (0.0, off_round(), 1),  # nothing is known
+        (5.0, off_round(num_waiting=1), 1),
+        (5.0, off_round(may_repeat=False), 1),
+        (5.0, off_round(left=3), 3),
+        (5.0, off_round(left=0), 1),
+        (5.0, off_round(seq_len=CONTEXT - 3), 2),
+    ],
+)
+def test_several_short_steps_where_nobody_waits(step_ms, round, num):
+    """Red if a new request or a stream waits long, or an answer or the context is
+    written over its end."""
+    assert plain_steps(round, step_ms=step_ms, context_len=CONTEXT) == num
