@@ -162,13 +162,16 @@ def follow_target(
 
 
 def decode(round: Round, target: Target) -> None:
-    """The target's ordinary decode steps; fill `decision` of each request. What it
-    wrote behind an end counts for nothing."""
+    """The target's ordinary decode steps; fill `decision` of each request.
+
+    What it wrote behind an end counts for nothing. Where a recurrent state has read it,
+    it belongs to the answer until SGLang cuts it, which caches the state with it.
+    """
     steps = target.decode(round)
     for row, r in enumerate(round):
         r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
         tokens = [step[row] for step in steps]
-        stops = r.state.stop_ids
+        stops = frozenset() if round.has_state else r.state.stop_ids
         end = next((k + 1 for k, t in enumerate(tokens) if t in stops), len(tokens))
         r.chosen, r.places = tokens[:end], [k * len(round) + row for k in range(end)]
         r.decision = Decision(tuple(r.chosen), 0, 0, ())

@@ -55,7 +55,7 @@ def open_round(
     """The requests at `index` of a decode batch, as they stand before the round.
 
     states: of all requests of the batch. has_state: whether the target has a recurrent
-    state, which SGLang caches with what a request ends with.
+    state.
     """
     view = batch_view(batch, index)
     rows = view.req_pool_indices.tolist()
@@ -78,17 +78,23 @@ def open_round(
         view,
         chosen,
         num_waiting=getattr(batch, NUM_WAITING, 0),
-        may_repeat=not has_state and may_repeat(view),
+        may_repeat=may_repeat(view, has_state=has_state),
+        has_state=has_state,
     )
 
 
-def may_repeat(batch: RoundBatch) -> bool:
-    """Whether the next tokens need nothing that the scheduler does behind each one:
-    penalties and grammars follow the answer, and so may a logit processor."""
+def may_repeat(batch: RoundBatch, *, has_state: bool) -> bool:
+    """Whether the next tokens need nothing that the scheduler does behind each one.
+
+    Penalties and grammars follow the answer, and so may a logit processor. A session
+    goes on from an answer's end, which a recurrent state may have left behind.
+    """
+    sessions = has_state and any(getattr(r, "session", None) for r in batch.reqs)
     info = batch.sampling_info
     penalties = getattr(info.penalizer_orchestrator, "is_required", False)
     return not (
         penalties
+        or sessions
         or info.acc_additive_penalties is not None
         or info.acc_scaling_penalties is not None
         or info.has_custom_logit_processor

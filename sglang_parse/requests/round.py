@@ -227,6 +227,8 @@ class Round:
     num_waiting: int = 0
     #: Whether the target may write several tokens before the scheduler is asked again.
     may_repeat: bool = False
+    #: Whether the target has a recurrent state, which stands behind all that it wrote.
+    has_state: bool = False
     #: Whether verdicts are asked for; else drafts are followed token by token.
     judged: bool = True
     #: A verdict stands at every N-th boundary of requests that do not say themselves.
