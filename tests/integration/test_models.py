@@ -215,12 +215,15 @@ def test_steps_in_a_row_leave_a_recurrent_state_right(tmp_path):
         whole = engine.run(prompts, 8, **off)
         stops = [{"stop_token_ids": [a.ids[20 + k]]} for k, a in enumerate(whole)]
         each = [{"ignore_eos": False, **stop} for stop in stops]
+        engine.flush()  # the states of the whole answers
         ended = engine.run(prompts, 8, each=each, **off)
         for one, other in zip(whole, ended, strict=True):
             assert other.ids == one.ids[: len(other.ids)]
             assert other.reason["type"] == "stop"
         longer = [[*p, *a.ids, 7, 8] for p, a in zip(prompts, whole, strict=True)]
-        for prompt, answer in zip(longer, engine.run(longer, 8, **off), strict=True):
+        behind = engine.run(longer, 8, **off)
+        assert any(a.cached > PROMPT_TOKENS + 8 for a in behind)
+        for prompt, answer in zip(longer, behind, strict=True):
             served.check_greedy(prompt, answer.ids)
         engine.flush()
     finally:
