@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.controller import Asked, Controller
@@ -42,6 +42,9 @@ MAX_STOP_TOKENS = 1 << 15
 MAX_GRAMMAR_WINDOW = 64
 # Failing verdicts of its own that the server's rate counts for with a request.
 TRUST = 4.0
+# Output tokens of the request that SGLang sends a server first (http_server.py,
+# `_execute_server_warmup`). Its prompt says nothing of what users ask.
+WARM_UP_TOKENS = 8
 # New draft tokens of a request in recovery up to which a drafter of single tokens that
 # there is writes alone.
 SHORT_RECOVERY = 32
@@ -122,6 +125,7 @@ class RoundPlanner:
         self.rest = Rest()
         self._is_told = False
         self._was_plain = False
+        self._first: ref[RequestState] | None = None
         self._failures: WeakKeyDictionary[RequestState, list[float]] = (
             WeakKeyDictionary()
         )
@@ -349,6 +353,9 @@ class RoundPlanner:
     def adapt(self, round: Round) -> None:
         """Learn from what became of the drafts."""
         for r in round:
+            if self._is_warm_up(r):
+                r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
+                continue
             fails = r.rejected_end > r.state.num_suspect
             judged = max(r.rejected_end, r.decision.num_judged) - r.exact_end
             if round.judged and r.boundaries and judged > 0:
@@ -358,6 +365,12 @@ class RoundPlanner:
             learn_drafts(self.controller.drafts, r, judged=round.judged)
             learn_confidence(self.controller.confidence, r)
             r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
+
+    def _is_warm_up(self, r: RequestRound) -> bool:
+        if self._first is None:
+            self._first = ref(r.state)
+        short = r.req.sampling_params.max_new_tokens <= WARM_UP_TOKENS
+        return short and r.state is self._first()
 
     def observe(self, round: Round) -> None:
         """Learn from what a round cost."""

@@ -407,6 +407,21 @@ def test_a_drafter_elsewhere_says_nothing_of_this_machine(elsewhere, monkeypatch
     assert told == [True, not elsewhere]  # of the pass, then of the draft
 
 
+@pytest.mark.parametrize(("max_new", "learns"), [(8, False), (9, True)])
+def test_the_servers_own_first_request_teaches_nothing(max_new, learns):
+    """Red if windows of a fresh server are short because a draft failed on SGLang's
+    first prompt, or if what short answers of users show is never learnt."""
+    plan, first, second = planner(head_steps=0), state(), state()
+    failing, decision = Cut(0, 6, False, 6), Decision((1,), 0, 0, ())
+    for one, known in ((first, learns), (second, True)):
+        round = drafted(one, 6, failing, decision)
+        for r in round:
+            r.req.sampling_params.max_new_tokens = max_new
+        plan.adapt(round)
+        assert (plan.controller.drafts.valid.num_ends > 0) == known
+        assert one.num_suspect == 5
+
+
 def test_a_request_whose_drafts_fail_drafts_less():
     """Red if one bad prompt has the long drafts of the others, or shortens theirs."""
     plan, good, bad = planner(head_steps=0, window=256), state(), state()
