@@ -7,21 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.integration.rounds import may_repeat
+from tests.support.fake_batch import plain_sampling
 
 
 def batch(*, grammar=None, session=None, hidden=False, required=False, **info):
     """A batch of two requests, the second with a grammar or a session."""
-    none = ("acc_additive_penalties", "acc_scaling_penalties")
-    given = {**dict.fromkeys(none), "has_custom_logit_processor": False, **info}
+    penalizer = SimpleNamespace(is_required=required)
     return SimpleNamespace(
         reqs=[
             SimpleNamespace(grammar=None, session=None),
             SimpleNamespace(grammar=grammar, session=session),
         ],
         return_hidden_states=hidden,
-        sampling_info=SimpleNamespace(
-            penalizer_orchestrator=SimpleNamespace(is_required=required), **given
-        ),
+        sampling_info=plain_sampling(9, **{"penalizer_orchestrator": penalizer} | info),
     )
 
 

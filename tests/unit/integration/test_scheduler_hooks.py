@@ -8,6 +8,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 
 from sglang_parse.integration import scheduler_hooks
 from sglang_parse.integration.rounds import NUM_WAITING, open_round
+from tests.support.fake_batch import plain_sampling
 
 SCHEDULER = SimpleNamespace(
     waiting_queue=[1] * 9, get_num_allocatable_reqs=lambda bs: 7 - bs
@@ -39,7 +40,8 @@ def test_a_round_goes_on_behind_what_is_decided_ahead():
         reqs=[SimpleNamespace(output_ids=[1, 2], grammar=None)],
         req_pool_indices=torch.tensor([3]),
         seq_lens_cpu=torch.tensor([9]),
-        sampling_info=SimpleNamespace(vocab_size=64),
+        sampling_info=plain_sampling(64),
+        return_hidden_states=False,
     )
     state = SimpleNamespace(client=None, ready=(7, 8))
     round = open_round(batch, [state], [0])

@@ -9,6 +9,7 @@ from sglang_parse.integration import worker as worker_module
 from sglang_parse.integration.worker import ParseWorker
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.state import RequestState
+from tests.support.fake_batch import plain_sampling
 
 WAITS, FAILS = "waits", "fails"
 
@@ -69,11 +70,7 @@ def decode(monkeypatch):
         batch = SimpleNamespace(
             reqs=reqs, req_pool_indices=torch.arange(num) + 10, tree_cache=None,
             seq_lens=torch.full((num,), 5), seq_lens_cpu=torch.full((num,), 5),
-            sampling_info=SimpleNamespace(
-                vocab_size=9, penalizer_orchestrator=None,
-                acc_additive_penalties=None, acc_scaling_penalties=None,
-                has_custom_logit_processor=False,
-            ),
+            sampling_info=plain_sampling(9),
             device="cpu",
             return_logprob=False, return_hidden_states=False,
             top_logprobs_nums=None, token_ids_logprobs=None,
