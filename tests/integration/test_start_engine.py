@@ -142,7 +142,8 @@ def check_programs(programs) -> None:
         assert error == "None"
         ((kept, verify), (answer, counts)), choice = value
         valid = valid_steps(problem)
-        assert kept == valid and verify["target_passes"] == 1
+        # Texts that come at once share the rows of a step.
+        assert kept == valid and verify["target_passes"] in (1, 2)
         assert verify["cut"]["segments"] == 2
         assert answer.startswith(valid) and "\nAnswer: " in answer
         assert counts["mode"] == "semantic" and counts["kept_client_tokens"] > 0
