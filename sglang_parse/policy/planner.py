@@ -367,6 +367,7 @@ class RoundPlanner:
             r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
 
     def _is_warm_up(self, r: RequestRound) -> bool:
+        """Whether it is the server's first request, and as short as SGLang's own."""
         if self._first is None:
             self._first = ref(r.state)
         short = r.req.sampling_params.max_new_tokens <= WARM_UP_TOKENS

@@ -1,0 +1,61 @@
+"""The target's decode steps in a row, without a model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.target import model as module
+from sglang_parse.target.model import TargetModel
+
+VOCAB = 50
+
+
+class Verifier:
+    """A target that counts: behind token t it writes t + 1."""
+
+    runner = None
+
+    def __init__(self) -> None:
+        self.asked: list[dict] = []
+
+    def decode(self, *, input_ids, **more):
+        self.asked.append({"ids": input_ids.tolist(), **more})
+        logits = torch.nn.functional.one_hot(input_ids + 1, VOCAB)
+        return SimpleNamespace(logits=logits)
+
+
+def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch):
+    """Red if a later step gets another token, place or length than a round of its own
+    would have, whatever the machine's speed."""
+    places = []
+
+    def sample_rows(runner, logits, *, positions, **_):
+        places.append(positions.tolist())
+        return logits.argmax(-1), len(places)
+
+    monkeypatch.setattr(module, "sample_rows", sample_rows)
+    monkeypatch.setattr(module, "expand_rows", lambda info, rows, device: None)
+    monkeypatch.setattr(module, "token_needs", lambda batch, owner: None)
+    monkeypatch.setattr(module, "join_outputs", list)
+    req = SimpleNamespace(multimodal_inputs=None)
+    requests = [
+        RequestRound(req=req, state=None, row=k, seq_len=n, bonus_token=t, output_len=1)
+        for k, (n, t) in enumerate([(5, 7), (9, 20)])
+    ]
+    batch = SimpleNamespace(
+        reqs=[req, req], req_pool_indices=torch.tensor([0, 1]), sampling_info=None,
+        seq_lens=torch.tensor([5, 9]), return_hidden_states=False,
+    )  # fmt: skip
+    round = Round(batch, requests, num_steps=3, head_rests=True)
+    verifier = Verifier()
+    target = TargetModel(verifier, SimpleNamespace(table=None))
+    assert target.decode(round) == [[8, 21], [9, 22], [10, 23]]
+    assert [one["ids"] for one in verifier.asked] == [[7, 20], [8, 21], [9, 22]]
+    lens = [[5, 9], [6, 10], [7, 11]]
+    for name in ("seq_lens", "seq_lens_cpu"):
+        assert [one[name].tolist() for one in verifier.asked] == lens
+    assert places == lens and round.sampled == [1, 2, 3]
+    assert not any(one["is_followed"] for one in verifier.asked)
