@@ -5,7 +5,8 @@
     python -m benchmarks.simulate.measure logs/parse.log --out cpu-embedded.json
 
 A PARSE server logs its rounds at level debug. Straight lines are fitted to their times.
-The slowest are left out, a tenth as a rule: a neighbour held these up.
+The slowest are left out, a tenth as a rule: a neighbour held these up. Rounds of single
+requests in exact mode also say how often the target leaves the draft.
 """
 
 from __future__ import annotations
@@ -87,6 +88,21 @@ def table(rounds: Rounds, keep: float) -> dict[str, float]:
     }
 
 
+def leaving_rate(rounds: Rounds) -> float:
+    """Disagreements for each drafted token that the target was followed along, in
+    rounds of one request without verdicts. Raises ValueError where there are none."""
+    followed = [
+        (r["tokens"] - 1, r["steps"])
+        for r in rounds
+        if r["bs"] == 1 and not r["judged"] and r["steps"] and not r["token_steps"]
+    ]
+    left = sum(num < steps for num, steps in followed)
+    seen = sum(num + (num < steps) for num, steps in followed)
+    if not seen:
+        raise ValueError("no round of one request in exact mode; ask at concurrency 1.")
+    return left / seen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,7 +124,10 @@ def main() -> None:
         name: {"value": round(value, 4), "source": source}
         for name, value in table(rounds, args.keep).items()
     }
-    text = json.dumps({"constants": constants}, indent=2)
+    drafts = {
+        "leaving_rate": {"value": round(leaving_rate(rounds), 4), "source": where}
+    }
+    text = json.dumps({"constants": constants, "drafts": drafts}, indent=2)
     args.out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -81,8 +81,13 @@ def constants(name: str, *, folder: str) -> dict[str, float]:
     known = sorted(p.stem for p in (DATA / folder).glob("*.json"))
     if name not in known:
         raise ValueError(f"{name!r} is not known; expected one of {', '.join(known)}.")
-    text = (DATA / folder / f"{name}.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)["constants"]
+    return values_of(DATA / folder / f"{name}.json")
+
+
+def values_of(path: Path, part: str = "constants") -> dict[str, float]:
+    """The same of a file anywhere, and of any part of it."""
+    text = path.read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)[part]
     return {key: row["value"] for key, row in table.items()}
 
 
@@ -212,6 +217,11 @@ class MeasuredCosts:
     def load(cls, name: str) -> MeasuredCosts:
         """By the name of its data file. Raises ValueError for an unknown one."""
         return cls(**constants(name, folder="measured"), name=name)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, path: Path) -> MeasuredCosts:
+        """A table that `benchmarks.simulate.measure` has written."""
+        return cls(**values_of(path))
 
     def plain_ms(self, bs: int) -> float:
         return self.plain_base + self.plain_request * bs

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate.validate import compare
+from benchmarks.simulate.measure import leaving_rate
+from benchmarks.simulate.validate import compare, drafts_of
 from sglang_parse.bench.estimate import EstimateOptions, estimate
 from sglang_parse.bench.simulate.costs import DATA, MeasuredCosts
 from sglang_parse.bench.simulate.drafts import WRONG, Drafts, error_rate
@@ -139,10 +140,29 @@ def test_measured_speeds_are_compared_with_the_same_arms():
             ("hostile", 0.9),
         )
     ]
-    (one,) = compare(rows, MeasuredCosts.load("cpu-embedded"))
+    (one,) = compare(rows, MeasuredCosts.load("cpu-embedded"), drafts_of(0.05))
     assert (one.arm, one.concurrency, one.measured) == ("one-segment", 1, 3.5)
     assert one.simulated == pytest.approx(3.5 * (1 + one.difference))
     assert 2.5 < one.simulated < 5.5
+
+
+def test_how_often_the_target_leaves_the_draft_is_counted():
+    """Red if a draft that was kept whole counts as left, if rounds of several requests
+    or with verdicts count, or if more disagreements make drafts agree more."""
+    one = {"bs": 1, "judged": 0, "steps": 12, "token_steps": 0}
+    rounds = [
+        {**one, "tokens": 13},
+        {**one, "tokens": 3},
+        {**one, "tokens": 2, "judged": 1},
+        {**one, "tokens": 9, "bs": 8},
+        {**one, "tokens": 4, "steps": 0},
+    ]
+    assert leaving_rate(rounds) == pytest.approx(1 / (12 + 3))
+    with pytest.raises(ValueError, match="exact mode"):
+        leaving_rate(rounds[2:])
+    rare, often = drafts_of(0.03), drafts_of(0.06)
+    assert 0 < rare.own_words < often.own_words <= 1
+    assert drafts_of(0.0).own_words == 0
 
 
 def test_an_estimate_needs_config_files_alone():
