@@ -1,13 +1,14 @@
 """Tokens a pass of an EAGLE-3 head's drafts, by their shape and rows.
 
-    python -m benchmarks.head_shapes --texts 100 --out FILE       # the embedded head
-    python -m benchmarks.head_shapes --work FOLDER --out FILE     # the real model's
+    python -m benchmarks.head_shapes --texts 100 --out FILE           # embedded head
+    python -m benchmarks.head_shapes --real --texts 96 --out FILE     # the real model's
 
 Shapes: a chain of n tokens; a chain that ends where the probability of all its tokens
-falls below a cutoff; a tree of the n likeliest nodes. Each draft goes behind the text
-that the target wrote greedily, a pass verifies it, and gives one token of the target's
-more. `rows` are drafted tokens a pass, `steps` forwards of the head a pass.
-FOLDER is that of `python -m benchmarks.train_real --work FOLDER`.
+falls below a cutoff; the same with other tokens beside its own (`beside`); a tree of
+the n likeliest nodes; a tree of all nodes above a cutoff (`tree above`). Each draft
+goes behind the text that the target wrote greedily, a pass verifies it, and gives one
+token of the target's more. `rows` are drafted tokens a pass, `steps` forwards of the
+head a pass.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.head_shapes.drafts import Chains, TextDrafts, Trees
@@ -28,8 +30,10 @@ from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 
 MOST = 16
+# Answers of the shipped head's training, and questions that are not its own.
+NUM_TRAINED, SEED, LONGEST = 4096, 7, 144
 CHAINS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16)
-CUTOFFS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+CUTOFFS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01)
 #: Paths that a level goes on from, levels, nodes.
 TREES = (
     *((2, 4, n) for n in (4, 6)),
@@ -70,7 +74,13 @@ class Shapes:
             # The first token is there already; each further one takes a step.
             lens = 1 + (chains.sums[:, :-1] >= math.log(cutoff)).sum(1)
             self._walk(f"cutoff {cutoff}", counts, lens, lens - 1, first, end)
-        trees: dict[tuple[int, int], Trees] = {}
+            right, rows, steps = chains.with_others(cutoff)
+            self._walk(f"beside {cutoff}", right, rows, steps, first, end)
+        trees: dict[tuple[int, int], Trees] = {(8, 6): Trees.of(drafts, 8, 6)}
+        for cutoff in CUTOFFS[4:]:
+            right, rows = trees[8, 6].above(cutoff)
+            steps = torch.full_like(right, 5)
+            self._walk(f"tree above {cutoff}", right, rows, steps, first, end)
         for width, levels, n in TREES:
             if (width, levels) not in trees:
                 trees[width, levels] = Trees.of(drafts, width, levels)
@@ -114,28 +124,28 @@ def embedded(num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
     return load_head(HEAD_PATH, target), _texts_of(batches)
 
 
-def real(work: Path, num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
-    """The head that `benchmarks.train_real` has trained so far, and answers that it
-    never trains on."""
-    from benchmarks.train_real.__main__ import HELD_OUT
+def real(num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
+    """The head that `sglang-parse models --real` names, and the target's answers to
+    questions that the shipped one was not trained on."""
+    from benchmarks.train_pair.export import fill_head
+    from benchmarks.train_real.decode import answers
     from benchmarks.train_real.fit import head_batch
+    from benchmarks.train_real.questions import questions
     from benchmarks.train_real.target import RealHead, load_target, with_draft_vocab
-    from benchmarks.train_real.texts import read
+    from benchmarks.train_real.texts import contexts_of
     from sglang_parse.models import real_models
 
-    model, _ = load_target(real_models(print).target, torch.float32)
-    tokens = torch.tensor(json.loads((work / "tokens.json").read_text()))
+    models = real_models(print)
+    model, tokenizer = load_target(models.target, torch.float32)
+    d2t = load_file(models.head / "model.safetensors")["d2t"]
+    tokens = d2t + torch.arange(len(d2t))
     head = RealHead(with_draft_vocab(model, tokens))
-    state = torch.load(work / "state.pt", weights_only=True)["head"]
-    head.load_state_dict(state, strict=False)
-    found = [
-        a
-        for file in sorted((work / "answers").glob("*.safetensors"))
-        for a in read(file)
-    ]
-    return head, _texts_of(
-        head_batch([a], torch.float32) for a in found[::HELD_OUT][:num]
-    )
+    fill_head(head, models.head)
+    trained = {str(one) for one in questions(NUM_TRAINED, 1)}
+    asked = [one for one in questions(4 * num, SEED) if str(one) not in trained][:num]
+    contexts = sorted(contexts_of(tokenizer, asked), key=len)
+    found = answers(model, contexts, LONGEST)
+    return head, _texts_of(head_batch([a], torch.float32) for a in found)
 
 
 def _texts_of(batches: Iterable[object]) -> Iterator[Text]:
@@ -150,14 +160,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--texts", type=int, default=100)
-    parser.add_argument("--work", type=Path, help="of the real model's head")
+    parser.add_argument("--real", action="store_true", help="the real model's head")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.work:
-        head, texts = real(args.work, args.texts)
-    else:
-        head, texts = embedded(args.texts)
+    head, texts = real(args.texts) if args.real else embedded(args.texts)
     shapes = Shapes()
     with torch.no_grad():
         for ids, features, first, end in texts:

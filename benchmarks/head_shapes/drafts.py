@@ -6,6 +6,7 @@ its place, as the head followed them, and the drafted rows on its own path.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from benchmarks.train_pair.head import Eagle3Head, causal
 from benchmarks.train_pair.model import HEAD_DIM, THETA, rms_norm, rotate
+
+# Other tokens of a chain's place that are looked at.
+NUM_OTHERS = 7
 
 
 @dataclass(frozen=True)
@@ -101,11 +105,16 @@ class Chains:
     """The likeliest token again and again, behind each place of a text.
 
     right: [T, most] whether this token and all before it are the text's. sums: [T,
-    most] log-probability of the chain up to this token.
+    most] log-probability of the chain up to this token. others: [T, most,
+    NUM_OTHERS] that of the chain before this place and another token in it, the next
+    likeliest first. own: [T, most] that of the others which is the text's, -inf where
+    none is.
     """
 
     right: Tensor
     sums: Tensor
+    others: Tensor
+    own: Tensor
 
     @classmethod
     def of(cls, drafts: TextDrafts, most: int) -> Chains:
@@ -113,14 +122,32 @@ class Chains:
         right, sums = torch.ones(len(ids), dtype=torch.bool), torch.zeros(len(ids))
         columns = []
         for k in range(most):
-            best, choice = drafts.log_probs(rows).max(-1)
-            tokens = drafts.names(choice)
-            right, sums = right & (tokens == behind(ids, 2 + k)), sums + best
-            columns.append((right, sums))
+            found = drafts.log_probs(rows)
+            best, choice = found.topk(min(1 + NUM_OTHERS, found.shape[1]))
+            tokens, wanted = drafts.names(choice), behind(ids, 2 + k)
+            others = sums[:, None] + best[:, 1:]
+            is_own = right[:, None] & (tokens[:, 1:] == wanted[:, None])
+            own = others.masked_fill(~is_own, -torch.inf).amax(1)
+            tokens, best = tokens[:, 0], best[:, 0]
+            right, sums = right & (tokens == wanted), sums + best
+            columns.append((right, sums, others, own))
             if k + 1 < most:
                 rows = drafts.step(rows, tokens)
-        found = [torch.stack(column, 1) for column in zip(*columns, strict=True)]
-        return cls(found[0], found[1])
+        return cls(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
+
+    def with_others(self, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
+        """[T] right tokens, rows, and forwards of the head behind the first, where
+        every token is shown whose path has at least this probability."""
+        least = math.log(cutoff)
+        shown = self.sums >= least
+        shown[:, 0] = True  # it is there already
+        lens = shown.sum(1)
+        counts = torch.minimum(self.right.sum(1), lens)
+        beside = (self.others >= least) & shown[:, :, None]
+        found = (self.own >= least) & shown
+        place = counts.clamp(max=shown.shape[1] - 1)[:, None]
+        hit = found.gather(1, place)[:, 0] & (counts < lens)
+        return counts + hit, lens + beside.sum((1, 2)), lens - 1
 
 
 @dataclass(frozen=True)
@@ -143,6 +170,7 @@ class Trees:
         nodes, own = [], []
         for k in range(levels):
             found = drafts.log_probs(rows).unflatten(0, (num, -1))
+            width = min(width, found.shape[2])
             best, choice = found.topk(width)
             tokens = drafts.names(choice)
             paths = (sums[:, :, None] + best).flatten(1)
@@ -157,6 +185,12 @@ class Trees:
                 chosen = tokens.flatten(1).gather(1, kept)
                 rows = drafts.step(rows.at(parents.flatten()), chosen.flatten())
         return cls(torch.cat(nodes, 1), torch.stack(own, 1))
+
+    def above(self, cutoff: float) -> tuple[Tensor, Tensor]:
+        """[T] right tokens and rows of the tree of all nodes of this probability."""
+        least = math.log(cutoff)
+        found = (self.own >= least).long().cumprod(1).sum(1)
+        return found, (self.sums >= least).sum(1)
 
     def right(self, size: int) -> Tensor:
         """[T] right tokens of the tree of the `size` likeliest nodes."""

@@ -145,7 +145,14 @@ def load(path: Path) -> TinyLlama:
 
 def load_head(path: Path, target: TinyLlama) -> Eagle3Head:
     """The head of an exported directory, on its target's embedding."""
-    head, weights = Eagle3Head(target), load_file(path / "model.safetensors")
+    head = Eagle3Head(target)
+    fill_head(head, path)
+    return head
+
+
+def fill_head(head: Eagle3Head, path: Path) -> None:
+    """Give a head the weights of an exported directory."""
+    weights = load_file(path / "model.safetensors")
     names = {ours: name for name, ours in HEAD.items()}
     with torch.no_grad():
         for name, param in head.named_parameters():
@@ -153,7 +160,6 @@ def load_head(path: Path, target: TinyLlama) -> Eagle3Head:
                 param.copy_(weights[f"{names[name]}.weight"])
             elif param.requires_grad:
                 param.copy_(_layers(name, weights, ["midlayer."]))
-    return head
 
 
 def _stacked(name: str, weights: dict[str, Tensor], layers: int) -> Tensor:

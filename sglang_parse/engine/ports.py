@@ -69,6 +69,9 @@ class Slots(Protocol):
     def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
         """Free the slots behind the first lens[i] columns."""
 
+    def swap_columns(self, pairs: Sequence[tuple[int, int, int]]) -> None:
+        """Exchange the slots of two columns of a row: (row, one, the other)."""
+
 
 class Ranks(Protocol):
     """What tensor-parallel ranks agree on (`runtime.ranks.Ranks`)."""

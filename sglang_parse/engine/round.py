@@ -134,7 +134,10 @@ class RoundEngine:
 
     def draft(self, round: Round) -> None:
         """Every drafter in its turn, behind what is pending."""
-        wanted = [r.seq_len + max(1 + r.window, round.num_steps) for r in round]
+        wanted = [
+            r.seq_len + max(1 + r.window + r.most_siblings, round.num_steps)
+            for r in round
+        ]
         self.slots.extend_rows(round.batch, wanted)
         try:
             for r in round:
@@ -191,5 +194,12 @@ class RoundEngine:
                 written_by=tokens_behind(r.draft.written_by, max(0, -num_client)),
             )
             keep.append(r.new_len + len(pending) + bool(pending))
+        kept = [(r, k) for r in round if (k := r.kept_sibling) is not None]
+        self.slots.swap_columns(
+            [
+                (r.row, r.seq_len + 1 + r.siblings[k].at, r.sibling_column(k))
+                for r, k in kept
+            ]
+        )
         self.slots.trim_rows(round.batch, keep)
         self.target.keep(round)

@@ -113,8 +113,9 @@ def _fill_hidden_states(
     last = len(source) - 1
     rows = []
     for one in emitted:
-        root, most = one.r.root_row if one.r else 0, max(0, len(one.tokens) - 1)
-        rows += [min(root + min(j, most), last) for j in range(stride)]
+        most = max(0, len(one.tokens) - 1)
+        own = [one.r.row_at(min(j, most)) if one.r else 0 for j in range(stride)]
+        rows += [min(row, last) for row in own]
     output.hidden_states = source[upload(rows, source.device)]
 
 
@@ -150,7 +151,9 @@ def _fill_logprobs(
 
 def _num_sampled(r: RequestRound) -> int:
     """How many of its tokens, the first ones, have a sampled row of their own."""
-    return r.decision.num_matched + 1 if r.draft.tokens else len(r.places)
+    if not r.draft.tokens:
+        return len(r.places)
+    return r.decision.num_matched + 1 + (r.kept_sibling is not None)
 
 
 def _fill_sampling_masks(

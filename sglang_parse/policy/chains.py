@@ -1,8 +1,9 @@
-"""How many tokens of a chain are worth showing, by how sure its drafter is; pure.
+"""Which tokens of a head are worth showing, by how sure the head is; pure.
 
 A head finds each of its tokens likely or not, and where it is unsure the target mostly
 disagrees. A token is shown where the chance that it stands is worth the time that its
-row takes: what the target would write in that time otherwise.
+row takes: what the target would write in that time otherwise. So are other tokens in
+the place of one of the chain's, its siblings.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
 from sglang_parse.policy.round_costs import RoundCosts
 from sglang_parse.policy.survival import Survival
+from sglang_parse.requests.round import Shown
 
 BINS = 10
 # Tokens that a drafter's own opinion counts for in a bin, and after how many tokens of
 # a bin what was seen counts for half.
 OPINION, MEMORY = 16.0, 512.0
+# No sibling is looked at whose chance is less: a head has many of them.
+LEAST_CHANCE = 0.02
+# In place of a sibling's number: the chain's own token. It sorts before them.
+OWN = -1
 
 
 class Confidence:
@@ -54,6 +60,7 @@ class ChainRule:
 
     costs: of rounds of about `bs` requests. plain_ms: of a plain round. rate: tokens a
     millisecond that rounds give now. agreement: of chains so far, by their lengths.
+    siblings: how often those stand.
     """
 
     bs: int
@@ -62,6 +69,7 @@ class ChainRule:
     rate: float
     confidence: Confidence
     agreement: Survival
+    siblings: Confidence = field(default_factory=Confidence)
 
     def starts(self, chances: Sequence[float], steps: int) -> list[bool]:
         """Which chains are worth going on with.
@@ -73,40 +81,68 @@ class ChainRule:
         later = [self.agreement.survive(k) / first for k in range(1, steps + 1)]
         chains = [[self.confidence.of(p) * share for share in later] for p in chances]
         step_ms = self.costs.token_draft.ms(steps)
-        return [num > 0 for num in self._best(chains, step_ms)]
+        return [one.length > 0 for one in self._best(chains, extra_ms=step_ms)]
 
-    def lengths(self, chances: Sequence[Sequence[float]]) -> list[int]:
-        """How many tokens of each chain to show.
+    def choose(
+        self,
+        chances: Sequence[Sequence[float]],
+        others: Sequence[Sequence[Sequence[float]]] = (),
+    ) -> list[Shown]:
+        """What of each chain to show.
 
-        chances: of each token, if those before it stand.
+        chances: of each token, if those before it stand. others: of other tokens in its
+        place, the same; none of any chain, or some of each.
         """
-        of = self.confidence.of
-        return self._best([list(accumulate(map(of, one), mul)) for one in chances])
+        of, sibling = self.confidence.of, self.siblings.of
+        chains = [list(accumulate(map(of, one), mul)) for one in chances]
+        beside = [
+            [
+                # No likelier than the chain's own token, which is shown before it.
+                [min(own, before * sibling(p)) for p in place]
+                for before, own, place in zip(
+                    [1.0, *chain], chain, places, strict=False
+                )
+            ]
+            for chain, places in zip(chains, others, strict=False)
+        ]
+        return self._best(chains, beside)
 
     def _best(
-        self, chains: Sequence[Sequence[float]], extra_ms: float = 0.0
-    ) -> list[int]:
-        """Lengths whose tokens outweigh most what the target does in their time.
+        self,
+        chains: Sequence[Sequence[float]],
+        others: Sequence[Sequence[Sequence[float]]] = (),
+        *,
+        extra_ms: float = 0.0,
+    ) -> list[Shown]:
+        """Tokens that outweigh most what the target does in their time.
 
-        chains: chances that a token and all before it stand, falling. extra_ms: what
-        any token at all costs besides.
+        chains: chances that a token and all before it stand, falling. others: that
+        another one in its place does. extra_ms: what any token at all costs besides.
         """
-        shown: list[int] = []  # whose token comes next, the likeliest first
-        lengths = [0] * len(chains)
-        heap = [(-chain[0], i) for i, chain in enumerate(chains) if chain]
+        # The likeliest first: (chain, place, which of the others or OWN).
+        shown: list[tuple[int, int, int]] = []
+        heap = [(-chain[0], i, 0, OWN) for i, chain in enumerate(chains) if chain]
         heapq.heapify(heap)
         tokens = gain = 0.0
         best = 0
         while heap:
-            chance, i = heapq.heappop(heap)
+            chance, i, place, which = heapq.heappop(heap)
             tokens -= chance
-            lengths[i] += 1
-            shown.append(i)
+            shown.append((i, place, which))
             rows = self.bs + len(shown)
             more_ms = self.costs.verify.ms(rows) + extra_ms - self.plain_ms
             if tokens - self.rate * more_ms > gain:
                 gain, best = tokens - self.rate * more_ms, len(shown)
-            if lengths[i] < len(chains[i]):
-                heapq.heappush(heap, (-chains[i][lengths[i]], i))
-        counts = Counter(shown[:best])
-        return [counts[i] for i in range(len(chains))]
+            if which != OWN:
+                continue
+            if place + 1 < len(chains[i]):
+                heapq.heappush(heap, (-chains[i][place + 1], i, place + 1, OWN))
+            for k, other in enumerate(others[i][place] if others else ()):
+                if other >= LEAST_CHANCE:
+                    heapq.heappush(heap, (-other, i, place, k))
+        lengths = Counter(i for i, _, which in shown[:best] if which == OWN)
+        found: list[list[tuple[int, int]]] = [[] for _ in chains]
+        for i, place, which in shown[:best]:
+            if which != OWN:
+                found[i].append((place, which))
+        return [Shown(lengths[i], tuple(found[i])) for i in range(len(chains))]

@@ -80,6 +80,7 @@ class Controller:
         self.costs = CostModel()
         self.drafts = Drafts()
         self.confidence = Confidence()
+        self.siblings = Confidence()
         #: The last choice, with what it expects on this rank.
         self.chosen = Choice()
         self.ms = 0.0
@@ -142,7 +143,13 @@ class Controller:
             return None
         rate = max(bs / plain_ms, costs.asked.x / costs.asked.ms)
         return ChainRule(
-            bs, costs, plain_ms, rate, self.confidence, self.drafts.token_level
+            bs,
+            costs,
+            plain_ms,
+            rate,
+            self.confidence,
+            self.drafts.token_level,
+            self.siblings,
         )
 
     def spend(self, ms: float) -> None:

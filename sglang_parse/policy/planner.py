@@ -17,6 +17,7 @@ from sglang_parse.policy.learn import (
     learn_confidence,
     learn_costs,
     learn_drafts,
+    learn_siblings,
 )
 from sglang_parse.policy.plain_steps import plain_steps
 from sglang_parse.policy.rest import Pays, Rest
@@ -26,7 +27,7 @@ from sglang_parse.policy.windows import (
     draft_window,
     fit_windows,
 )
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import MOST_SIBLINGS, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.protocols import SchedulerRequest
 
@@ -69,6 +70,8 @@ class SlotCounts(Protocol):
 
     @property
     def max_rows(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
     def num_free(self, tree_cache: Any, num_rows: int = 0) -> int: ...
 
 
@@ -263,8 +266,13 @@ class RoundPlanner:
         others = any(r.window - len(r.state.pending) > 0 for r in round)
         if self.adaptive and not (others or self.rest.resting):
             self._ask_for_the_head(round)
+        # A recurrent state goes along one path, and slots in pages stay where they are.
+        can_branch = not round.has_state and self.slots.page_size == 1
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)
+            if can_branch and round.chains is not None and r.budgets:
+                left = self.context_len - r.seq_len - 1 - r.window
+                r.most_siblings = max(0, min(MOST_SIBLINGS, left))
 
     def _ask_for_the_head(self, round: Round) -> None:
         """Nobody else drafts: do drafts that are followed token by token pay?"""
@@ -300,14 +308,15 @@ class RoundPlanner:
         """Shrink windows to the free slots and the rows of a pass."""
         if any(r.window for r in round):
             windows = fit_windows(
-                [r.window for r in round],
+                [r.window + r.most_siblings for r in round],
                 seq_lens=[r.seq_len for r in round],
                 held=[r.req.kv.kv_allocated_len for r in round],
                 room=self.slots.num_free(round.batch.tree_cache, len(round)),
                 max_rows=self.slots.max_rows,
             )
             for r, window in zip(round, windows, strict=True):
-                r.window = window
+                r.window = min(r.window, window)
+                r.most_siblings = window - r.window
         for r in round:
             budgets = {name: min(num, r.window) for name, num in r.budgets.items()}
             copies = self.copying is not None and self.copying.name in budgets
@@ -364,6 +373,7 @@ class RoundPlanner:
                 seen[1] += judged
             learn_drafts(self.controller.drafts, r, judged=round.judged)
             learn_confidence(self.controller.confidence, r)
+            learn_siblings(self.controller.siblings, r)
             r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
 
     def _is_warm_up(self, r: RequestRound) -> bool:

@@ -80,6 +80,19 @@ class Draft:
         return sum(num for drafter, num in self.parts if drafter == name)
 
 
+# Siblings of a request in a round, where rows are cheap.
+MOST_SIBLINGS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """Another token that a head thought likely in the place of a draft token."""
+
+    #: Draft tokens in front of it.
+    at: int
+    token: int
+
+
 @dataclass(slots=True)
 class RequestRound:
     """One request in one round. Stages fill it in the order of the fields."""
@@ -108,6 +121,8 @@ class RequestRound:
     limit: int = 0
     #: Draft tokens it may hold in this round, pending ones included.
     window: int = 0
+    #: Siblings that the target may be shown besides.
+    most_siblings: int = 0
     #: Whether drafters of whole segments write for it, behind the others. They do not
     #: fill up a window that is a head's alone.
     by_segments: bool = False
@@ -119,6 +134,10 @@ class RequestRound:
     #: Chance of each token of a head, in the head's own opinion, if those before it
     #: stand; the draft begins with them.
     chances: tuple[float, ...] = ()
+    #: What else it thought likely in the places of these tokens, and how likely.
+    others: tuple[tuple[Sibling, float], ...] = ()
+    #: Those of them that the target is shown too.
+    siblings: tuple[Sibling, ...] = ()
 
     # segment
     #: Offsets into the draft behind which there is a verdict, rising.
@@ -152,6 +171,8 @@ class RequestRound:
     #: Where each of them stands among the sampled rows of the round.
     places: list[int] = field(default_factory=list)
     decision: Decision = Decision((), 0, 0, ())
+    #: Index of the sibling that the target wrote itself, None if it wrote none.
+    kept_sibling: int | None = None
 
     #: What went wrong with this request alone; it gets no further stage.
     error: Exception | None = None
@@ -165,6 +186,18 @@ class RequestRound:
         """
         end = self.boundaries[-1] if self.boundaries else len(self.draft.tokens)
         return self.draft.tokens[:end]
+
+    def row_at(self, offset: int) -> int:
+        """Row of the pass behind which the target's token at this offset stands: the
+        bonus token's at 0, then those of the draft, a kept sibling in its place."""
+        kept = self.kept_sibling
+        if kept is not None and offset == self.siblings[kept].at + 1:
+            return self.root_row + self.sibling_column(kept) - self.seq_len
+        return self.root_row + offset
+
+    def sibling_column(self, index: int) -> int:
+        """Column of the request in which the pass puts a sibling's KV."""
+        return self.seq_len + 1 + len(self.shown) + index
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -209,11 +242,25 @@ class RequestRound:
         return self.cut.rejected_end if failed else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a chain is worth its rows."""
+
+    #: Tokens of the chain.
+    length: int
+    #: (place, index among the others of this place) of other tokens.
+    others: tuple[tuple[int, int], ...] = ()
+
+
 class ChainCuts(Protocol):
     """What chains of a round are cut by (`policy.chains.ChainRule`)."""
 
     def starts(self, chances: Sequence[float], steps: int) -> list[bool]: ...
-    def lengths(self, chances: Sequence[Sequence[float]]) -> list[int]: ...
+    def choose(
+        self,
+        chances: Sequence[Sequence[float]],
+        others: Sequence[Sequence[Sequence[float]]] = (),
+    ) -> list[Shown]: ...
 
 
 @dataclass(slots=True)
@@ -267,7 +314,7 @@ class Round:
     @property
     def num_draft_rows(self) -> int:
         """Rows of the pass that bonus tokens and drafts take; the rest are asked."""
-        return sum(1 + len(r.shown) for r in self.requests)
+        return sum(1 + len(r.shown) + len(r.siblings) for r in self.requests)
 
     @property
     def has_semantic(self) -> bool:

@@ -98,7 +98,7 @@ class TargetModel:
         """The target's own tokens behind `offset` draft tokens of requests `owner`."""
         requests = round.requests
         pairs = list(zip(owner, offset, strict=True))
-        rows = [requests[i].root_row + j for i, j in pairs]
+        rows = [requests[i].row_at(j) for i, j in pairs]
         positions = [requests[i].seq_len + j for i, j in pairs]
         device = round.batch.seq_lens.device
         logits = self.verifier.logits_of(round.output, rows)

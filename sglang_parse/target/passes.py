@@ -109,9 +109,14 @@ class PassOutput:
     #: request; None where there are no such states, or they are there already.
     advance: Callable[[Sequence[int]], None] | None = None
 
-    def features_at(self, row: int, num_rows: int) -> Tensor | None:
-        """[num_rows, width] features from `row` on."""
-        return None if self.features is None else self.features[row : row + num_rows]
+    def features_at(self, rows: Sequence[int]) -> Tensor | None:
+        """[len(rows), width] features of rows of the pass."""
+        if self.features is None:
+            return None
+        first, num = rows[0], len(rows)
+        if list(rows) == list(range(first, first + num)):
+            return self.features[first : first + num]
+        return self.features[upload(rows, self.features.device)]
 
     def kept(self) -> PassOutput:
         """The same with states of its own, as a captured graph's next pass writes into

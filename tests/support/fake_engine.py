@@ -24,7 +24,7 @@ from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.report import RequestReport
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import RequestRound, Round, Sibling
 from sglang_parse.requests.state import RequestState
 
 YES, NO, LINE, STOP = 0, 1, 2, 3
@@ -44,6 +44,7 @@ class FakeSlots:
         self.max_rows = max_rows
         self.free = num_free
         self.extended: list[list[int]] = []
+        self.swapped: list[tuple[int, int, int]] = []
 
     def num_free(self, tree_cache: object, num_rows: int = 0) -> int:
         return self.free
@@ -52,6 +53,9 @@ class FakeSlots:
         self.extended.append([*lens])
         for req, n in zip(batch.reqs, lens, strict=True):
             req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, n)
+
+    def swap_columns(self, pairs: Sequence[tuple[int, int, int]]) -> None:
+        self.swapped += pairs
 
     def trim_rows(self, batch, lens: Sequence[int]) -> None:
         for req, n in zip(batch.reqs, lens, strict=True):
@@ -88,6 +92,7 @@ class FakeTarget:
             prefixes += [()] * (root - len(prefixes))
             chain = range(1 + len(r.shown))
             prefixes += [before + r.draft.tokens[:k] for k in chain]
+            prefixes += [before + shown_sibling(r, s) for s in r.siblings]
             self._shown[r.row] = r.shown
             for boundary in r.asked:
                 p = self.judge(before + r.draft.tokens[:boundary])
@@ -121,7 +126,10 @@ class FakeTarget:
         tokens = []
         for i, j in zip(owner, offset, strict=True):
             r = round.requests[i]
-            tokens.append(self.own(written(r) + r.draft.tokens[:j]))
+            drafted = r.draft.tokens[:j]
+            if (k := r.kept_sibling) is not None and j == r.siblings[k].at + 1:
+                drafted = shown_sibling(r, r.siblings[k])
+            tokens.append(self.own(written(r) + drafted))
         return tokens, tokens
 
     def join_samples(self, samples):
@@ -171,6 +179,11 @@ class FakeDrafter:
 
     def before_prefill(self, prefill) -> None: ...
     def after_prefill(self, prefill, features, next_tokens) -> None: ...
+
+
+def shown_sibling(r: RequestRound, sibling: Sibling) -> Tokens:
+    """The draft that a sibling ends."""
+    return (*r.draft.tokens[: sibling.at], sibling.token)
 
 
 def written(r: RequestRound) -> Tokens:

@@ -10,27 +10,38 @@ from collections.abc import Sequence
 
 
 def row_labels(
-    num_draft: int, boundaries: Sequence[int], suffix_len: int
+    num_draft: int,
+    boundaries: Sequence[int],
+    suffix_len: int,
+    siblings: Sequence[int] = (),
 ) -> list[tuple[str, int, int]]:
-    """What each row of a verify pass is: ("draft", i, 0) or ("suffix", k, j).
+    """What each row of a verify pass is: ("draft", i, 0), ("sibling", m, 0) or
+    ("suffix", k, j).
 
-    ("draft", 0, 0) is the bonus token, whose KV is not committed yet.
+    ("draft", 0, 0) is the bonus token, whose KV is not committed yet. siblings: draft
+    tokens in front of each, the bonus token not counted.
     """
     rows = [("draft", i, 0) for i in range(num_draft + 1)]
+    rows += [("sibling", m, 0) for m in range(len(siblings))]
     for k in range(len(boundaries)):
         rows += [("suffix", k, j) for j in range(suffix_len)]
     return rows
 
 
 def verify_mask(
-    seq_len: int, num_draft: int, boundaries: Sequence[int], suffix_len: int
+    seq_len: int,
+    num_draft: int,
+    boundaries: Sequence[int],
+    suffix_len: int,
+    siblings: Sequence[int] = (),
 ) -> list[list[bool]]:
     """[qo_len][kv_len] of one request, cell by cell.
 
     Suffix k sees the context, the draft up to boundary k and itself causally; draft
-    token i sees the context and the drafts up to itself.
+    token i sees the context and the drafts up to itself. A sibling sees the context,
+    the drafts in front of it and itself.
     """
-    rows = row_labels(num_draft, boundaries, suffix_len)
+    rows = row_labels(num_draft, boundaries, suffix_len, siblings)
     columns = [("context", c, 0) for c in range(seq_len)] + rows
     mask = []
     for kind, i, j in rows:
@@ -40,10 +51,12 @@ def verify_mask(
                 sees = True
             elif kind == "draft":
                 sees = seen == "draft" and a <= i
+            elif kind == "sibling":
+                sees = a <= siblings[i] if seen == "draft" else (seen, a) == (kind, i)
             elif seen == "draft":
                 sees = a <= boundaries[i]
             else:
-                sees = a == i and b <= j
+                sees = seen == "suffix" and a == i and b <= j
             line.append(sees)
         mask.append(line)
     return mask
@@ -66,13 +79,21 @@ def window_mask(
 
 
 def verify_positions(
-    seq_len: int, num_draft: int, boundaries: Sequence[int], suffix_len: int
+    seq_len: int,
+    num_draft: int,
+    boundaries: Sequence[int],
+    suffix_len: int,
+    siblings: Sequence[int] = (),
 ) -> list[int]:
     """Rotary position of each row: how many tokens precede it in its own reading."""
     positions = []
-    for kind, i, j in row_labels(num_draft, boundaries, suffix_len):
-        before = seq_len + i if kind == "draft" else seq_len + 1 + boundaries[i] + j
-        positions.append(before)
+    for kind, i, j in row_labels(num_draft, boundaries, suffix_len, siblings):
+        if kind == "draft":
+            positions.append(seq_len + i)
+        elif kind == "sibling":
+            positions.append(seq_len + 1 + siblings[i])
+        else:
+            positions.append(seq_len + 1 + boundaries[i] + j)
     return positions
 
 

@@ -17,6 +17,8 @@ from sglang.srt.server_args import PortArgs, prepare_server_args
 # What a scheduler imports when it starts.
 import sglang_parse.integration.worker  # noqa: F401
 
+SHOW_ALL_ENV = "SGLANG_PARSE_TEST_SHOW_ALL"
+
 
 def set_retraction() -> None:
     """SGLang's own test switch, which it has read where it was imported."""
@@ -25,6 +27,23 @@ def set_retraction() -> None:
 
     scheduler.TEST_RETRACT = envs.SGLANG_TEST_RETRACT.get()
     scheduler.TEST_RETRACT_INTERVAL = envs.SGLANG_TEST_RETRACT_INTERVAL.get()
+
+
+def show_all() -> None:
+    """Heads draft in every round, and rows cost nothing: whole chains are shown, with
+    all that stands beside them."""
+    from sglang_parse.policy import chains
+    from sglang_parse.policy.chains import ChainRule
+    from sglang_parse.policy.controller import Controller
+    from sglang_parse.policy.rest import Pays
+
+    def chain_rule(self: Controller, bs: int) -> ChainRule:
+        costs, drafts = self.costs.at(bs), self.drafts.token_level
+        return ChainRule(bs, costs, 0.0, 0.0, self.confidence, drafts, self.siblings)
+
+    chains.LEAST_CHANCE = 0.0
+    Controller.chain_rule = chain_rule
+    Controller.head_pays = lambda self, *_, **__: Pays.YES
 
 
 def run(argv, ports, rank, pipe, log, environment) -> None:
@@ -39,6 +58,8 @@ def run(argv, ports, rank, pipe, log, environment) -> None:
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     try:
         set_retraction()
+        if os.environ.get(SHOW_ALL_ENV):
+            show_all()
         load_plugins()
         server_args = prepare_server_args(argv)
         server_args.resolve_once()

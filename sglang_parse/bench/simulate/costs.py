@@ -221,7 +221,7 @@ class MeasuredCosts:
     @classmethod
     def read(cls, path: Path) -> MeasuredCosts:
         """A table that `benchmarks.simulate.measure` has written."""
-        return cls(**values_of(path))
+        return cls(**values_of(path))  # type: ignore[arg-type]
 
     def plain_ms(self, bs: int) -> float:
         return self.plain_base + self.plain_request * bs

@@ -191,6 +191,9 @@ class FakeSlots:
     def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
         """There is always room."""
 
+    def swap_columns(self, pairs: Sequence[tuple[int, int, int]]) -> None:
+        """No head of the simulator shows siblings."""
+
     def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
         """Nothing is held."""
 
@@ -267,9 +270,9 @@ class FakeDrafter:
     ) -> list[tuple[RequestRound, int]]:
         """Chains of a head that is always equally sure."""
         sure = self.quality().agreement
-        lengths = rule.lengths([[sure] * num for _, num in orders])
-        pairs = zip(orders, lengths, strict=True)
-        return [(r, num) for (r, _), num in pairs if num]
+        shown = rule.choose([[sure] * num for _, num in orders])
+        pairs = zip(orders, shown, strict=True)
+        return [(r, one.length) for (r, _), one in pairs if one.length]
 
     def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> None:
         bs = len(orders)

@@ -132,8 +132,9 @@ def place_slots(
     """
     slots = []
     at = 0
-    for i, row in enumerate(rows):
-        num_row_columns = plan.seq_lens[i] + 1 + plan.num_draft_tokens[i]
+    for i, (row, num_row_columns) in enumerate(
+        zip(rows, plan.row_columns, strict=True)
+    ):
         num_scratch = plan.kv_lens[i] - num_row_columns
         own = table[row, :num_row_columns].to(torch.int64)
         slots.append(torch.cat([own, scratch[at : at + num_scratch]]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sglang_parse.policy.controller import WHOLE_CHAINS, Controller
 from sglang_parse.policy.goodput import ENOUGH_ASKED
 from sglang_parse.policy.rest import Pays
+from sglang_parse.requests.round import Shown
 
 PLAIN_MS = 10.0
 
@@ -38,8 +39,8 @@ def test_chains_are_cut_once_costs_are_known():
     assert controller(2.0, 20.0, rounds=1).chain_rule(1) is None
     rule = controller(2.0, 20.0).chain_rule(1)
     assert rule is not None
-    assert rule.lengths([[0.1, 0.1]]) == [0]
-    assert rule.lengths([[1.0, 1.0, 1.0, 1.0]]) == [4]
+    assert rule.choose([[0.1, 0.1]]) == [Shown(0)]
+    assert rule.choose([[1.0, 1.0, 1.0, 1.0]]) == [Shown(4)]
     assert controller(2.0, 20.0, rounds=WHOLE_CHAINS).chain_rule(1) is None
 
 

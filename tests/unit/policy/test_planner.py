@@ -33,7 +33,7 @@ class Writer:
 
 def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> RoundPlanner:
     ranks = SimpleNamespace(agree=lambda value: value, agree_all=lambda lists: lists)
-    slots = SimpleNamespace(num_free=lambda *_: 10_000, max_rows=10_000)
+    slots = SimpleNamespace(num_free=lambda *_: 10_000, max_rows=10_000, page_size=1)
     drafters = []
     if head_steps:
         drafters.append(Writer("eagle3", token_level=True, max_tokens=head_steps))

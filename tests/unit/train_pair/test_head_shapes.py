@@ -61,6 +61,22 @@ def test_a_whole_tree_has_every_path(case):
     assert sizes == sorted(sizes)
 
 
+def test_what_stands_beside_a_chain_is_right_where_the_chain_is_not(case):
+    """Red if a token beside the chain stands in another place, or counts although the
+    chain is right."""
+    drafts, *_ = case
+    with torch.no_grad():
+        chains = Chains.of(drafts, 4)
+    counts = chains.right.sum(1)
+    right, rows, steps = chains.with_others(1e-9)
+    # All tokens of the vocabulary stand there; behind the text there is none.
+    inside = slice(0, LENGTH - 6)
+    assert (right == (counts + 1).clamp(max=4))[inside].all()
+    assert (rows == 4 * VOCAB).all() and (steps == 3).all()
+    alone, few, _ = chains.with_others(1.0)
+    assert (few == 1).all() and (alone == counts.clamp(max=1)).all()
+
+
 def test_rounds_are_those_of_accept_length(case):
     """Red if rounds through a text are counted otherwise than for the shipped head."""
     drafts, head, ids, features = case
