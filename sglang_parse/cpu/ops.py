@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +54,42 @@ def last_slots(table: Tensor, rows: Tensor, lens: Tensor) -> Tensor:
     """
     last = table[rows.long(), lens.long() - 1].to(lens.dtype)
     return torch.where(lens > 0, last, -1)
+
+
+def host_memory(
+    dims: tuple[int, ...], dtype: torch.dtype, device: str, **_: Any
+) -> Tensor:
+    """Memory of a hierarchical cache, which no GPU has to reach."""
+    return torch.empty(dims, dtype=dtype, device=device)
+
+
+def copy_slots(
+    src_layers: Sequence[Tensor],
+    dst_layers: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    page_size: int,
+) -> None:
+    """Copy the KV of some slots from one pool to another, layer by layer.
+
+    src_layers, dst_layers: [slots, ...] each. src_indices, dst_indices: [n] slots.
+    Replaces the kernel of sgl_kernel/kvcacheio.py that `--hicache-io-backend direct`
+    calls.
+    """
+    for source, target in zip(src_layers, dst_layers, strict=True):
+        target[dst_indices] = source[src_indices]
+
+
+def open_host_pool(
+    original: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """AROUND hook on HostKVCache._allocate_host_buffer, whose memory a GPU reaches and
+    whose slots a kernel copies."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = host_memory
+    sys.modules[type(pool).__module__].transfer_kv_direct = copy_slots  # type: ignore[attr-defined]
+    return original(pool, *args, **kwargs)
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:

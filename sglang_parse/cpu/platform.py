@@ -96,6 +96,9 @@ class ParseCpuPlatform(CpuDeviceMixin, SRTPlatform):
             server_args.max_running_requests = 32
         if server_args.page_size is None:
             server_args.page_size = 1
+        # Of the ways to copy KV to a hierarchical cache, the one without a kernel.
+        server_args.hicache_io_backend = "direct"
+        server_args.hicache_mem_layout = "layer_first"
         server_args.sampling_backend = "pytorch"
         if server_args.moe_runner_backend == "auto":
             # Experts run in plain torch; SGLang would lay out gpt-oss's for a kernel.

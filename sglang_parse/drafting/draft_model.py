@@ -75,6 +75,7 @@ class ModelDrafter:
     def open(self, resources: DrafterResources) -> None:
         self.slots = resources.slots
         self.flags = KvFlags(resources.num_slots, self.slots.table.device)
+        self.slots.tell(self.flags.forget)
 
     def can_draft(self, r: RequestRound) -> bool:
         return self.name not in r.state.failed_drafters

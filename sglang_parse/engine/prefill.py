@@ -14,8 +14,16 @@ class PrefillEngine:
     """Runs prefills. Drafters of segments catch up when they first draft."""
 
     def __init__(
-        self, *, target: Target, drafters: GuardedDrafters, client_pass: ClientPass
+        self,
+        *,
+        target: Target,
+        drafters: GuardedDrafters,
+        client_pass: ClientPass,
+        brings_back: bool = False,
     ) -> None:
+        """brings_back: whether cached prompts may still be on their way to the device;
+        SGLang's prefill waits for them."""
+        self.brings_back = brings_back
         self.target = target
         self.drafters = drafters
         self.client_pass = client_pass
@@ -31,7 +39,8 @@ class PrefillEngine:
         self.drafters.before_prefill(prefill)
         # A judged text's pass begins with the prompt's last token.
         needed = (
-            len(texts) < len(prefill.requests)
+            self.brings_back
+            or len(texts) < len(prefill.requests)
             or any(one.num_computed > 1 for one in prefill.requests)
             or batch.return_logprob
             or batch.return_hidden_states

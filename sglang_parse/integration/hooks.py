@@ -189,6 +189,12 @@ CPU_HOOKS = (
         "pages are filled up without Triton on CPU",
     ),
     Hook(
+        "sglang.srt.mem_cache.pool_host.base.HostKVCache._allocate_host_buffer",
+        lazy("sglang_parse.cpu.ops:open_host_pool"),
+        HookType.AROUND,
+        "a hierarchical cache is served on CPU",
+    ),
+    Hook(
         "sglang.srt.layers.logits_processor.fused_softcap",
         lazy("sglang_parse.cpu.ops:softcap"),
         HookType.REPLACE,

@@ -47,8 +47,9 @@ REFUSED = (
     Refused("enable_lora", bool, "--enable-lora"),
     Refused("lora_paths", bool, "--lora-paths", "unset"),
     Refused("enable_hisparse", bool, "--enable-hisparse"),
-    Refused("enable_hierarchical_cache", bool, "--enable-hierarchical-cache"),
-    # KV that comes from elsewhere has none beside it in the draft model's pool.
+    # KV that comes from elsewhere has none beside it in the draft model's pool, and no
+    # test of ours has run with these.
+    Refused("hicache_storage_backend", bool, "--hicache-storage-backend", "unset"),
     Refused("enable_lmcache", bool, "--enable-lmcache"),
     Refused("enable_flexkv", bool, "--enable-flexkv"),
     Refused(
@@ -149,6 +150,7 @@ def validate_server_args(server_args: Any) -> None:
     _check_attention_backends(server_args)
     _check_parts(server_args, config)
     _check_quantization(server_args)
+    _check_hierarchical_cache(server_args, config)
     prefill, _ = attention_backends_of(server_args)
     if prefill == "flashinfer" and server_args.dtype in ("float32", "float"):
         raise ValueError(
@@ -219,6 +221,15 @@ def _check_parts(server_args: Any, config: ParseConfig) -> None:
         raise ValueError(
             f"--page-size is {page}; expected at most {most} where PARSE verifies on "
             f"attention backend {prefill}."
+        )
+
+
+def _check_hierarchical_cache(server_args: Any, config: ParseConfig) -> None:
+    """KV that it brings back has no hidden states of the target beside it."""
+    if server_args.enable_hierarchical_cache and config.composes:
+        raise ValueError(
+            f"--speculative-parse-compose {config.compose} would have the target read "
+            "again what --enable-hierarchical-cache brings back; leave one of them out."
         )
 
 

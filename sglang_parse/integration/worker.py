@@ -12,8 +12,8 @@ from sglang.srt.arg_groups.model_override_base import (
 )
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
-from sglang.srt.runtime_context import get_parallel
-from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.runtime_context import get_memory, get_parallel
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker, HiCacheDraftPlan
 from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_parse.drafting.base import DrafterContext, DrafterResources
@@ -98,6 +98,7 @@ class ParseWorker(BaseSpecWorker):
             head=self.config.compose if self.config.composes else "",
             has_probe=bool(self.config.probe or self.config.probe_collect),
             route=self.config.verify_route,
+            brings_back=get_memory().enable_hierarchical_cache,
         )
         if told := penalty_sentence(model_config.get_default_sampling_params()):
             logger.warning(told)
@@ -184,6 +185,7 @@ class ParseWorker(BaseSpecWorker):
             max_rows=self.ranks.agree(
                 pass_rows(runner, req_to_token_pool, int(free_gb * (1 << 30)))
             ),
+            brings_back=get_memory().enable_hierarchical_cache,
         )
         self._open_drafters(num_requests=req_to_token_pool.size)
         self._build_engine()
@@ -266,7 +268,10 @@ class ParseWorker(BaseSpecWorker):
             step_rows=longest_prefill(),
         )
         self.prefills = PrefillEngine(
-            target=target, drafters=guarded, client_pass=self.client_pass
+            target=target,
+            drafters=guarded,
+            client_pass=self.client_pass,
+            brings_back=self.slots.brings_back,
         )
 
     def _probing(self, target: TargetModel) -> Probing | None:
@@ -304,6 +309,12 @@ class ParseWorker(BaseSpecWorker):
         """None: an update brings the target's weights, which SGLang would load into
         what drafts as well."""
         return []
+
+    def _build_hicache_draft_plan(self) -> HiCacheDraftPlan:
+        """Nothing of the draft model's KV: it reads again what is brought back."""
+        runner = self.verifier.runner
+        runner.mtp_draft_device_pools = runner.mtp_draft_mamba_pools = ()
+        return HiCacheDraftPlan()
 
     def _draft_model_runners(self) -> tuple[ModelRunner, ...]:
         return tuple(r.runner for r in self._runners)

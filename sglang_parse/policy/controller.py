@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 
 from sglang_parse.policy.chains import ChainRule, Confidence
 from sglang_parse.policy.goodput import ENOUGH_ASKED, Choice, Drafts, Goodput
-from sglang_parse.policy.rest import Pays
+from sglang_parse.policy.rest import TRIAL_COST, Pays
 from sglang_parse.policy.round_costs import CostModel
 
 # Rounds for which a choice is kept, once so many have been seen.
 KEPT_ROUNDS, SEEN_ROUNDS = 4, 64
-# Share of the time that trials may lose, and milliseconds from one to the next at most.
-TRIAL_COST = 0.01
+# Milliseconds from one trial to the next at most.
 LONGEST_WAIT_MS = 60_000.0
 # The wait doubles with each trial that is lost, up to so many times what it was.
 MOST_LONGER = 8
@@ -128,8 +127,13 @@ class Controller:
             return False
         return self._lost_by_head(bs, steps) <= 0
 
+    def lost_by_trial(self, bs: int, steps: int) -> float:
+        """Milliseconds that a round of its trial loses, 0 where that is not known."""
+        known = self.costs.at(bs).is_followed
+        return max(0.0, self._lost_by_head(bs, steps)) if known else 0.0
+
     def _lost_by_head(self, bs: int, steps: int) -> float:
-        """Milliseconds that a round loses by asking it."""
+        """Milliseconds that a round loses by asking it; less than 0 where it gains."""
         plain_ms = self.costs.plain_ms(bs)
         model = Goodput(bs, self.costs.at(bs), self.drafts, 0, plain_ms)
         choice = model.token_level(steps)

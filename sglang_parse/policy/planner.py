@@ -289,7 +289,8 @@ class RoundPlanner:
             round.chains = self.controller.chain_rule(bs)
         # A head that cannot draft, as under a grammar, is not one that does not pay.
         if any(budgets) or self.rest.is_woken:
-            self.rest.follow(pays, bs, self.controller.ms)
+            lost_ms = self.controller.lost_by_trial(bs, max(budgets))
+            self.rest.follow(pays, bs, self.controller.ms, lost_ms)
             if self.rest.resting:
                 logger.info("PARSE: the head does not pay at %d requests and rests", bs)
 

@@ -20,6 +20,8 @@ LOOK_ROUNDS = 32
 TRIAL_ROUNDS = 16
 # Milliseconds of a rest: the first, and the longest. Each is twice as long as the last.
 FIRST_MS, LONGEST_MS = 2_000.0, 60_000.0
+# Share of the time that trials may lose: a rest lasts as long as that takes.
+TRIAL_COST = 0.01
 
 
 class Pays(IntEnum):
@@ -66,8 +68,9 @@ class Rest:
         """Whether a woken drafter can draft for enough requests to be tried."""
         return not self._was_woken or 2 * num_able >= bs
 
-    def follow(self, pays: Pays, bs: int, ms: float) -> None:
-        """A round in which nobody else drafts has begun."""
+    def follow(self, pays: Pays, bs: int, ms: float, lost_ms: float = 0.0) -> None:
+        """A round in which nobody else drafts has begun. lost_ms: milliseconds that a
+        round of its trial loses, as far as is known."""
         if pays == Pays.YES:
             self._rounds, self.trial, self._was_woken = 0, 0, False
             self._next_ms.pop(size_of(bs), None)
@@ -79,10 +82,10 @@ class Rest:
             tried = not self.trial
         most = WOKEN_ROUNDS if self._was_woken else TIRED_ROUNDS
         if tried or self._rounds >= most:
-            self._rest(size_of(bs), ms)
+            self._rest(size_of(bs), ms, TRIAL_ROUNDS * lost_ms / TRIAL_COST)
 
-    def _rest(self, size: int, ms: float) -> None:
-        rest_ms = self._next_ms.get(size, FIRST_MS)
+    def _rest(self, size: int, ms: float, least_ms: float) -> None:
+        rest_ms = min(max(self._next_ms.get(size, FIRST_MS), least_ms), LONGEST_MS)
         self._until_ms[size] = ms + rest_ms
         self._next_ms[size] = min(2 * rest_ms, LONGEST_MS)
         self.resting, self.trial, self._rounds = True, 0, 0

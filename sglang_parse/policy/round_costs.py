@@ -11,6 +11,7 @@ relative to the machine's speed, which all curves share.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 # Weight of a new time in its bin, once there are many.
@@ -30,6 +31,8 @@ SPEED_SMOOTHING, SPEED_SEEN = 0.3, 3
 # Share of the machine's slowness that is forgotten with each time. Else it drifts while
 # only one kind of work is done, and what other work took would look dearer or cheaper.
 SPEED_FORGETS = 0.002
+# Times that the straight line through all points counts for in each point of a loop.
+STRAIGHT = 8.0
 # How much more than in proportion a larger amount of work may cost.
 TOLERANCE = 1.2
 
@@ -67,6 +70,11 @@ class _Point:
     def ms(self) -> float:
         return self.relative_ms * self.slow.value
 
+    @property
+    def weight(self) -> float:
+        """Times that its average is worth."""
+        return min(self.count, 1 / self.smoothing)
+
     def add(self, x: float, ms: float, *, tells_speed: bool = True) -> None:
         if self.count and x and ms > 0:
             # By logarithms: means of times would find most times to be short.
@@ -99,6 +107,7 @@ class Curve:
     def __init__(self, slow: Slowness | None = None, fixed: float = FIXED) -> None:
         self._slow = slow or Slowness()
         self._fixed = fixed
+        self._is_loop = fixed == FIXED_STEPS
         self._points: dict[int, _Point] = {}
         #: Work and milliseconds over the machine's slowness.
         self._line: list[tuple[float, float]] = []
@@ -113,8 +122,11 @@ class Curve:
             x, ms, tells_speed=tells_speed
         )
         self.count += 1
-        points = self._points.values()
-        self._line = plausible(sorted((p.x, p.relative_ms) for p in points))
+        points = sorted(self._points.values(), key=lambda p: p.x)
+        line = [(p.x, p.relative_ms) for p in points]
+        if self._is_loop:
+            line = straightened(line, [p.weight for p in points])
+        self._line = plausible(line)
 
     def add_most(self, x: float, ms: float) -> None:
         """It takes at most so long: other work was done in that time."""
@@ -144,6 +156,31 @@ class Curve:
 
 def _bent(x: float, known: float, ms: float, fixed: float) -> float:
     return ms * (fixed + (1 - fixed) * x / max(1e-9, known))
+
+
+def straightened(
+    line: list[tuple[float, float]], weights: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Points of a loop, drawn to the straight line that fits them best: its steps take
+    equally long, and a few times that were long or short say little.
+
+    weights: times that each point is worth. Errors grow with the time.
+    """
+    if len(line) < 3:
+        return line
+    pairs = zip(line, weights, strict=True)
+    parts = [(w / max(1e-9, ms) ** 2, x, ms) for (x, ms), w in pairs]
+    total = sum(w for w, _, _ in parts)
+    x_mean = sum(w * x for w, x, _ in parts) / total
+    ms_mean = sum(w * ms for w, _, ms in parts) / total
+    spread = sum(w * (x - x_mean) ** 2 for w, x, _ in parts)
+    slope = sum(w * (x - x_mean) * (ms - ms_mean) for w, x, ms in parts) / spread
+    found = []
+    for (x, ms), weight in zip(line, weights, strict=True):
+        straight = ms_mean + slope * (x - x_mean)
+        share = STRAIGHT / (STRAIGHT + weight)
+        found.append((x, ms + share * (straight - ms) if straight > 0 else ms))
+    return found
 
 
 def plausible(line: list[tuple[float, float]]) -> list[tuple[float, float]]:

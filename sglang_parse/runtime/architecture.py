@@ -34,6 +34,7 @@ def check_architecture(
     head: str = "",
     has_probe: bool = False,
     route: str = "auto",
+    brings_back: bool = False,
 ) -> None:
     """Refuse models whose state cannot branch, or is not known to. Raises ValueError.
 
@@ -43,7 +44,7 @@ def check_architecture(
     backends: attention backends of its prefills and steps. is_draft: whether it drafts,
     and no pass runs on it; is_head: as the head of a target. head: the setting
     `compose` where a head reads this target. has_probe: whether a probe does. route:
-    the setting `verify_route`.
+    the setting `verify_route`. brings_back: whether there is a hierarchical cache.
     """
     model_config = runner.model_config
     name = model_config.hf_config.architectures[0]
@@ -69,6 +70,8 @@ def check_architecture(
         _check_latent(name, flag, head=head, route=route)
     if has_recurrent_state(runner):
         _check_readers(name, flag, head=head, has_probe=has_probe)
+    if brings_back:
+        _check_brings_back(runner, name, flag)
     if head and model_config.is_multimodal:
         raise ValueError(
             f"{flag}: {name} is multimodal, and its head cannot read images; leave out "
@@ -115,6 +118,19 @@ def _check_readers(name: str, flag: str, *, head: str, has_probe: bool) -> None:
             raise ValueError(
                 f"{flag}: {name} has a recurrent state, from which {what} cannot be "
                 f"computed; leave out {advice}."
+            )
+
+
+def _check_brings_back(runner: Any, name: str, flag: str) -> None:
+    """What no test has shown beside a hierarchical cache is left out."""
+    for holds, what in (
+        (has_recurrent_state(runner), "a recurrent state"),
+        (has_window(runner), "sliding windows"),
+    ):
+        if holds:
+            raise ValueError(
+                f"{flag}: {name} has {what}, which PARSE does not serve with "
+                "--enable-hierarchical-cache; leave it out."
             )
 
 

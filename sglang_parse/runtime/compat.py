@@ -297,6 +297,32 @@ def set_allocated_len(req: SchedulerRequest, num_columns: int) -> None:
     req.kv.kv_allocated_len = num_columns
 
 
+def tell_of_slots(allocator: Any, note: Callable[[Tensor], None]) -> None:
+    """Have `note` told of all slots that are taken from a pool.
+
+    What: the allocator's functions that take slots tell of them.
+    Why: a hierarchical cache brings KV back into slots that no batch names as its own,
+    and what a drafter knows of those slots is of the tokens before.
+    Where: mem_cache/hybrid_cache/hybrid_cache_controller.py, `load`.
+    Ends with: a call of the speculative worker for prefixes that are brought back.
+    """
+
+    def telling(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def alloc(*args: Any, **kwargs: Any) -> Any:
+            slots = original(*args, **kwargs)
+            if slots is not None:
+                note(slots)
+            return slots
+
+        return alloc
+
+    for name in ("alloc", "alloc_extend", "alloc_decode"):
+        original = getattr(allocator, name, None)
+        if original is not None:
+            setattr(allocator, name, telling(original))
+
+
 def abort(
     req: SchedulerRequest, message: str, *, status: HTTPStatus, err_type: str
 ) -> None:

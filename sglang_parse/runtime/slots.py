@@ -11,7 +11,7 @@ whole pages, and scratch slots have pages of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.allocation import (
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from torch import Tensor
 
-from sglang_parse.runtime.compat import set_allocated_len
+from sglang_parse.runtime.compat import set_allocated_len, tell_of_slots
 from sglang_parse.runtime.protocols import RoundBatch
 from sglang_parse.runtime.upload import upload
 
@@ -31,13 +31,22 @@ from sglang_parse.runtime.upload import upload
 class RoundSlots:
     """Slots of one round over SGLang's shared pool.
 
-    max_rows: of a verify pass (capacity.longest_pass).
+    max_rows: of a verify pass (capacity.longest_pass). brings_back: whether a
+    hierarchical cache brings KV back into slots.
     """
 
-    def __init__(self, req_to_token_pool: Any, allocator: Any, max_rows: int) -> None:
+    def __init__(
+        self,
+        req_to_token_pool: Any,
+        allocator: Any,
+        max_rows: int,
+        *,
+        brings_back: bool = False,
+    ) -> None:
         self.req_to_token_pool = req_to_token_pool
         self.allocator = allocator
         self.max_rows = max_rows
+        self.brings_back = brings_back
 
     @property
     def table(self) -> Tensor:
@@ -60,6 +69,12 @@ class RoundSlots:
         """The highest number of a slot; the first page is nobody's."""
         size = int(getattr(self.allocator, "size_full", self.allocator.size))
         return size + self.page_size - 1
+
+    def tell(self, note: Callable[[Tensor], None]) -> None:
+        """Have `note` told of slots that get KV which no batch computes, before they
+        get it."""
+        if self.brings_back:
+            tell_of_slots(self.allocator, note)
 
     def num_free(self, tree_cache: Any, num_rows: int = 0) -> int:
         """Slots obtainable now, evicting cached prefixes if need be, where so many rows

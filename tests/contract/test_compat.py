@@ -511,3 +511,18 @@ def test_final_states_stand_beside_those_of_layers(shown):
     states = compat.take_states(output, torch.tensor([2]))
     assert states.final is final and states.layers is (layers if shown else None)
     assert output.hidden_states.equal(final[2:])
+
+
+def test_a_hierarchical_cache_takes_slots_from_the_pool_itself():
+    """Red if KV comes back into slots that `tell_of_slots` does not hear of."""
+    source = source_of("mem_cache/hybrid_cache/hybrid_cache_controller.py")
+    assert "device_indices = full_allocator.alloc(len(host_indices))" in source
+    told: list[int] = []
+    allocator = SimpleNamespace(
+        alloc=lambda num: torch.arange(num) if num < 5 else None,
+        alloc_extend=lambda *, extend_num_tokens: torch.arange(extend_num_tokens),
+    )
+    compat.tell_of_slots(allocator, lambda slots: told.append(len(slots)))
+    assert allocator.alloc(9) is None and len(allocator.alloc(3)) == 3
+    assert len(allocator.alloc_extend(extend_num_tokens=4)) == 4
+    assert told == [3, 4] and not hasattr(allocator, "alloc_decode")

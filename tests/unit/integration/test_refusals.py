@@ -41,9 +41,16 @@ REFUSED = {
     "lora": ((*DRAFT, "--enable-lora", "--max-lora-rank", "8"), "--enable-lora"),
     "lora paths": ((*DRAFT, "--lora-paths", "a=/nowhere"), "lora"),
     "hisparse": ((*DRAFT, "--enable-hisparse"), "hisparse"),
-    "hierarchical cache": (
-        (*DRAFT, "--enable-hierarchical-cache"),
-        "--enable-hierarchical-cache",
+    "hierarchical cache and a head": (
+        (
+            *(*DRAFT, "--enable-hierarchical-cache"),
+            *("--speculative-parse-compose", "mtp"),
+        ),
+        "--enable-hierarchical-cache brings back",
+    ),
+    "hierarchical cache on disk": (
+        (*DRAFT, "--enable-hierarchical-cache", "--hicache-storage-backend", "file"),
+        "--hicache-storage-backend",
     ),
     "two-batch overlap": (
         (*DRAFT, "--enable-two-batch-overlap"),

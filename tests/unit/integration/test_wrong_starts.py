@@ -39,7 +39,7 @@ VALUES = (
 # Of SGLang's flags, with values where they take one.
 REFUSED = (
     *(("--grpc-mode",), ("--smg-grpc-mode",), ("--enable-lora",)),
-    *(("--enable-hierarchical-cache",), ("--enable-mixed-chunk",)),
+    *(("--enable-lmcache",), ("--enable-mixed-chunk",)),
     *(("--page-size", "48"), ("--grammar-backend", "outlines")),
     *(("--tokenizer-worker-num", "2"), ("--skip-tokenizer-init",)),
     *(("--attention-backend", "fa4"), ("--quantization", "fp8")),

@@ -57,6 +57,21 @@ def test_rests_grow_and_each_ends_in_a_trial():
     assert rest.is_over(1, ms + FIRST_MS)  # it has paid: rests begin anew
 
 
+def test_a_dear_trial_is_rare():
+    """Red if a head whose trials take long is tried as often as a cheap one, so that
+    trials cost more than 1% of the time."""
+    rest, lost_ms = Rest(), 15.0
+    for _ in range(TIRED_ROUNDS):
+        rest.follow(Pays.NO, 1, 0.0, lost_ms)
+    length = TRIAL_ROUNDS * lost_ms / 0.01
+    assert FIRST_MS < length < LONGEST_MS
+    assert not rest.is_over(1, length - 1) and rest.is_over(1, length)
+    rest = Rest()
+    for _ in range(TIRED_ROUNDS):
+        rest.follow(Pays.NO, 1, 0.0, 1e6)
+    assert rest.is_over(1, LONGEST_MS)
+
+
 def test_another_number_of_requests_is_looked_at_for_itself():
     """Red if a head that does not pay at one request is not tried at 32."""
     rest = tired()
