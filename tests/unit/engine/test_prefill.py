@@ -11,7 +11,7 @@ from sglang_parse.engine.prefill import PrefillEngine
 
 
 def needed(*, num_computed: int = 1, judged: int = 1, **more) -> bool:
-    """Whether SGLang's prefill runs for two requests, `judged` of which bring a text."""
+    """Whether SGLang's prefill runs for two requests, of which so many bring a text."""
     told: list[bool] = []
 
     def prefill(batch, *, needed):
