@@ -266,13 +266,8 @@ class RoundPlanner:
         others = any(r.window - len(r.state.pending) > 0 for r in round)
         if self.adaptive and not (others or self.rest.resting):
             self._ask_for_the_head(round)
-        # A recurrent state goes along one path, and slots in pages stay where they are.
-        can_branch = not round.has_state and self.slots.page_size == 1
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)
-            if can_branch and round.chains is not None and r.budgets:
-                left = self.context_len - r.seq_len - 1 - r.window
-                r.most_siblings = max(0, min(MOST_SIBLINGS, left))
 
     def _ask_for_the_head(self, round: Round) -> None:
         """Nobody else drafts: do drafts that are followed token by token pay?"""
@@ -287,12 +282,23 @@ class RoundPlanner:
                 r.budgets = {}
         else:
             round.chains = self.controller.chain_rule(bs)
+            self._make_room_beside(round)
         # A head that cannot draft, as under a grammar, is not one that does not pay.
         if any(budgets) or self.rest.is_woken:
             lost_ms = self.controller.lost_by_trial(bs, max(budgets))
             self.rest.follow(pays, bs, self.controller.ms, lost_ms)
             if self.rest.resting:
                 logger.info("PARSE: the head does not pay at %d requests and rests", bs)
+
+    def _make_room_beside(self, round: Round) -> None:
+        """Room for siblings of a head's chains; on all ranks, whoever shows some."""
+        # A recurrent state goes along one path, and slots in pages stay where they are.
+        if round.has_state or self.slots.page_size > 1:
+            return
+        for r in round:
+            if num := max(r.budgets.values(), default=0):
+                left = self.context_len - r.seq_len - 1 - num
+                r.most_siblings = max(0, min(MOST_SIBLINGS, left))
 
     def _look_at_rest(self, round: Round) -> None:
         """Wake the head where it paid at this number of requests, or to try it."""

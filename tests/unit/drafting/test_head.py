@@ -381,11 +381,12 @@ def test_tokens_beside_a_chain_are_those_of_their_places():
         assert len(r.siblings) == most
 
 
-def test_ranks_cut_chains_as_the_first_of_them_does():
+@pytest.mark.parametrize("first", [Cuts(), Beside()])
+def test_ranks_cut_chains_as_the_first_of_them_does(first):
     """Red if a rank that would cut a chain elsewhere, or not at all, sends other
     numbers of tokens than the first: the collective ends the server."""
     told, found = [], []
-    for chains in (Cuts(), None):
+    for chains in (first, None):
         drafter, state = make_drafter(), make_state()
         drafter._of(state).hint = hint(5)
         sent = iter([list(lists) for lists in told])
@@ -399,11 +400,15 @@ def test_ranks_cut_chains_as_the_first_of_them_does():
             return theirs
 
         drafter.ranks = SimpleNamespace(agree_all=agree)
-        round = Round(None, [record(state, 0, 3)])
+        round = Round(None, [record(state, 0, 3, most_siblings=12)])
         round.chains, round.requests[0].budgets = chains, {"eagle3": 4}
         drafter.draft(round)
-        found.append(round.requests[0].draft.tokens)
-    assert found[0] == found[1] == (5, 6, 7)
+        found.append((round.requests[0].draft.tokens, round.requests[0].siblings))
+    assert found[0] == found[1]
+    tokens, siblings = found[0]
+    is_beside = isinstance(first, Beside)
+    assert tokens == ((5, 6, 7, 8) if is_beside else (5, 6, 7))
+    assert len(siblings) == (4 if is_beside else 0)
 
 
 def test_a_head_is_never_far_behind():

@@ -229,6 +229,26 @@ def chosen(plan: RoundPlanner, choice: Choice) -> None:
     plan.controller.choose = lambda one: (choice, "")
 
 
+@pytest.mark.parametrize(
+    ("has_state", "page_size", "context_len", "room"),
+    [(False, 1, 1000, 12), (True, 1, 1000, 0), (False, 16, 1000, 0), (False, 1, 20, 5)],
+)
+def test_there_is_room_beside_a_chain_where_it_can_branch(
+    has_state, page_size, context_len, room
+):
+    """Red if a sibling would need a second state or part of a page, or go past the
+    row's end; or if a rank whose own rule shows none has no room for the first's."""
+    plan = planner()
+    chosen(plan, Choice(0))
+    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    plan.slots.page_size, plan.context_len = page_size, context_len
+    round = make_round(state(), has_state=has_state)
+    plan.plan(round)
+    (r,) = round
+    assert round.chains is None  # costs are not known yet
+    assert (r.budgets, r.window, r.most_siblings) == ({"eagle3": 4}, 4, room)
+
+
 def test_a_paused_draft_model_leaves_its_turn_to_the_head():
     """Red if nobody drafts while the draft model does not pay and the head does, or the
     head drafts where it does not pay either."""
