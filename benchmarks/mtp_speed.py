@@ -1,6 +1,6 @@
 """Does exact mode with an MTP head ever cost time? Tiny models with random weights.
 
-    python -m benchmarks.mtp_speed --out benchmarks/results/mtp.jsonl
+    python -m benchmarks.mtp_speed --prompts 96 --repeats 5 --out FILE
 
 For each family an engine of the target alone and one of PARSE with the target's own
 head, with adaptive windows, take turns. Their heads are right now and then, so most of
