@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +9,16 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from torch import Tensor
 
-from sglang_parse.runtime.compat import built_on_cpu, taken_for_triton
+from sglang_parse.runtime.compat import (
+    built_on_cpu,
+    keep_on_cpu,
+    taken_for_triton,
+)
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
+
+# Bytes of memory that a hierarchical cache leaves free. SGLang leaves 10 GiB to the
+# host beside a GPU, which a machine without one may not have.
+HOST_RESERVE = 1 << 30
 
 
 class CpuMHATokenToKVPool(MHATokenToKVPool):
@@ -85,10 +92,7 @@ def open_host_pool(
 ) -> Any:
     """AROUND hook on HostKVCache._allocate_host_buffer, whose memory a GPU reaches and
     whose slots a kernel copies."""
-    from sglang.srt.mem_cache.pool_host import common
-
-    common.ALLOC_MEMORY_FUNCS["cpu"] = host_memory
-    sys.modules[type(pool).__module__].transfer_kv_direct = copy_slots  # type: ignore[attr-defined]
+    keep_on_cpu(type(pool).__module__, host_memory, copy_slots, HOST_RESERVE)
     return original(pool, *args, **kwargs)
 
 

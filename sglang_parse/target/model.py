@@ -58,6 +58,7 @@ class TargetModel:
         tokens = upload([r.bonus_token for r in round], device)
         shifts = mrope_shifts(batch.reqs)
         owner = range(len(round))
+        info = self._info(round, owner)
         steps, samples = [], []
         for k in range(round.num_steps):
             round.output = self.verifier.decode(
@@ -71,7 +72,7 @@ class TargetModel:
                 mrope_shifts=shifts,
             )
             tokens, sampled = self._sample(
-                round, round.output.logits, owner, [k] * len(round), lens
+                round, round.output.logits, info, owner, [k] * len(round), lens
             )
             steps.append(tokens)
             samples.append(sampled)
@@ -103,27 +104,39 @@ class TargetModel:
         device = round.batch.seq_lens.device
         logits = self.verifier.logits_of(round.output, rows)
         tokens, sampled = self._sample(
-            round, logits, owner, offset, upload(positions, device)
+            round,
+            logits,
+            self._info(round, owner),
+            owner,
+            offset,
+            upload(positions, device),
         )
         chosen: list[int] = tokens.tolist()
         return chosen, sampled
+
+    def _info(self, round: Round, owner: Sequence[int]) -> Any:
+        """Sampling state with a row for each of these requests."""
+        batch = round.batch
+        return expand_rows(batch.sampling_info, list(owner), batch.seq_lens.device)
 
     def _sample(
         self,
         round: Round,
         logits: Tensor,
+        info: Any,
         owner: Sequence[int],
         offset: Sequence[int],
         positions: Tensor,
     ) -> tuple[Tensor, LogitsProcessorOutput]:
-        """[rows] tokens drawn from `logits` of requests `owner`, and their logprobs."""
+        """[rows] tokens drawn from `logits` of requests `owner`, and their logprobs.
+
+        info: `_info` of these requests. Steps in a row share one.
+        """
         batch, grammars = round.batch, [r.grammar for r in round]
         return sample_rows(
             self.verifier.runner,
             logits,
-            sampling_info=expand_rows(
-                batch.sampling_info, list(owner), batch.seq_lens.device
-            ),
+            sampling_info=info,
             positions=positions,
             grammar_mask=mask_for_rows(grammars, owner, offset),
             needs=token_needs(batch, owner),

@@ -526,3 +526,26 @@ def test_a_hierarchical_cache_takes_slots_from_the_pool_itself():
     assert allocator.alloc(9) is None and len(allocator.alloc(3)) == 3
     assert len(allocator.alloc_extend(extend_num_tokens=4)) == 4
     assert told == [3, 4] and not hasattr(allocator, "alloc_decode")
+
+
+def test_a_hierarchical_cache_on_cpu_reads_what_keep_on_cpu_sets(monkeypatch):
+    """Red if SGLang takes memory, the bytes that it leaves free, or the kernel that
+    copies slots from elsewhere: such a server would not start on a CPU."""
+    from sglang.srt.mem_cache.pool_host import base as pools
+    from sglang.srt.mem_cache.pool_host import common, mha
+
+    monkeypatch.setattr(pools, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(common, "ALLOC_MEMORY_FUNCS", {})
+    monkeypatch.setattr(mha, "transfer_kv_direct", None, raising=False)
+    assert pools.host_memory_budget_bytes(1) < 0
+    compat.keep_on_cpu(mha.__name__, torch.empty, max, 0)
+    assert pools.host_memory_budget_bytes(1) > 0
+    assert common.ALLOC_MEMORY_FUNCS["cpu"] is torch.empty
+    assert mha.transfer_kv_direct is max
+    base = source_of("mem_cache/pool_host/base.py")
+    assert "- HICACHE_HOST_MEMORY_RESERVE_BYTES" in base
+    assert "def _allocate_host_buffer(self) -> None:" in base
+    for pool in ("mha", "mla"):
+        source = source_of(f"mem_cache/pool_host/{pool}.py")
+        assert "alloc_func = ALLOC_MEMORY_FUNCS[" in source
+        assert "transfer_kv_direct(\n" in source

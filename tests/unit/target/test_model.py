@@ -37,7 +37,8 @@ def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch):
         return logits.argmax(-1), len(places)
 
     monkeypatch.setattr(module, "sample_rows", sample_rows)
-    monkeypatch.setattr(module, "expand_rows", lambda info, rows, device: None)
+    expanded = []
+    monkeypatch.setattr(module, "expand_rows", lambda *_: expanded.append(1))
     monkeypatch.setattr(module, "token_needs", lambda batch, owner: None)
     monkeypatch.setattr(module, "join_outputs", list)
     req = SimpleNamespace(multimodal_inputs=None)
@@ -59,3 +60,4 @@ def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch):
         assert [one[name].tolist() for one in verifier.asked] == lens
     assert places == lens and round.sampled == [1, 2, 3]
     assert not any(one["is_followed"] for one in verifier.asked)
+    assert len(expanded) == 1  # the requests are the same in every step
