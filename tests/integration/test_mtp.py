@@ -24,7 +24,9 @@ EXACT, LENGTH = {"parse_mode": "exact"}, {"max_new_tokens": ANSWER_TOKENS}
 
 
 class Served:
-    def __init__(self, name: str, folder, *flags: str, **environment: str):
+    def __init__(
+        self, name: str, folder, *flags: str, num_ranks: int = 1, **environment: str
+    ):
         self.name, target, draft = name, folder / "target", folder / "draft"
         self.reference = build_with_mtp(name, target)
         FAMILIES["llama"].build_draft(draft)
@@ -34,6 +36,7 @@ class Served:
                 *("--speculative-draft-model-path", str(draft)),
             ],
             log=str(folder / "engine.log"),
+            num_ranks=num_ranks,
             environment=environment,
         )
 
@@ -126,3 +129,21 @@ def test_logprobs_beside_a_chain_are_the_targets(branching):
     for ours, theirs in zip(found, alone, strict=True):
         got, expected = torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs)
         torch.testing.assert_close(got, expected, atol=1e-3, rtol=0)
+
+
+def test_two_ranks_show_the_same_tokens_beside_a_chain(tmp_path):
+    """Red if a rank has other rows in a pass than the first: the collective ends the
+    server, or a kept sibling's KV lies in another column there."""
+    flags, prompts = ("--tp-size", "2"), prompts_of(4)
+    one = Served("glm4_moe", tmp_path, *flags, num_ranks=2, **{SHOW_ALL_ENV: "1"})
+    try:
+        alone = one.engine.run(prompts, 4, custom={"parse_mode": "off"}, **LENGTH)
+        found = one.engine.run(prompts, 4, custom=EXACT, **LENGTH)
+    finally:
+        one.engine.close()
+    assert ids_of(found) == ids_of(alone)
+    passes = one.reference.passes
+    expected = [
+        passes(p, a.ids, STEPS, WIDTH) for p, a in zip(prompts, found, strict=True)
+    ]
+    assert [a.report["target_passes"] for a in found] == expected
