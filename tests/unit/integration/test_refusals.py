@@ -200,6 +200,16 @@ def test_unsupported_combination_is_refused_by_name(flags, named):
     assert "\n" not in str(error.value).strip()
 
 
+def test_sglang_refuses_lmcache_beside_any_draft():
+    """Red once SGLang serves it: our own refusal is then to be looked at again."""
+    from sglang.srt.arg_groups.kv_cache_hook import handle_cache_compatibility
+    from sglang.srt.server_args import prepare_server_args
+
+    args = prepare_server_args([*TARGET, *DRAFT, "--enable-lmcache"])
+    with pytest.raises(NotImplementedError, match="not yet support speculative"):
+        handle_cache_compatibility(args)
+
+
 def test_pools_sized_behind_captured_graphs_are_refused(monkeypatch):
     """Red if passes outside graphs are left without memory."""
     monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
