@@ -55,12 +55,13 @@ class DraftRequest:
 class DraftProposal:
     """tokens: newly drafted per request, the stop token excluded; none where there is
     more to read first. ended: whether a stop token followed. num_forwarded: sequence
-    positions with draft KV afterwards. has_read: whether whole texts were read."""
+    positions with draft KV afterwards. num_read: tokens that were read before the first
+    one was drafted, beside the last one of each text."""
 
     tokens: tuple[tuple[int, ...], ...]
     ended: tuple[bool, ...]
     num_forwarded: tuple[int, ...]
-    has_read: bool = False
+    num_read: int = 0
 
 
 class DraftModel(DraftRunner):
@@ -132,11 +133,9 @@ class DraftModel(DraftRunner):
                 for i, k in enumerate(going):
                     tokens[k], ended[k] = found.tokens[i], found.ended[i]
                     num_forwarded[k] = found.num_forwarded[i]
-        has_read = any(
-            end - start > SHORT_GAP for (start, _), end in zip(spans, ends, strict=True)
-        )
+        num_read = sum(ends) - sum(start for start, _ in spans) - len(chosen)
         return DraftProposal(
-            tuple(tokens), tuple(ended), tuple(num_forwarded), has_read
+            tuple(tokens), tuple(ended), tuple(num_forwarded), num_read
         )
 
     def _read(

@@ -101,7 +101,7 @@ class ModelDrafter:
         proposal = self.model.propose(
             orders, table=self.slots.table, sampling_info=round.batch.sampling_info
         )
-        round.has_read |= proposal.has_read
+        round.num_read += proposal.num_read
         for k, r in enumerate(chosen):
             self._of(r).num_forwarded = proposal.num_forwarded[k]
             if not (proposal.tokens[k] or proposal.ended[k]):

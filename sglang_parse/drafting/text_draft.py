@@ -163,7 +163,7 @@ class TextDrafter:
             table=self.model.rows.table,
             sampling_info=round.batch.sampling_info,
         )
-        round.has_read |= proposal.has_read
+        round.num_read += proposal.num_read
         for k, order in enumerate(orders):
             self._take(
                 order.memory,

@@ -89,8 +89,10 @@ class Controller:
         self._knows_verdicts = False
         #: When the next trial of drafting by verdicts is due, while they are not asked.
         self._next_trial_ms = 0.0
-        #: Tokens a millisecond that a trial gives up, 0 outside of one.
+        #: Tokens a millisecond that a trial gives up, 0 outside of one, and the
+        #: milliseconds that it is expected to lose.
         self._trial_rate = 0.0
+        self._trial_loss_ms = 0.0
         self._kept: _Kept | None = None
         self._judged: dict[int, bool] = {}
 
@@ -161,10 +163,14 @@ class Controller:
         self.ms += ms
 
     def conclude_trial(self, tokens: int, ms: float) -> None:
-        """What a trial gave; the next one waits the longer, the more it lost."""
+        """What a trial gave; the next one waits the longer, the more it lost. One
+        round may gain by luck: what it was expected to lose counts at least.
+
+        ms: without the time that the draft model read prompts in.
+        """
         if not self._trial_rate:
             return
-        lost_ms = max(0.0, ms - tokens / self._trial_rate)
+        lost_ms = max(self._trial_loss_ms, ms - tokens / self._trial_rate)
         self._trial_rate = 0.0
         self._wait(lost_ms)
         self._kept = None
@@ -226,12 +232,12 @@ class Controller:
             self._judged[asked.bs] = True
             self._wait_longer = 1
             return judged, ""
+        lost_ms = judged.round_ms * (1 - judged.rate / other.rate)
         if was_judged:
             self._judged[asked.bs] = False
-            lost_ms = judged.round_ms * (1 - judged.rate / other.rate)
             self._wait(lost_ms * valid.num_ends / (valid.num_ends + LUCK))
         if self.ms >= self._next_trial_ms:
-            self._trial_rate = other.rate
+            self._trial_rate, self._trial_loss_ms = other.rate, lost_ms
             valid.forget(FORGET)
             return short(asked, judged, TRIAL_STEPS), ""
         unit = self.costs.plain_ms(asked.bs) / asked.bs

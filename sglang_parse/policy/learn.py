@@ -99,11 +99,6 @@ def _learn_segments(segments: Survival, r: RequestRound) -> None:
     segments.count(num_tokens, r.num_segments)
 
 
-def has_prompts(round_: Round) -> bool:
-    """Whether the draft model had a prompt to read: that says nothing of its steps."""
-    return round_.has_read or any(r.output_len <= 1 for r in round_)
-
-
 def round_timing(round_: Round) -> dict[str, float]:
     """A finished round as a line of the debug log (benchmarks/simulate/measure.py)."""
     return {
@@ -112,7 +107,7 @@ def round_timing(round_: Round) -> dict[str, float]:
         "steps": max(r.draft.num_segment_level for r in round_),
         "token_steps": max(r.draft.num_token_level for r in round_),
         "rows": round_.num_rows,
-        "prompts": int(has_prompts(round_)),
+        "read": round_.num_read,
         "plain_steps": round_.num_steps if "plain" in round_.seconds else 0,
         "tokens": sum(len(r.decision.accept_tokens) for r in round_),
         **{f"{name}_ms": 1000 * s for name, s in round_.seconds.items()},
@@ -123,14 +118,13 @@ def learn_costs(
     costs: CostModel,
     round_: Round,
     *,
-    is_behind: bool = False,
     elsewhere: Sequence[str] = (),
     token_level: Sequence[str] = (),
 ) -> float:
     """Milliseconds of the round. What they tell of rounds to come is learnt.
 
-    is_behind: the draft model read several tokens of plain rounds first. elsewhere:
-    drafters that work on another machine. token_level: those of single tokens.
+    elsewhere: drafters that work on another machine. token_level: those of single
+    tokens.
     """
     seconds, bs = round_.seconds, len(round_)
     ms = 1000 * sum(seconds.values())
@@ -152,10 +146,7 @@ def learn_costs(
         # This machine only read what had come.
         own.draft.add(steps, 1000 * seconds["draft"], tells_speed=False)
     elif steps and not token_steps:
-        # The draft model may have read a prompt beside.
-        reads = is_behind or has_prompts(round_)
-        learn = own.draft.add_most if reads else own.draft.add
-        learn(steps, 1000 * seconds["draft"])
+        own.add_draft(steps, round_.num_read, 1000 * seconds["draft"])
     elif token_steps and not steps:
         own.token_draft.add(token_steps, 1000 * seconds["draft"])
     return ms

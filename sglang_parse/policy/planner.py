@@ -13,7 +13,6 @@ from sglang_parse.policy.controller import Asked, Controller
 from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import (
-    has_prompts,
     learn_confidence,
     learn_costs,
     learn_drafts,
@@ -127,7 +126,6 @@ class RoundPlanner:
         self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
         self.rest = Rest()
         self._is_told = False
-        self._was_plain = False
         self._first: ref[RequestState] | None = None
         self._failures: WeakKeyDictionary[RequestState, list[float]] = (
             WeakKeyDictionary()
@@ -392,17 +390,14 @@ class RoundPlanner:
 
     def observe(self, round: Round) -> None:
         """Learn from what a round cost."""
-        # Between judged rounds such reading is the rule, and part of what they cost.
-        is_behind = self._was_plain and not round.judged
         ms = learn_costs(
             self.controller.costs,
             round,
-            is_behind=is_behind,
             elsewhere=self.elsewhere,
             token_level=[d.name for d in self.token_level],
         )
-        self._was_plain = "plain" in round.seconds
         self.controller.spend(ms)
-        if round.judged and "plain" not in round.seconds and not has_prompts(round):
+        if round.judged and "plain" not in round.seconds:
             tokens = sum(len(r.decision.accept_tokens) for r in round)
-            self.controller.conclude_trial(tokens, ms)
+            reading_ms = self.controller.costs.at(len(round)).reading_ms(round.num_read)
+            self.controller.conclude_trial(tokens, ms - reading_ms)

@@ -31,6 +31,11 @@ SPEED_SMOOTHING, SPEED_SEEN = 0.3, 3
 # Share of the machine's slowness that is forgotten with each time. Else it drifts while
 # only one kind of work is done, and what other work took would look dearer or cheaper.
 SPEED_FORGETS = 0.002
+# Weight of a new time in what reading costs, once there are many. Share of a draft's
+# time that its steps take at least.
+READING_SMOOTHING, LEAST_STEPS = 0.03, 0.1
+# Rounds after which the fit of it is mostly believed.
+FEW_ROUNDS = 4.0
 # Times that the straight line through all points counts for in each point of a loop.
 STRAIGHT = 8.0
 # How much more than in proportion a larger amount of work may cost.
@@ -101,11 +106,19 @@ class _Point:
 class Curve:
     """Milliseconds over an amount of work.
 
-    fixed: share of a known amount's cost that any smaller amount has at least.
+    fixed: share of a known amount's cost that any smaller amount has at least. least:
+    other work that takes no longer than this work; less than was tried is taken to cost
+    what lies between them, if that is cheaper.
     """
 
-    def __init__(self, slow: Slowness | None = None, fixed: float = FIXED) -> None:
+    def __init__(
+        self,
+        slow: Slowness | None = None,
+        fixed: float = FIXED,
+        least: _Point | None = None,
+    ) -> None:
         self._slow = slow or Slowness()
+        self._least = least or _Point(self._slow)
         self._fixed = fixed
         self._is_loop = fixed == FIXED_STEPS
         self._points: dict[int, _Point] = {}
@@ -122,16 +135,11 @@ class Curve:
             x, ms, tells_speed=tells_speed
         )
         self.count += 1
-        points = sorted(self._points.values(), key=lambda p: p.x)
+        points = not_held_up(sorted(self._points.values(), key=lambda p: p.x))
         line = [(p.x, p.relative_ms) for p in points]
         if self._is_loop:
             line = straightened(line, [p.weight for p in points])
         self._line = plausible(line)
-
-    def add_most(self, x: float, ms: float) -> None:
-        """It takes at most so long: other work was done in that time."""
-        if self.count > 1 and ms < self.ms(x):
-            self.add(x, ms)
 
     def ms(self, x: float) -> float:
         """Expected; 0 before anything was seen."""
@@ -142,7 +150,7 @@ class Curve:
         if not line:
             return 0.0
         if x <= line[0][0]:
-            return _bent(x, *line[0], self._fixed)
+            return min(_bent(x, *line[0], self._fixed), self._between(x, *line[0]))
         for (x0, ms0), (x1, ms1) in zip(line, line[1:], strict=False):
             if x <= x1:
                 return ms0 + (ms1 - ms0) * (x - x0) / max(1e-9, x1 - x0)
@@ -154,8 +162,28 @@ class Curve:
         return max(last, ms1 + slope * (x - x1)) if x1 > 1.5 * x0 else last
 
 
+    def _between(self, x: float, known: float, ms: float) -> float:
+        """On the straight line from the least work to what is known."""
+        least = self._least
+        if least.count < 2 or not least.x < known or least.relative_ms > ms:
+            return math.inf
+        share = max(0.0, x - least.x) / (known - least.x)
+        return least.relative_ms + share * (ms - least.relative_ms)
+
+
 def _bent(x: float, known: float, ms: float, fixed: float) -> float:
     return ms * (fixed + (1 - fixed) * x / max(1e-9, known))
+
+
+def not_held_up(points: Sequence[_Point]) -> list[_Point]:
+    """Points by rising work, without those that are far dearer than more work is."""
+    found: list[_Point] = []
+    least = math.inf
+    for point in reversed(points):
+        least = min(least, point.relative_ms)
+        if point.relative_ms <= HELD_UP * least:
+            found.append(point)
+    return found[::-1]
 
 
 def straightened(
@@ -203,6 +231,41 @@ def plausible(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 @dataclass
+class Reading:
+    """What a token costs that a draft model reads before it drafts: by least squares
+    over rounds, of which each has its steps, the tokens that it read, and its time."""
+
+    count: int = 0
+    #: Means of steps, tokens and milliseconds, and how they vary together.
+    means: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    spreads: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def add(self, steps: float, num_read: float, ms: float) -> None:
+        if self.count > 1:
+            ms = min(ms, HELD_UP * self.means[2] + self.ms(num_read))
+        self.count += 1
+        weight = max(READING_SMOOTHING, 1 / self.count)
+        off = [x - m for x, m in zip((steps, num_read, ms), self.means, strict=True)]
+        for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2)):
+            seen = self.spreads.get((i, j), 0.0)
+            self.spreads[i, j] = (1 - weight) * (seen + weight * off[i] * off[j])
+        self.means = tuple(
+            m + weight * x for m, x in zip(self.means, off, strict=True)
+        )
+
+    def ms(self, num_read: float) -> float:
+        """Of so many tokens; 0 while nothing is known."""
+        if self.count < 4:
+            return 0.0
+        s = self.spreads
+        # While few rounds were seen, what may be the steps' time is taken as theirs.
+        doubt = 1 + FEW_ROUNDS / self.count
+        apart = doubt * s[0, 0] * s[1, 1] - s[0, 1] ** 2
+        token_ms = (s[0, 0] * s[1, 2] - s[0, 1] * s[0, 2]) / max(1e-9, apart)
+        return num_read * max(0.0, token_ms)
+
+
+@dataclass
 class RoundCosts:
     """Costs of rounds of about as many requests (a power of two)."""
 
@@ -214,12 +277,23 @@ class RoundCosts:
     plain: _Point = field(default_factory=_Point)
     #: Of whole rounds in which such a drafter was asked, over the tokens they gave.
     asked: _Point = field(default_factory=_Point)
+    #: Of the texts that the draft model read before it drafted.
+    reading: Reading = field(default_factory=Reading)
 
     @classmethod
     def of(cls, slow: Slowness) -> RoundCosts:
         """Of a machine whose slowness all of them share."""
-        draft, asked = Curve(slow, FIXED_STEPS), _Point(slow, smoothing=ASKED_SMOOTHING)
-        return cls(draft, Curve(slow), Curve(slow), _Point(slow), asked)
+        plain, asked = _Point(slow), _Point(slow, smoothing=ASKED_SMOOTHING)
+        verify = Curve(slow, least=plain)
+        return cls(Curve(slow, FIXED_STEPS), verify, Curve(slow), plain, asked)
+
+    def add_draft(self, steps: int, num_read: int, ms: float) -> None:
+        """A draft loop took so long, with the reading of so many tokens."""
+        self.reading.add(steps, num_read, ms)
+        self.draft.add(steps, max(LEAST_STEPS * ms, ms - self.reading_ms(num_read)))
+
+    def reading_ms(self, num_read: int) -> float:
+        return self.reading.ms(num_read)
 
     @property
     def is_known(self) -> bool:

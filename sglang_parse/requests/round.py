@@ -285,8 +285,9 @@ class Round:
     #: Whether drafters of single tokens read nothing of what the target reads, from
     #: this round on.
     head_rests: bool = False
-    #: Whether a draft model read whole texts, prompts above all, before it drafted.
-    has_read: bool = False
+    #: Tokens that draft models read before they drafted, prompts above all, beside the
+    #: one that every request reads.
+    num_read: int = 0
     #: Decode steps, and so tokens of each request, where nobody holds a draft.
     num_steps: int = 1
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.

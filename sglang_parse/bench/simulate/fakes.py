@@ -244,7 +244,7 @@ class FakeDrafter:
                 orders = self._worth_showing(orders, round.chains)
             self.clock.spend("head", steps * self.costs.head_step_ms(len(orders)))
         else:
-            self._spend(steps, orders)
+            round.num_read += self._spend(steps, orders)
         for r, num in orders:
             self._write(r, num)
 
@@ -274,7 +274,8 @@ class FakeDrafter:
         pairs = zip(orders, shown, strict=True)
         return [(r, one.length) for (r, _), one in pairs if one.length]
 
-    def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> None:
+    def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> int:
+        """Let the time of a draft pass. Returns the tokens that were read first."""
         bs = len(orders)
         missing = []
         for r, num in orders:
@@ -285,6 +286,7 @@ class FakeDrafter:
         self.clock.spend("catch up", catch_up_ms)
         ms = (steps - 1) * self.costs.step_ms(bs)
         self.clock.spend("draft", ms, kernel=("draft", bs.bit_length()))
+        return sum(missing) - bs
 
     def _write(self, r: RequestRound, num: int) -> None:
         quality, req = self.quality(), answer_of(r)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_parse.policy.round_costs import CostModel, Curve
+from sglang_parse.policy.round_costs import FIXED_STEPS, CostModel, Curve
 
 
 def test_a_curve_goes_through_what_was_measured():
@@ -101,13 +101,47 @@ def test_slowness_does_not_drift_while_one_kind_of_work_is_done():
     assert own.verify.ms(40) == pytest.approx(30.0, rel=0.12)
 
 
-def test_a_draft_beside_a_prompt_tells_the_most_it_can_take():
-    """Red if long drafts are never timed where each answer takes one round, or a prompt
-    counts as slow drafting."""
-    curve = Curve()
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_are_timed_where_every_round_reads_prompts(seed):
+    """Red if prompts count as slow drafting, or if nothing is learnt beside them: at
+    many requests with short answers no round is without one."""
+    own, rng = CostModel().at(32), random.Random(seed)
+    for k in range(40):
+        steps = rng.choice((8, 12, 16, 32))
+        num_read = 1600 if k == 0 else 50 * rng.randrange(1, 12)
+        ms = (2.0 * steps + 0.04 * num_read) * rng.lognormvariate(0, 0.05)
+        own.add_draft(steps, num_read, ms)
+    for steps in (8, 16, 32):
+        assert own.draft.ms(steps) == pytest.approx(2.0 * steps, rel=0.15)
+    assert own.reading_ms(1000) == pytest.approx(40.0, rel=0.25)
+
+
+def test_reading_is_not_told_from_drafting_by_rounds_that_do_both_alike():
+    """Red if the time of the steps is taken for reading where long drafts happened to
+    begin with long prompts: windows would be far too long."""
+    own = CostModel().at(8)
+    for steps, num_read in ((32, 800), (16, 400), (8, 200), (24, 600), (12, 300)):
+        own.add_draft(steps, num_read, 2.0 * steps)
+    assert own.draft.ms(16) == pytest.approx(32.0, rel=0.1)
+
+
+def test_a_short_draft_that_was_held_up_is_left_out():
+    """Red if a first draft of 78 ms makes all shorter than the next look dear."""
+    curve = Curve(fixed=FIXED_STEPS)
+    curve.add(4, 78.0)
     for _ in range(4):
-        curve.add(16, 64.0)
-    curve.add_most(64, 90.0)
-    assert curve.ms(64) < 110.0
-    curve.add_most(64, 5000.0)
-    assert curve.ms(64) < 110.0
+        curve.add(8, 19.0)
+        curve.add(12, 25.0)
+    assert curve.ms(4) < 15.0
+
+
+def test_a_pass_of_few_rows_looks_as_cheap_as_a_plain_round():
+    """Red if windows that are shorter than all that were tried look too dear to try."""
+    own = CostModel().at(32)
+    for _ in range(4):
+        own.verify.add(400, 60.0)
+    assert own.verify.ms(216) > 45.0
+    for _ in range(4):
+        own.plain.add(32, 20.0)
+    assert own.verify.ms(216) == pytest.approx(40.0, rel=0.02)
+    assert own.verify.ms(8) >= 20.0
