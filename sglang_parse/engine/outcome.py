@@ -202,6 +202,8 @@ def decode(round: Round, target: Target) -> None:
     for row, r in enumerate(round):
         r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
         tokens = [step[row] for step in steps]
+        if not round.has_state:
+            tokens = tokens[: r.tokens_left]
         stops = frozenset() if round.has_state else r.state.stop_ids
         end = next((k + 1 for k, t in enumerate(tokens) if t in stops), len(tokens))
         r.chosen, r.places = tokens[:end], [k * len(round) + row for k in range(end)]

@@ -11,17 +11,20 @@ from sglang_parse.requests.round import Round
 # Most steps of a round, and their milliseconds together: so long a new request waits,
 # and so long a stream gets no token.
 MOST_STEPS, MOST_MS = 4, 40.0
+# Share of a round's rows that may be behind the ends of answers. A row among many costs
+# far less than the work between two rounds.
+MOST_WASTE = 1 / 8
 
 
 def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
     """Decode steps of a round without drafts. step_ms: of one, 0 while unknown."""
     if not (round.may_repeat and step_ms) or round.num_waiting:
         return 1
-    left = min(
-        min(
-            r.req.sampling_params.max_new_tokens - r.output_len,
-            context_len - r.seq_len - 1,
-        )
-        for r in round
-    )
-    return max(1, min(MOST_STEPS, int(MOST_MS / step_ms), left))
+    room = min(context_len - r.seq_len - 1 for r in round)
+    most = min(MOST_STEPS, int(MOST_MS / step_ms), room)
+    left = [r.tokens_left for r in round]
+    for num in range(most, 1, -1):
+        wasted = sum(max(0, num - own) for own in left)
+        if wasted <= MOST_WASTE * num * len(left):
+            return num
+    return 1

@@ -161,7 +161,6 @@ class Curve:
         slope = max(0.0, (ms1 - ms0) / max(1e-9, x1 - x0))
         return max(last, ms1 + slope * (x - x1)) if x1 > 1.5 * x0 else last
 
-
     def _between(self, x: float, known: float, ms: float) -> float:
         """On the straight line from the least work to what is known."""
         least = self._least
@@ -237,7 +236,7 @@ class Reading:
 
     count: int = 0
     #: Means of steps, tokens and milliseconds, and how they vary together.
-    means: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    means: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     spreads: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def add(self, steps: float, num_read: float, ms: float) -> None:
@@ -249,9 +248,7 @@ class Reading:
         for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2)):
             seen = self.spreads.get((i, j), 0.0)
             self.spreads[i, j] = (1 - weight) * (seen + weight * off[i] * off[j])
-        self.means = tuple(
-            m + weight * x for m, x in zip(self.means, off, strict=True)
-        )
+        self.means = [m + weight * x for m, x in zip(self.means, off, strict=True)]
 
     def ms(self, num_read: float) -> float:
         """Of so many tokens; 0 while nothing is known."""

@@ -231,6 +231,11 @@ class RequestRound:
         return max(0, min(left, self.budgets.get(drafter, 0)))
 
     @property
+    def tokens_left(self) -> int:
+        """Tokens that its answer may still have, at least the next one."""
+        return max(1, self.req.sampling_params.max_new_tokens - self.output_len)
+
+    @property
     def new_len(self) -> int:
         """Tokens before the next round's bonus token."""
         return self.seq_len + len(self.decision.accept_tokens)

@@ -33,7 +33,8 @@ def off_round(*, left: int = 100, seq_len: int = 10, **more) -> Round:
         (0.0, off_round(), 1),  # nothing is known
         (5.0, off_round(num_waiting=1), 1),
         (5.0, off_round(may_repeat=False), 1),
-        (5.0, off_round(left=3), 3),
+        (5.0, off_round(left=3), MOST_STEPS),  # one row of eight is for nothing
+        (5.0, off_round(left=2), 2),
         (5.0, off_round(left=0), 1),
         (5.0, off_round(seq_len=CONTEXT - 3), 2),
     ],
