@@ -25,7 +25,7 @@ from sglang_parse.drafting.base import DrafterContext
 from sglang_parse.drafting.head_graphs import HeadGraphs, HeadInput
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.runtime.capacity import check_feature_room, longest_prefill
-from sglang_parse.runtime.compat import waits_for_no_gpu
+from sglang_parse.runtime.compat.models import waits_for_no_gpu
 from sglang_parse.runtime.upload import upload
 
 

@@ -7,7 +7,7 @@ from sglang.srt.configs.draft_parallel import DraftTPExecution
 from sglang_parse.drafting.base import DrafterContext
 from sglang_parse.drafting.head_model import HeadModel
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
-from sglang_parse.runtime.compat import capture_features
+from sglang_parse.runtime.compat.models import capture_features
 from sglang_parse.runtime.mtp import check_mtp
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.runtime.compat import plan_buffers_in_turn
+from sglang_parse.runtime.compat.backends import plan_buffers_in_turn
 
 
 class StepPacer:

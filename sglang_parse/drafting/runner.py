@@ -28,7 +28,7 @@ from torch import Tensor
 from sglang_parse.drafting.pacing import StepPacer
 from sglang_parse.runtime.architecture import check_architecture
 from sglang_parse.runtime.batches import build_batch, extend_fields, mark_extend
-from sglang_parse.runtime.compat import plan_plain_decode
+from sglang_parse.runtime.compat.backends import plan_plain_decode
 
 
 class DraftRunner:

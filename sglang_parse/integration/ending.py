@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from sglang_parse.requests.refusal import Refusal
-from sglang_parse.runtime.compat import abort
+from sglang_parse.runtime.compat.requests import abort
 from sglang_parse.runtime.protocols import SchedulerRequest
 
 ERROR_TYPES = {

@@ -1,6 +1,6 @@
 """Every hook PARSE takes on the server, in one place, and the check that they hold.
 The one in programs, which are clients, is in frontend/adapter.py. What PARSE changes
-while a server runs is in runtime/compat.py.
+while a server runs is in runtime/compat.
 
 SGLang logs and swallows a hook that does not apply (plugins/hook_registry.py), so the
 worker calls `check_hooks` before it serves anything. File references are to

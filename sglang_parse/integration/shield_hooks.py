@@ -32,7 +32,7 @@ from sglang_parse.integration.shield import (
     told_of,
 )
 from sglang_parse.integration.shield_checks import drop_unknown_stops
-from sglang_parse.runtime.compat import hide_media
+from sglang_parse.runtime.compat.models import hide_media
 from sglang_parse.runtime.families import reads_images_of
 from sglang_parse.runtime.names import is_parse
 

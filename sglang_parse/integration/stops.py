@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_parse.integration.active import serves_parse
-from sglang_parse.runtime.compat import ends_at
+from sglang_parse.runtime.compat.requests import ends_at
 from sglang_parse.runtime.protocols import RequestParameters, SchedulerRequest
 
 

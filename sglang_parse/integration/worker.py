@@ -60,12 +60,12 @@ from sglang_parse.runtime.capacity import (
     pass_rows,
     warn_of_logits,
 )
-from sglang_parse.runtime.compat import (
-    capture_hidden_states,
+from sglang_parse.runtime.compat.backends import plan_plain_decode
+from sglang_parse.runtime.compat.models import capture_hidden_states
+from sglang_parse.runtime.compat.requests import (
     emits_nothing,
     emits_undrafted,
     hold,
-    plan_plain_decode,
     release,
 )
 from sglang_parse.runtime.protocols import SchedulerBatch

@@ -22,7 +22,7 @@ from sglang_parse.requests.refusal import (
     try_again,
 )
 from sglang_parse.requests.state import RequestState, stop_token_ids
-from sglang_parse.runtime.compat import serve_plainly
+from sglang_parse.runtime.compat.requests import serve_plainly
 
 logger = logging.getLogger(__name__)
 

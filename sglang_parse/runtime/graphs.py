@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sglang_parse.runtime.compat import replay_pass, without_graphs
+from sglang_parse.runtime.compat.graphs import replay_pass, without_graphs
 
 logger = logging.getLogger(__name__)
 

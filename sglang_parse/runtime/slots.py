@@ -23,7 +23,8 @@ from sglang.srt.mem_cache.allocation import (
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from torch import Tensor
 
-from sglang_parse.runtime.compat import set_allocated_len, tell_of_slots
+from sglang_parse.runtime.compat.pools import tell_of_slots
+from sglang_parse.runtime.compat.requests import set_allocated_len
 from sglang_parse.runtime.protocols import RoundBatch
 from sglang_parse.runtime.upload import upload
 

@@ -30,16 +30,14 @@ from sglang_parse.runtime.batches import (
     mark_extend,
     set_mrope_positions,
 )
-from sglang_parse.runtime.compat import (
+from sglang_parse.runtime.compat.backends import reads_rows_of, room_for
+from sglang_parse.runtime.compat.graphs import pass_eager_inputs_through, without_graphs
+from sglang_parse.runtime.compat.models import (
     ShownLayers,
     States,
-    pass_eager_inputs_through,
-    reads_rows_of,
-    room_for,
     show_layers,
     take_states,
     wait_in_gathers,
-    without_graphs,
 )
 from sglang_parse.runtime.graphs import PassGraphs
 from sglang_parse.runtime.protocols import SchedulerBatch

@@ -1,4 +1,4 @@
-"""Every run-time change of an SGLang object: what runtime/compat.py changes exists, and
+"""Every run-time change of an SGLang object: what runtime/compat changes exists, and
 is read where its docstrings say."""
 
 import ast
@@ -15,7 +15,8 @@ import torch
 
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.runtime import compat, families
+from sglang_parse.runtime import families
+from sglang_parse.runtime.compat import backends, graphs, models, pools, requests
 from sglang_parse.target.backends.registry import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -29,19 +30,32 @@ def source_of(path: str) -> str:
     return (root / path).read_text(encoding="utf-8")
 
 
+FOLDER = Path(graphs.__file__).parent
+
+
+def changes():
+    """The functions of runtime/compat by name."""
+    modules = (backends, graphs, models, pools, requests)
+    assert {Path(m.__file__).name for m in modules} == {
+        path.name for path in FOLDER.glob("*.py") if path.name != "__init__.py"
+    }
+    return {
+        name: f
+        for module in modules
+        for name, f in inspect.getmembers(module, inspect.isfunction)
+        if f.__module__ == module.__name__
+    }
+
+
 def test_every_change_has_its_file_and_its_end():
-    """Red if a function joins compat.py without saying where SGLang needs it and what
-    would end the need, or names a file that SGLang no longer has."""
+    """Red if a function joins runtime/compat without saying where SGLang needs it and
+    what would end the need, or names a file that SGLang no longer has."""
     import sglang
 
     root = Path(sglang.__file__).parent / "srt"
-    functions = [
-        f
-        for _, f in inspect.getmembers(compat, inspect.isfunction)
-        if f.__module__ == compat.__name__
-    ]
+    functions = changes()
     assert len(functions) >= 8
-    for function in functions:
+    for function in functions.values():
         text = inspect.getdoc(function)
         for part in ("What: ", "Why: ", "Where: ", "Ends with: "):
             assert text.count(part) == 1, (function.__name__, part)
@@ -59,7 +73,7 @@ def test_forwards_look_for_graphs_where_they_are_taken_away():
     from sglang.srt.model_executor.runner import decode_cuda_graph_runner
 
     forward = inspect.getsource(ModelRunner._forward_raw)
-    for name in compat.GRAPH_RUNNERS:
+    for name in graphs.GRAPH_RUNNERS:
         assert f"self.{name}" in forward
     check = decode_cuda_graph_runner.DecodeCudaGraphRunner._validate_capture_hidden_mode
     source = inspect.getsource(check)
@@ -67,16 +81,12 @@ def test_forwards_look_for_graphs_where_they_are_taken_away():
 
 
 def test_every_change_is_named_by_a_contract_test():
-    """Red if a function joins compat.py without a test of what it takes from SGLang."""
+    """Red if a function joins runtime/compat without a test of what it takes of
+    SGLang."""
     folder = Path(__file__).parent
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("test_*.py")]
     named = {word for text in texts for word in re.findall(r"\w+", text)}
-    functions = [
-        name
-        for name, f in inspect.getmembers(compat, inspect.isfunction)
-        if f.__module__ == compat.__name__
-    ]
-    assert not [name for name in functions if name not in named]
+    assert not [name for name in changes() if name not in named]
 
 
 def sglangs_things(tree: ast.AST) -> set[str]:
@@ -102,11 +112,11 @@ def sglangs_things(tree: ast.AST) -> set[str]:
 
 def test_nothing_but_compat_changes_a_thing_of_sglang():
     """Red if a module sets an attribute of what it imports of SGLang or torch, or of
-    a request: only compat.py may, where each change has its reason and its test."""
-    root = Path(compat.__file__).parents[1]
+    a request: only runtime/compat may, where each change has its reason and test."""
+    root = FOLDER.parents[1]
     found = []
     for path in root.rglob("*.py"):
-        if path == Path(compat.__file__):
+        if path.parent == FOLDER:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         things = sglangs_things(tree)
@@ -166,9 +176,9 @@ def test_backends_of_the_rows_route_read_their_table_at_each_forward(name):
     table, pool = torch.zeros(1, 2), SimpleNamespace()
     inner = SimpleNamespace(req_to_token_pool=pool)
     for backend in (inner, SimpleNamespace(prefill_backend=inner)):
-        with compat.reads_rows_of(backend, table):
+        with backends.reads_rows_of(backend, table):
             assert inner.req_to_token_pool.req_to_token is table
-        with compat.reads_rows_of(backend, None):
+        with backends.reads_rows_of(backend, None):
             assert inner.req_to_token_pool is pool
         assert inner.req_to_token_pool is pool
 
@@ -205,7 +215,7 @@ def test_ranks_may_be_made_to_wait_for_each_other_before_they_gather_logits():
     one = gatherer(1, enabled=False, skip_entry_sync=True)
     assert vars(one)["_skip_entry_sync"] is True
     assert "self._skip_entry_sync" in inspect.getsource(gatherer.__call__)
-    compat.wait_in_gathers(SimpleNamespace(_logits_gatherer=one))
+    models.wait_in_gathers(SimpleNamespace(_logits_gatherer=one))
     assert one._skip_entry_sync is False
 
 
@@ -224,7 +234,7 @@ def test_runners_plan_plain_decode_graphs():
     parse = SpeculativeAlgorithm.from_string("PARSE")
     assert parse.is_speculative() and not parse.supports_target_verify_for_draft()
     runner = SimpleNamespace(spec_algorithm=parse)
-    compat.plan_plain_decode(runner)
+    backends.plan_plain_decode(runner)
     assert not runner.spec_algorithm.is_speculative()
     assert runner.spec_algorithm.is_none()
 
@@ -238,12 +248,12 @@ def test_a_target_is_made_to_show_its_features():
     )
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     target = SimpleNamespace(model=model)
-    compat.capture_features(target, SimpleNamespace(eagle_config=ids), "--flag")
-    compat.capture_features(target, SimpleNamespace(), "--flag")
+    models.capture_features(target, SimpleNamespace(eagle_config=ids), "--flag")
+    models.capture_features(target, SimpleNamespace(), "--flag")
     assert seen == [[1, 2, 3], None]
     assert processor.keep_last_hidden_states is True
     with pytest.raises(ValueError, match="--flag: SimpleNamespace cannot show"):
-        compat.capture_features(
+        models.capture_features(
             SimpleNamespace(model=SimpleNamespace()), SimpleNamespace(), "--flag"
         )
 
@@ -313,7 +323,7 @@ def test_allocated_length_is_what_sglang_frees_and_reserves_by():
     assert "kv.kv_allocated_len" in inspect.getsource(allocation.alloc_for_spec_decode)
     assert "kv.kv_allocated_len" in inspect.getsource(common.release_kv_cache)
     req = SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=3))
-    compat.set_allocated_len(req, 8)
+    requests.set_allocated_len(req, 8)
     assert req.kv.kv_allocated_len == 8
 
 
@@ -348,7 +358,7 @@ def test_aborted_request_ends_with_its_error():
     """Red if SGLang looks for an abort elsewhere, or keeps other facts of it."""
     req = request("a", max_new_tokens=9)
     status = HTTPStatus.SERVICE_UNAVAILABLE
-    compat.abort(req, "No room.", status=status, err_type="ServiceUnavailableError")
+    requests.abort(req, "No room.", status=status, err_type="ServiceUnavailableError")
     assert not req.finished()
     req.update_finish_state(1)
     assert req.finished() and req.finished_reason.message == "No room."
@@ -359,7 +369,7 @@ def test_aborted_request_ends_with_its_error():
 def test_plainly_served_request_asks_for_nothing_of_parse():
     """Red if a request's own options stand elsewhere than in its parameters."""
     req = request("a", custom_params={"parse_mode": "semantic", "other": 1})
-    compat.serve_plainly(req)
+    requests.serve_plainly(req)
     options = RequestOptions.of(req, ParseConfig())
     assert options.mode == "off"
 
@@ -368,7 +378,7 @@ def test_stops_are_looked_for_in_the_answer_that_is_shown():
     """Red if SGLang looks for stops in another field, or keeps a stop elsewhere."""
     req = request("abcd", stop=["b", "d"])
     tokens = req.output_ids
-    with compat.ends_at(req) as show:
+    with requests.ends_at(req) as show:
         show(1)
         assert not req._check_str_based_finish(1) and not req.finished()
         show(2)
@@ -388,9 +398,9 @@ def test_a_server_says_what_its_model_reads_in_two_fields():
     warm_up = source[source.index("def _execute_server_warmup(") :]
     assert 'model_info.get("has_image_understanding"' in warm_up[:9000]
     config = SimpleNamespace()
-    compat.hide_media(config, images=True)
+    models.hide_media(config, images=True)
     assert vars(config) == {"is_audio_understandable_model": False}
-    compat.hide_media(config, images=False)
+    models.hide_media(config, images=False)
     assert config.is_image_understandable_model is False
 
 
@@ -401,11 +411,11 @@ def test_held_request_runs_until_it_is_released(params):
     """Red if SGLang ends a request that gets no token for another reason than those
     that `hold` takes away, or does not end it once it is released."""
     req = request("z", max_new_tokens=1, **params)
-    compat.hold(req)
+    requests.hold(req)
     for num_new in (1, 0, 0):
         req.update_finish_state(num_new)
         assert not req.finished()
-    compat.release(req)
+    requests.release(req)
     req.update_finish_state(0)
     assert req.finished() and req.finished_len == 1
 
@@ -422,7 +432,7 @@ def test_a_step_without_a_token_leaves_the_counts_as_they_were(before):
     assert "req.update_spec_correct_drafts_histogram(num_correct_drafts)" in source
     req = request("a")
     req.spec_correct_drafts_histogram, req.spec_num_correct_drafts = [*before], 7
-    compat.emits_nothing(req)
+    requests.emits_nothing(req)
     req.spec_num_correct_drafts += -1
     req.update_spec_correct_drafts_histogram(-1)
     assert req.spec_num_correct_drafts == 7
@@ -439,7 +449,7 @@ def test_tokens_without_drafts_count_as_passes_of_their_own(before):
     req = request("a")
     req.spec_correct_drafts_histogram, req.spec_num_correct_drafts = [*before], 7
     req.spec_verify_ct = 5
-    compat.emits_undrafted(req, 4)
+    requests.emits_undrafted(req, 4)
     req.spec_verify_ct += 1
     req.spec_num_correct_drafts += 3
     req.update_spec_correct_drafts_histogram(3)
@@ -463,7 +473,7 @@ def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():
         LlamaForCausalLM.set_eagle3_layers_to_capture, model
     )
     target = SimpleNamespace(model=model, model_config=SimpleNamespace(hidden_size=2))
-    shown = compat.show_layers(target, (6, 12, 18), "--flag")
+    shown = models.show_layers(target, (6, 12, 18), "--flag")
     assert shown.layers == (2, 6, 12, 18, 21) and shown.head == (2, 12, 21)
     assert shown.columns(shown.head) == [0, 1, 4, 5, 8, 9]
     assert shown.columns((6, 12, 18)) == [2, 3, 4, 5, 6, 7]
@@ -471,7 +481,7 @@ def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():
     assert model.logits_processor.keep_last_hidden_states is True
     model.set_eagle3_layers_to_capture = lambda layers: None
     with pytest.raises(ValueError, match="--flag: SimpleNamespace cannot show"):
-        compat.show_layers(target, (7,), "--flag")
+        models.show_layers(target, (7,), "--flag")
 
 
 def test_a_request_id_reaches_the_hook_of_the_internal_state():
@@ -508,7 +518,7 @@ def test_final_states_stand_beside_those_of_layers(shown):
         hidden_states=layers if shown else final,
         last_hidden_states=kept,
     )
-    states = compat.take_states(output, torch.tensor([2]))
+    states = models.take_states(output, torch.tensor([2]))
     assert states.final is final and states.layers is (layers if shown else None)
     assert output.hidden_states.equal(final[2:])
 
@@ -522,7 +532,7 @@ def test_a_hierarchical_cache_takes_slots_from_the_pool_itself():
         alloc=lambda num: torch.arange(num) if num < 5 else None,
         alloc_extend=lambda *, extend_num_tokens: torch.arange(extend_num_tokens),
     )
-    compat.tell_of_slots(allocator, lambda slots: told.append(len(slots)))
+    pools.tell_of_slots(allocator, lambda slots: told.append(len(slots)))
     assert allocator.alloc(9) is None and len(allocator.alloc(3)) == 3
     assert len(allocator.alloc_extend(extend_num_tokens=4)) == 4
     assert told == [3, 4] and not hasattr(allocator, "alloc_decode")
@@ -531,15 +541,15 @@ def test_a_hierarchical_cache_takes_slots_from_the_pool_itself():
 def test_a_hierarchical_cache_on_cpu_reads_what_keep_on_cpu_sets(monkeypatch):
     """Red if SGLang takes memory, the bytes that it leaves free, or the kernel that
     copies slots from elsewhere: such a server would not start on a CPU."""
-    from sglang.srt.mem_cache.pool_host import base as pools
+    from sglang.srt.mem_cache.pool_host import base as host_pool
     from sglang.srt.mem_cache.pool_host import common, mha
 
-    monkeypatch.setattr(pools, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(host_pool, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 1 << 60)
     monkeypatch.setattr(common, "ALLOC_MEMORY_FUNCS", {})
     monkeypatch.setattr(mha, "transfer_kv_direct", None, raising=False)
-    assert pools.host_memory_budget_bytes(1) < 0
-    compat.keep_on_cpu(mha.__name__, torch.empty, max, 0)
-    assert pools.host_memory_budget_bytes(1) > 0
+    assert host_pool.host_memory_budget_bytes(1) < 0
+    pools.keep_on_cpu(mha.__name__, torch.empty, max, 0)
+    assert host_pool.host_memory_budget_bytes(1) > 0
     assert common.ALLOC_MEMORY_FUNCS["cpu"] is torch.empty
     assert mha.transfer_kv_direct is max
     base = source_of("mem_cache/pool_host/base.py")

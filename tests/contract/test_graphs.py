@@ -1,4 +1,4 @@
-"""SGLang's graph runners are as runtime/graphs.py and compat.py expect them."""
+"""SGLang's graph runners are as runtime/graphs.py and runtime/compat expect them."""
 
 import inspect
 import re
@@ -217,8 +217,8 @@ def test_plans_of_captured_steps_are_staged_in_page_locked_memory():
 
 
 def test_a_runner_without_graphs_holds_its_eager_runner_and_no_prefills():
-    """Red if SGLang marks a runner without graphs otherwise than compat.py does where a
-    head's capture fails."""
+    """Red if SGLang marks a runner without graphs otherwise than runtime/compat does
+    where a head's capture fails."""
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     forward = inspect.getsource(ModelRunner._forward_raw)

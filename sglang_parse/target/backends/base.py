@@ -12,7 +12,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from torch import Tensor
 
-from sglang_parse.runtime.compat import IndexBuffer
+from sglang_parse.runtime.compat.backends import IndexBuffer
 from sglang_parse.runtime.upload import upload
 from sglang_parse.target.layout import RowVisibility, VerifyPlan
 

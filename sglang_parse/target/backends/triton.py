@@ -8,7 +8,7 @@ the request's row of req_to_token, where the layer has just written the draft's
 
 from __future__ import annotations
 
-from sglang_parse.runtime.compat import IndexBuffer
+from sglang_parse.runtime.compat.backends import IndexBuffer
 from sglang_parse.target.backends.base import VerifyBackend
 from sglang_parse.target.backends.virtual import ExtendVerifyInput
 

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_parse.runtime.compat import IndexBuffer
+from sglang_parse.runtime.compat.backends import IndexBuffer
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 from sglang_parse.runtime.upload import upload
 from sglang_parse.target.backends.base import (

@@ -6,14 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.runtime.compat import (
-    IndexBuffer,
-    pass_eager_inputs_through,
-    room_for,
-    take_states,
-    waits_for_no_gpu,
-    without_graphs,
-)
+from sglang_parse.runtime.compat.backends import IndexBuffer, room_for
+from sglang_parse.runtime.compat.graphs import pass_eager_inputs_through, without_graphs
+from sglang_parse.runtime.compat.models import take_states, waits_for_no_gpu
 
 BUFFERS = (
     IndexBuffer("", "kv_indptr", num_extra=1),

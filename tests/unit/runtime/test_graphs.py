@@ -8,9 +8,9 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
-from sglang_parse.runtime import compat
 from sglang_parse.runtime import graphs as module
-from sglang_parse.runtime.compat import capture_hidden_states
+from sglang_parse.runtime.compat import models
+from sglang_parse.runtime.compat.models import capture_hidden_states
 from sglang_parse.runtime.graphs import PassGraphs
 
 
@@ -153,7 +153,7 @@ def test_graphs_are_captured_with_hidden_states_and_nothing_else_is(monkeypatch)
         vars(features).update(before)
 
     features.override = override
-    monkeypatch.setattr(compat, "get_exec", lambda: SimpleNamespace(features=features))
+    monkeypatch.setattr(models, "get_exec", lambda: SimpleNamespace(features=features))
     seen = []
     runner = SimpleNamespace(
         init_cuda_graphs=lambda **more: seen.append(

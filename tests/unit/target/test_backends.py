@@ -18,7 +18,7 @@ import torch
 
 from sglang_parse.cpu.attention import attend, plan_tiles
 from sglang_parse.options.table import VERIFY_ROUTES
-from sglang_parse.runtime.compat import room_for
+from sglang_parse.runtime.compat.backends import room_for
 from sglang_parse.target.backends import registry
 from sglang_parse.target.backends.mask import MaskedVerifyInput
 from sglang_parse.target.backends.registry import (

@@ -1,0 +1,136 @@
+"""Changes to the index buffers and plans of SGLang's attention backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any
+
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class IndexBuffer:
+    """An integer buffer that an attention backend sizes by requests."""
+
+    #: Attribute of the backend that holds the buffer; "" for the backend itself.
+    owner: str
+    #: Attribute of the owner that is the buffer.
+    name: str
+    #: Entries beyond one for each sequence: 1 for running offsets.
+    num_extra: int = 0
+    #: What every entry holds before the backend writes it.
+    fill: int = 0
+
+
+@contextmanager
+def room_for(
+    backend: Any, buffers: Sequence[IndexBuffer], *, num_sequences: int
+) -> Iterator[None]:
+    """Let the verify passes inside the block hold `num_sequences` sequences.
+
+    What: those of the attention backend's `buffers` that are too short are replaced
+    inside the block. One that is missing or None belongs to another kind of model. Of
+    two backends it is the one for prefills.
+    Why: backends size their index buffers by requests, and a verify pass has several
+    sequences a request. The old buffers come back because captured decode graphs go on
+    reading them.
+    Where: layers/attention/flashinfer_backend.py, `kv_last_page_len`;
+    layers/attention/triton_backend.py, `kv_indptr`, `qo_indptr` and
+    `window_kv_indptr`; layers/attention/hybrid_attn_backend.py, `prefill_backend`.
+    Ends with: buffers that grow with the batch.
+    """
+    replaced = []
+    backend = getattr(backend, "prefill_backend", backend)
+    try:
+        for one in buffers:
+            owner = getattr(backend, one.owner) if one.owner else backend
+            buffer: Tensor | None = getattr(owner, one.name, None)
+            size = num_sequences + one.num_extra
+            if buffer is not None and len(buffer) < size:
+                replaced.append((owner, one.name, buffer))
+                setattr(owner, one.name, buffer.new_full((size,), one.fill))
+        yield
+    finally:
+        for owner, name, buffer in replaced:
+            setattr(owner, name, buffer)
+
+
+@contextmanager
+def reads_rows_of(backend: Any, table: Tensor | None) -> Iterator[None]:
+    """Let the verify passes inside the block find their slots in a table of their own.
+
+    table: [sequences, columns] int32, None where the pass has none.
+
+    What: the attention backend's `req_to_token_pool` shows `table` inside the block. Of
+    two backends it is the one for prefills.
+    Why: some backends take a sequence's slots from its row of req_to_token alone, and
+    the rows of that pool belong to requests.
+    Where: layers/attention/flashattention_backend.py and torch_native_backend.py,
+    `req_to_token_pool`; layers/attention/hybrid_attn_backend.py, `prefill_backend`.
+    Ends with: a field of ForwardBatch that holds the slots of its sequences.
+    """
+    if table is None:
+        yield
+        return
+    backend = getattr(backend, "prefill_backend", backend)
+    pool = backend.req_to_token_pool
+    try:
+        backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
+        yield
+    finally:
+        backend.req_to_token_pool = pool
+
+
+def plan_plain_decode(runner: Any) -> None:
+    """Have a runner capture ordinary decode steps as CUDA graphs.
+
+    What: a ModelRunner loses its speculative algorithm; what it runs carries its own
+    (`ForwardBatch.spec_algorithm`). Call it once the pools are allocated, before graphs
+    are captured.
+    Why: under a speculative algorithm SGLang captures the target's decode graph as a
+    verify pass of one width for all, for which a registered algorithm has no input. It
+    captures none for a draft model.
+    Where: runner/decode_cuda_graph_runner.py, `__init__` and `get_spec_info`.
+    Ends with: a method of CustomSpecAlgo that says what is captured.
+    """
+    runner.spec_algorithm = SpeculativeAlgorithm.NONE
+
+
+def plan_buffers_in_turn(backend: Any) -> Callable[[], None]:
+    """What makes an attention backend stage its next captured decode step in the other
+    of two page-locked buffers. Call the result before each step.
+
+    backend: of a runner whose graphs are captured. Nothing happens with one that has no
+    such buffers, as Triton's. Of two backends it is the one for decode steps.
+
+    What: replaces `_pin_memory_int_workspace_buffer` of the wrappers of captured steps
+    by turns. The second buffer serves all batch sizes.
+    Why: the device copies a plan when its turn comes. Planned again before that, a step
+    would attend by the plan of a later one; SGLang plans once a round and then waits.
+    Where: layers/attention/flashinfer_backend.py, `decode_cuda_graph_metadata`;
+    layers/attention/hybrid_attn_backend.py, `decode_backend`;
+    outside SGLang, `fast_decode_plan` of FlashInfer.
+    Ends with: a wrapper of FlashInfer that stages plans in turns itself.
+    """
+    name = "_pin_memory_int_workspace_buffer"
+    steps = getattr(backend, "decode_backend", backend)
+    captured = getattr(steps, "decode_cuda_graph_metadata", {}).values()
+    second: dict[int, Tensor] = {}
+    pairs = []
+    for wrappers in captured:
+        for i, wrapper in enumerate(wrappers):
+            own: Tensor = getattr(wrapper, name)
+            if i not in second:
+                second[i] = own.new_empty(own.shape, pin_memory=own.is_pinned())
+            pairs.append((wrapper, cycle((second[i], own))))
+
+    def turn() -> None:
+        for wrapper, buffers in pairs:
+            setattr(wrapper, name, next(buffers))
+
+    return turn

@@ -1,0 +1,138 @@
+"""Changes to a request of SGLang's scheduler while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from sglang_parse.runtime.protocols import SchedulerRequest
+
+
+def set_allocated_len(req: SchedulerRequest, num_columns: int) -> None:
+    """Tell SGLang how many columns of a request's row hold slots of that request.
+
+    What: writes `Req.kv.kv_allocated_len`.
+    Why: PARSE takes and frees slots inside a round. By this length SGLang frees the
+    slots of a finished request and reserves those of its next step.
+    Where: mem_cache/allocation.py, `alloc_for_spec_decode`; mem_cache/common.py,
+    `release_kv_cache`.
+    Ends with: functions that grow and shrink one request's row.
+    """
+    req.kv.kv_allocated_len = num_columns
+
+
+def abort(
+    req: SchedulerRequest, message: str, *, status: HTTPStatus, err_type: str
+) -> None:
+    """End a request with an HTTP error at the end of this step.
+
+    message: one sentence for the sender. err_type: SGLang's name of the kind of error.
+
+    What: writes `Req.to_finish`, as SGLang's own aborts do.
+    Why: a request may turn out to be impossible after the scheduler has admitted it,
+    and SGLang lets registered algorithms check requests nowhere.
+    Where: managers/schedule_batch.py, `Req.update_finish_state`.
+    Ends with: a method of CustomSpecAlgo that checks a request.
+    """
+    req.to_finish = FINISH_ABORT(message, status_code=status, err_type=err_type)
+
+
+@contextmanager
+def ends_at(req: SchedulerRequest) -> Iterator[Callable[[int], None]]:
+    """Let SGLang look for stops behind earlier tokens of an answer.
+
+    Yields what shows the first so many tokens, and no end that was found before.
+
+    What: `Req.output_ids` is a copy of its beginning inside the block;
+    `Req.finished_reason` and `Req.finished_len` are cleared with each look.
+    Why: SGLang looks for the stops of all tokens of a step at once, and finds others
+    than token by token (integration/stops.py).
+    Where: managers/schedule_batch.py, `Req._check_str_based_finish`.
+    Ends with: a check of stops that takes the tokens of a step one by one.
+    """
+    tokens = req.output_ids
+
+    def show(num_tokens: int) -> None:
+        req.output_ids = tokens[:num_tokens]
+        req.finished_reason = req.finished_len = None
+
+    try:
+        yield show
+    finally:
+        req.output_ids = tokens
+
+
+def serve_plainly(req: SchedulerRequest) -> None:
+    """Serve a request one token at a time, whatever it asks of PARSE.
+
+    What: replaces its `custom_params`.
+    Why: a request whose options nobody could check ends with an error at the end of
+    this step, and until then it is part of the batch.
+    Where: sampling/sampling_params.py, `SamplingParams.custom_params`.
+    Ends with: a method of CustomSpecAlgo that checks a request.
+    """
+    req.sampling_params.custom_params = {"parse_mode": "off"}
+
+
+def hold(req: SchedulerRequest) -> None:
+    """Let a request that has its only token run on without output (`release`).
+
+    What: raises the request's limit by one and takes its other stops away.
+    Why: a text that is judged alone may need passes in several steps, and SGLang ends
+    a request after any step in which it finds a stop.
+    Where: managers/schedule_batch.py, `Req.update_finish_state`.
+    Ends with: a flag of Req that keeps it running.
+    """
+    params = req.sampling_params
+    params.max_new_tokens = 2
+    params.ignore_eos = True
+    params.stop_strs, params.stop_regex_strs = [], []
+
+
+def release(req: SchedulerRequest) -> None:
+    """End a request that was held, at its one token.
+
+    What: puts the limit of one token back.
+    Why: the verdicts of its text are complete (`hold`).
+    Where: managers/schedule_batch.py, `Req.update_finish_state`.
+    Ends with: a flag of Req that keeps it running.
+    """
+    req.sampling_params.max_new_tokens = 1
+
+
+def emits_nothing(req: SchedulerRequest) -> None:
+    """Prepare a request for a step in which it gets no token.
+
+    What: moves the request's counts of right drafts by one beforehand, and makes sure
+    that the last bin of its histogram exists.
+    Why: SGLang takes the number of tokens less one for drafts that were right, which is
+    -1 in such a step.
+    Where: scheduler_components/batch_result_processor.py, `_resolve_spec_v2_tokens`.
+    Ends with: support of an accepted length of 0.
+    """
+    histogram = req.spec_correct_drafts_histogram
+    if not histogram:
+        histogram.append(0)
+    histogram[-1] -= 1
+    req.spec_num_correct_drafts += 1
+
+
+def emits_undrafted(req: SchedulerRequest, num_tokens: int) -> None:
+    """Prepare a request for a result whose tokens the target wrote one by one.
+
+    What: moves its counts of passes and of right drafts beforehand by what SGLang takes
+    for one pass with so many tokens.
+    Why: SGLang takes all tokens of a result but one for drafts that were right.
+    Where: scheduler_components/batch_result_processor.py, `_resolve_spec_v2_tokens`.
+    Ends with: a result that says how many of its tokens were drafted.
+    """
+    more = num_tokens - 1
+    histogram = req.spec_correct_drafts_histogram
+    histogram += [0] * (num_tokens - len(histogram))
+    histogram[0] += num_tokens
+    histogram[more] -= 1
+    req.spec_verify_ct += more
+    req.spec_num_correct_drafts -= more
