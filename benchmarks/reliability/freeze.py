@@ -30,7 +30,6 @@ HEAVY = {
 # Longest prefill chunks that another request may wait for.
 MAX_CHUNKS = 2.0
 NUM_CHUNKS = 5
-SEED = 11
 
 
 @dataclass
@@ -131,7 +130,8 @@ def _longest_chunk(url: str) -> tuple[int, float]:
     chunk = info.get("chunked_prefill_size") or 0
     num = chunk if chunk > 0 else info["max_prefill_tokens"]
     num = min(num, info["max_req_input_len"] - 1)
-    rng, params = random.Random(SEED), {"max_new_tokens": 1, "temperature": 0}
+    # Other prompts each time: a server that was asked before has cached the last ones.
+    rng, params = random.Random(), {"max_new_tokens": 1, "temperature": 0}
 
     def prompt() -> None:
         ids = [rng.randrange(100, 400) for _ in range(num)]
