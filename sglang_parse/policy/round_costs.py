@@ -34,8 +34,9 @@ SPEED_FORGETS = 0.002
 # Weight of a new time in what reading costs, once there are many. Share of a draft's
 # time that its steps take at least.
 READING_SMOOTHING, LEAST_STEPS = 0.03, 0.1
-# Rounds after which the fit of it is mostly believed.
-FEW_ROUNDS = 4.0
+# Rounds after which the fit of it is mostly believed, and how much the tokens that were
+# read have to differ.
+FEW_ROUNDS, FEW_TOKENS = 4.0, 4.0
 # Times that the straight line through all points counts for in each point of a loop.
 STRAIGHT = 8.0
 # How much more than in proportion a larger amount of work may cost.
@@ -256,8 +257,8 @@ class Reading:
             return 0.0
         s = self.spreads
         # While few rounds were seen, what may be the steps' time is taken as theirs.
-        doubt = 1 + FEW_ROUNDS / self.count
-        apart = doubt * s[0, 0] * s[1, 1] - s[0, 1] ** 2
+        doubted = (1 + FEW_ROUNDS / self.count) * s[1, 1] + FEW_TOKENS**2
+        apart = s[0, 0] * doubted - s[0, 1] ** 2
         token_ms = (s[0, 0] * s[1, 2] - s[0, 1] * s[0, 2]) / max(1e-9, apart)
         return num_read * max(0.0, token_ms)
 

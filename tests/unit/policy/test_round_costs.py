@@ -125,6 +125,17 @@ def test_reading_is_not_told_from_drafting_by_rounds_that_do_both_alike():
     assert own.draft.ms(16) == pytest.approx(32.0, rel=0.1)
 
 
+def test_a_token_or_two_tell_nothing_of_what_prompts_cost():
+    """Red if noise of rounds that read next to nothing becomes a price of prompts."""
+    own, rng = CostModel().at(8), random.Random(1)
+    for _ in range(200):
+        noise = rng.lognormvariate(0, 0.1)
+        own.add_draft(rng.choice((12, 16)), rng.randrange(3), 32.0 * noise)
+    assert own.reading_ms(800) < 100.0
+    own.add_draft(16, 800, 64.0)
+    assert own.draft.ms(16) == pytest.approx(32.0, rel=0.15)
+
+
 def test_a_short_draft_that_was_held_up_is_left_out():
     """Red if a first draft of 78 ms makes all shorter than the next look dear."""
     curve = Curve(fixed=FIXED_STEPS)
