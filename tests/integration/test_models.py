@@ -130,13 +130,14 @@ def test_exact_mode_writes_what_the_target_alone_writes(served):
     for prompt, answer in list(zip(prompts, alone, strict=True))[::5]:
         served.check_greedy(prompt, answer.ids)
 
-    one = engine.run(prompts[:8], 1, custom={"parse_mode": "exact"}, **length)
-    assert ids_of(one) == ids_of(alone[:8])
+    num = NUM_PROMPTS if IS_LONG else 8
+    one = engine.run(prompts[:num], 1, custom={"parse_mode": "exact"}, **length)
+    assert ids_of(one) == ids_of(alone[:num])
     kept = sum(a.report["kept_tokens"] for a in exact) / len(exact)
     again = exact if served.name in RECURRENT else [*alone, *exact]
     assert sum(a.retractions for a in again) > 0
     if served.name in DRAFTS:
-        # Windows are paced by time, so how much is kept differs on a busy machine.
+        # Requests that are taken back lose drafts, and which ones are is a matter of time.
         assert kept > ANSWER_TOKENS / 8  # or whole windows are never kept
 
 
