@@ -137,7 +137,7 @@ def test_exact_mode_writes_what_the_target_alone_writes(served):
     again = exact if served.name in RECURRENT else [*alone, *exact]
     assert sum(a.retractions for a in again) > 0
     if served.name in DRAFTS:
-        # Requests that are taken back lose drafts, and which ones are is a matter of time.
+        # Requests that are taken back lose drafts, and which are is a matter of time.
         assert kept > ANSWER_TOKENS / 8  # or whole windows are never kept
 
 
