@@ -18,7 +18,6 @@ from torch import Tensor
 from sglang_parse.drafting.base import DrafterContext, DrafterResources, Prefill
 from sglang_parse.drafting.breaker import Breaker
 from sglang_parse.drafting.remote_memory import (
-    ENOUGH,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     Memory,
@@ -26,6 +25,7 @@ from sglang_parse.drafting.remote_memory import (
     given_by,
     has_left,
     is_useful,
+    was_worth_it,
 )
 from sglang_parse.drafting.remote_streams import RemoteStreams
 from sglang_parse.drafting.runner import DraftRunner
@@ -91,7 +91,8 @@ class RemoteDrafter:
         self.memories: dict[RequestState, Memory] = {}
         self.marks = marks
         self._clock = clock
-        #: Open where the streams of all requests are of no use.
+        #: Open where the streams of all requests are of no use; nobody waits for text
+        #: then, and rounds are as if there were no draft server.
         self._worth = Breaker(
             clock, most=MAX_USELESS, rest_s=USELESS_S, longest_s=LONGEST_USELESS_S
         )
@@ -169,14 +170,14 @@ class RemoteDrafter:
         found = [self._try(r) for r in round]
         lists = self.ranks.agree_all(
             [
-                [int(self.streams is not None and self.streams.is_up)],
+                [int(self._gives_text())],
                 [len(one.tokens) for one in found],
                 [int(one.ended) for one in found],
                 [int(one.is_lost) for one in found],
             ]
         )
         (is_up,), sizes, ends, lost = lists
-        self._is_up = bool(is_up)
+        self._is_up = bool(is_up)  # of all ranks alike
         written = self.ranks.agree_all(
             [
                 one.tokens if self.streams is not None else [0] * num
@@ -267,11 +268,11 @@ class RemoteDrafter:
             elif stream.text:
                 memory.num_failed = 0
             given = given_by(stream, memory)
-            if given >= ENOUGH:
+            if was_worth_it(stream, given):
                 memory.pause_s = FIRST_PAUSE_S
             else:
                 memory.pause_s = min(2 * memory.pause_s, LONGEST_PAUSE_S)
-            is_used_up = given >= ENOUGH and given == len(stream.text)
+            is_used_up = given == len(stream.text) and was_worth_it(stream, given)
             pause_s = 0.0 if is_used_up else memory.pause_s
             memory.not_before = self._clock() + pause_s
         if memory.stream is None and self._clock() >= memory.not_before:
@@ -292,6 +293,13 @@ class RemoteDrafter:
         )
         if memory.stream is None:
             memory.not_before = self._clock() + memory.pause_s
+
+    def _gives_text(self) -> bool:
+        """Whether text has come or may come, on the first rank."""
+        if self.streams is None or not self.streams.is_up:
+            return False
+        streams = (one.stream for one in self.memories.values())
+        return not self._worth.is_open or any(streams)
 
     def _may_begin(self) -> bool:
         """Where streams are of no use, one is tried at a time."""

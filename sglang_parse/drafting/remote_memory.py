@@ -12,9 +12,10 @@ from sglang_parse.runtime.protocols import SchedulerRequest
 
 # Bytes that the answer may be ahead of its stream before another is begun.
 MAX_BEHIND = 64
-# Bytes of a stream's text that make it worth its prompt, and so many that reading them
-# for nothing counts.
-ENOUGH, COSTLY = 16, 128
+# Bytes of a stream's text that make it worth its prompt: a quarter of what was read, at
+# least and at most so many. Answers of one kind often begin alike, by chance. And so
+# many bytes that reading them for nothing counts.
+ENOUGH, PLENTY, COSTLY = 16, 64, 128
 # Seconds between two streams of a request: at first, and where streams give nothing.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
@@ -57,11 +58,16 @@ def given_by(stream: Stream, memory: Memory) -> int:
     return common_length(stream.text, memory.answer[memory.start :])
 
 
+def was_worth_it(stream: Stream, given: int) -> bool:
+    """Whether so many right bytes were worth reading the stream."""
+    return given >= min(PLENTY, max(ENOUGH, len(stream.text) // 4))
+
+
 def is_useful(stream: Stream, memory: Memory) -> bool | None:
     """Whether a stream that ends was worth reading; None where that cost little: it
     broke, it came too late, or it was short."""
     given = given_by(stream, memory)
-    if given >= ENOUGH:
+    if was_worth_it(stream, given):
         return True
     if stream.has_failed and not stream.text:
         return None

@@ -14,6 +14,7 @@ from sglang_parse.drafting.remote_memory import (
     ENOUGH,
     FIRST_PAUSE_S,
     MAX_BEHIND,
+    PLENTY,
     Memory,
     is_useful,
 )
@@ -256,6 +257,8 @@ def test_a_server_of_no_use_is_asked_rarely(write, caplog):
         ("a" * ENOUGH + "b", "a" * ENOUGH + "c", True),
         ("abx", "abc", None),  # reading it cost little
         ("abx" * COSTLY, "abc", False),
+        ("a" * ENOUGH + "b" * COSTLY, "a" * ENOUGH + "c", False),
+        ("a" * PLENTY + "b" * 99 * PLENTY, "a" * PLENTY + "c", True),
         ("ab", "abc", None),  # the answer was short
         ("", "abc", None),
         ("", "a" * (MAX_BEHIND + 1), None),  # a busy server is late, and costs little
