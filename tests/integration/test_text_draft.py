@@ -130,25 +130,30 @@ def test_sampled_answers_are_the_samplers(pool, target, prompts):
     assert len({tuple(ids) for ids in ids_of(drawn)}) > 1
 
 
+def two_turns(server, tokenizer, prompt):
+    """The answers of a session of two turns."""
+    end = "<|im_end|>\n<|im_start|>assistant\n"
+    more = f"<|im_end|>\n<|im_start|>user\n{make_problems(1, seed=9)[0].prompt}{end}"
+    session = server.post("/open_session", {"capacity_of_str_len": 9999}).json()
+    answers, rid = [], None
+    for turn in (prompt, tokenizer.encode(more, add_special_tokens=False)):
+        top = {"session_params": {"id": session, "rid": rid}}
+        custom = {"parse_mode": "exact", "parse_compose": False}
+        answers.append(server.generate(turn, top=top, custom=custom))
+        rid = answers[-1]["meta_info"]["id"]
+    server.post("/close_session", {"session_id": session})
+    return answers
+
+
 def test_a_session_goes_on_with_a_draft_in_text(pool, target, tokenizer, prompts):
     """Red if the second turn of a session is drafted behind another text than its
     first, so that its answer changes, or is not drafted at all."""
-    end = "<|im_end|>\n<|im_start|>assistant\n"
-    more = f"<|im_end|>\n<|im_start|>user\n{make_problems(1, seed=9)[0].prompt}{end}"
-    turns = [prompts[0], tokenizer.encode(more, add_special_tokens=False)]
-    found = []
-    for server in (pool.get("other"), target):
-        session = server.post("/open_session", {"capacity_of_str_len": 9999}).json()
-        answers, rid = [], None
-        for turn in turns:
-            top = {"session_params": {"id": session, "rid": rid}}
-            custom = {"parse_mode": "exact", "parse_compose": False}
-            answers.append(server.generate(turn, top=top, custom=custom))
-            rid = answers[-1]["meta_info"]["id"]
-        server.post("/close_session", {"session_id": session})
-        found.append(answers)
-    assert ids_of(found[0]) == ids_of(found[1])
-    assert all(report_of(one)["drafted_by"].get("model") for one in found[0])
+    ours, theirs = (
+        two_turns(server, tokenizer, prompts[0])
+        for server in (pool.get("other"), target)
+    )
+    assert ids_of(ours) == ids_of(theirs)
+    assert all(report_of(one)["drafted_by"].get("model") for one in ours)
 
 
 def test_pieces_of_a_stream_join_to_the_answer(pool, prompts):
@@ -174,7 +179,7 @@ def test_a_judged_draft_keeps_to_a_grammar(pool, prompts):
 
 
 @pytest.mark.skipif(not os.environ.get(SCALE), reason=f"two more ranks; set {SCALE}=1")
-def test_two_ranks_have_the_same_draft_in_text(pool, target, prompts):
+def test_two_ranks_have_the_same_draft_in_text(pool, target, tokenizer, prompts):
     """Red if two ranks encode, draft or keep different texts: tokens differ, or each
     waits for the other for ever."""
     some = prompts[:NUM]
@@ -187,4 +192,7 @@ def test_two_ranks_have_the_same_draft_in_text(pool, target, prompts):
     assert sum(report_of(one)["kept_by"].get("model", 0) for one in judged) > len(some)
     hot = {"temperature": 1.0, "max_new_tokens": 40}
     assert all(one["text"] for one in ranks.generate_all(some, 4, **hot))
+    ours, theirs = (two_turns(one, tokenizer, prompts[0]) for one in (ranks, target))
+    assert ids_of(ours) == ids_of(theirs)
+    assert all(report_of(one)["drafted_by"].get("model") for one in ours)
     assert ranks.is_alive()
