@@ -48,6 +48,8 @@ UNREACHABLE = "draft_unreachable"
 # Tokens asked for at a time: of a server that has not helped lately, and at most. Each
 # stream of use doubles it. What a wrong server sends is read for nothing.
 FIRST_TOKENS, STREAM_TOKENS = 64, 512
+# Seconds in which a stream that has begun is waited for.
+SOON_S = 0.1
 # Bytes of text for each token that may be written.
 BYTES_A_TOKEN = 8
 # Streams in a row, of all requests, that were of no use: then there is a pause, for as
@@ -91,14 +93,15 @@ class RemoteDrafter:
         self.memories: dict[RequestState, Memory] = {}
         self.marks = marks
         self._clock = clock
-        #: Open where the streams of all requests are of no use; nobody waits for text
-        #: then, and rounds are as if there were no draft server.
+        #: Open where the streams of all requests are of no use.
         self._worth = Breaker(
             clock, most=MAX_USELESS, rest_s=USELESS_S, longest_s=LONGEST_USELESS_S
         )
         self._is_useless = False
         self._asked_for = FIRST_TOKENS
-        self._is_up = True
+        #: Whether text is to be had, for all ranks alike. Where it is not, rounds are
+        #: as if there were no draft server.
+        self._gives = True
         self._is_told = False
 
     @classmethod
@@ -133,13 +136,14 @@ class RemoteDrafter:
 
     def can_draft(self, r: RequestRound) -> bool:
         return (
-            self._is_up
+            self._gives
             and self.name not in r.state.failed_drafters
             and r.req.input_embeds is None
         )
 
     def before_prefill(self, prefill: Prefill) -> None:
         """The remote server may read the prompt while the target does."""
+        self._gives = True
         if self.streams is None:
             return
         fresh = {id(one.req) for one in prefill.requests}
@@ -176,8 +180,8 @@ class RemoteDrafter:
                 [int(one.is_lost) for one in found],
             ]
         )
-        (is_up,), sizes, ends, lost = lists
-        self._is_up = bool(is_up)  # of all ranks alike
+        (gives,), sizes, ends, lost = lists
+        self._gives = bool(gives)
         written = self.ranks.agree_all(
             [
                 one.tokens if self.streams is not None else [0] * num
@@ -283,7 +287,7 @@ class RemoteDrafter:
         if left < 2 or unfinished(bytes(memory.answer[-4:])) or not self._may_begin():
             return
         assert self.streams is not None
-        memory.start = len(memory.answer)
+        memory.start, memory.begun = len(memory.answer), self._clock()
         answer = memory.answer.decode(errors="replace")
         chat = memory.chat
         memory.stream = self.streams.begin(
@@ -295,11 +299,11 @@ class RemoteDrafter:
             memory.not_before = self._clock() + memory.pause_s
 
     def _gives_text(self) -> bool:
-        """Whether text has come or may come, on the first rank."""
+        """Whether text has come or is about to come, on the first rank."""
         if self.streams is None or not self.streams.is_up:
             return False
-        streams = (one.stream for one in self.memories.values())
-        return not self._worth.is_open or any(streams)
+        soon = self._clock() - SOON_S
+        return any(one.has_unread or one.begun > soon for one in self.memories.values())
 
     def _may_begin(self) -> bool:
         """Where streams are of no use, one is tried at a time."""

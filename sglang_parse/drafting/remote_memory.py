@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from sglang_parse.drafting.draft_prompt import CHAT_KEY, carried
@@ -33,13 +34,21 @@ class Memory:
     answer: bytearray = field(default_factory=bytearray)
     num_output: int = 0
     stream: Stream | None = None
-    #: Bytes of the answer before the stream's text.
+    #: Bytes of the answer before the stream's text, and when the stream began.
     start: int = 0
+    begun: float = -math.inf
     #: When the next stream may begin, and the pause behind it.
     not_before: float = 0.0
     pause_s: float = FIRST_PAUSE_S
     #: Streams in a row that broke without a text.
     num_failed: int = 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether its stream is ahead of the answer."""
+        if self.stream is None:
+            return False
+        return len(self.stream.text) > len(self.answer) - self.start
 
 
 def has_left(memory: Memory, stream: Stream) -> bool:

@@ -287,6 +287,34 @@ def test_a_stream_that_is_outrun_is_begun_anew_where_the_answer_is():
     assert prompts[1] - prompts[0] > MAX_BEHIND
 
 
+def test_rounds_are_plain_while_a_stream_says_nothing():
+    """Red if a server that takes seconds a token holds up decode steps in a row, or
+    what it says at last is not taken."""
+    now, streams = [0.0], Streams(lambda prompt: (b"", False, False))
+    ranks = Ranks(SimpleNamespace(world_size=1))
+    drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: now[0])
+    config = ParseConfig(segmenter="line", adaptive=False)
+    server = FakeServer(FakeTarget(own, lambda _: 0.9), [drafter], config=config)
+    req = make_request("exact", prompt=PROMPT, output=(own(PROMPT),), config=config)
+    req.input_embeds, req.finished = None, lambda: False
+
+    def gives() -> bool:
+        server.round(req)
+        r = SimpleNamespace(req=req, state=SimpleNamespace(failed_drafters=()))
+        return drafter.can_draft(r)
+
+    assert gives()  # it has just begun
+    now[0] += 1.0
+    assert not gives() and not gives()
+    (stream,) = streams.begun
+    stream.text += text_of(ANSWER)[len(stream.prompt) - len(PROMPT) :].encode()
+    num = len(req.output_ids)
+    assert gives() and len(req.output_ids) == num + 1
+    server.round(req)
+    assert len(req.output_ids) > num + 2
+    assert req.output_ids == ANSWER[: len(req.output_ids)]
+
+
 def test_unreachable_is_said_in_the_report():
     """Red if a request that got no draft does not say why, or one that did says so."""
     done = run(nothing)
