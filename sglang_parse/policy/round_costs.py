@@ -256,10 +256,11 @@ class Reading:
         if self.count < 4:
             return 0.0
         s = self.spreads
+        of_steps = s[0, 0] + 1e-3  # all may have had as many
         # While few rounds were seen, what may be the steps' time is taken as theirs.
         doubted = (1 + FEW_ROUNDS / self.count) * s[1, 1] + FEW_TOKENS**2
-        apart = s[0, 0] * doubted - s[0, 1] ** 2
-        token_ms = (s[0, 0] * s[1, 2] - s[0, 1] * s[0, 2]) / max(1e-9, apart)
+        apart = of_steps * doubted - s[0, 1] ** 2
+        token_ms = (of_steps * s[1, 2] - s[0, 1] * s[0, 2]) / apart
         return num_read * max(0.0, token_ms)
 
 
