@@ -132,7 +132,10 @@ def test_exact_mode_writes_what_the_target_alone_writes(served):
 
     num = NUM_PROMPTS if IS_LONG else 8
     one = engine.run(prompts[:num], 1, custom={"parse_mode": "exact"}, **length)
-    assert ids_of(one) == ids_of(alone[:num])
+    assert ids_of(one[:8]) == ids_of(alone[:8])
+    for prompt, mine, theirs in zip(prompts, one, alone, strict=False):
+        if mine.ids != theirs.ids:  # eight at a time, logits differ in their last bits
+            served.check_greedy(prompt, mine.ids)
     kept = sum(a.report["kept_tokens"] for a in exact) / len(exact)
     again = exact if served.name in RECURRENT else [*alone, *exact]
     assert sum(a.retractions for a in again) > 0
