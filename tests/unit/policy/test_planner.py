@@ -427,6 +427,29 @@ def test_a_drafter_elsewhere_says_nothing_of_this_machine(elsewhere, monkeypatch
     assert told == [True, not elsewhere]  # of the pass, then of the draft
 
 
+def test_a_trial_of_verdicts_ends_after_one_round(monkeypatch):
+    """Red if a trial goes on for as long as each round reads a prompt, as on a busy
+    server with short answers; or if the time of reading counts as its loss."""
+    plan = planner()
+    concluded = []
+    monkeypatch.setattr(
+        plan.controller, "conclude_trial", lambda *given: concluded.append(given)
+    )
+    reading = [(10, 10.0), (410, 18.0)] * 20
+    for num_read, ms in reading:
+        round = drafted(state(), 16, Cut(16, 16, True), Decision((1,) * 16, 16, 0, ()))
+        round.num_read, round.num_rows = num_read, 20
+        for r in round:
+            r.draft = Draft().extended(
+                "model", (1,) * 16, ended=False, token_level=False
+            )
+        draft_s = ms / 1000
+        round.seconds = {"draft": draft_s, "layout": 0.0, "verify": 0.02, "decide": 0.0}
+        plan.observe(round)
+    assert [tokens for tokens, _ in concluded] == [16] * len(reading)
+    assert concluded[-1][1] == pytest.approx(10.0 + 20.0, abs=2.0)
+
+
 @pytest.mark.parametrize(("max_new", "learns"), [(8, False), (9, True)])
 def test_the_servers_own_first_request_teaches_nothing(max_new, learns):
     """Red if windows of a fresh server are short because a draft failed on SGLang's
