@@ -5,6 +5,8 @@
 Arms: `target` (stock SGLang), `standalone` and `sglang-eagle3` (SGLang's own
 speculative decoding with the same draft or head), `parse-F` (PARSE whose verdicts keep
 the share F of every draft), `eagle3` (the head alone, by the plugin), `parse-F-eagle3`.
+`exact` is the draft model in exact mode. `rounds` is PARSE with the times of its rounds
+in its log, which `benchmarks.simulate.measure` reads.
 Wherever the target is followed token by token, ours or SGLang's, the accepted length is
 pinned to the same value. Random prompts of fixed length, fixed output length, greedy.
 """
@@ -118,29 +120,32 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
             {"accept_length": accept_length(AGREEMENT)},
         )
 
-    def eagle3(name: str, agreement: float) -> Arm:
+    def eagle3(name: str, agreement: float, *more: str) -> Arm:
         accept = accept_length(agreement)
         return Arm(
             name,
-            (*alone, "--speculative-algorithm", "PARSE", *composed, *fixed),
+            (*alone, "--speculative-algorithm", "PARSE", *composed, *more),
             {ACCEPT_ENV: str(accept)},
             {"accept_length": accept},
         )
 
+    exact = ("--speculative-parse-mode", "exact")
     with_head = (*alone, "--speculative-draft-model-path", head)
     arms = [
         Arm("target", alone),
         parse("parse-0.9-adaptive", 0.9),
-        parse("parse-0.9", 0.9, *fixed),
-        by_sglang("standalone", "STANDALONE", pair),
-        parse("parse-0.9-eagle3", 0.9, *composed, *fixed),
         by_sglang("sglang-eagle3", "EAGLE3", with_head),
-        parse("parse-0.7", 0.7, *fixed),
         eagle3("eagle3", AGREEMENT),
+        parse("parse-0.9-eagle3", 0.9, *composed),
+        by_sglang("standalone", "STANDALONE", pair),
+        parse("exact", 0.9, *exact),
+        parse("parse-0.7-adaptive", 0.7),
+        parse("parse-0.9", 0.9, *fixed),
+        parse("rounds", 0.9, "--log-level", "debug"),
     ]
     for a in SWEEP:
         arms.append(parse(f"parse-0.9-adaptive-agree-{a}", 0.9, agreement=a))
-        arms.append(eagle3(f"eagle3-agree-{a}", a))
+        arms.append(eagle3(f"eagle3-agree-{a}", a, *fixed))
     return [a for a in arms if args.arms is None or a.name in args.arms]
 
 

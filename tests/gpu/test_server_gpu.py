@@ -5,7 +5,12 @@ import torch
 from transformers import AutoTokenizer
 
 from sglang_parse.bench.servers import ServerProcess
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_PATH,
+    HEAD_PATH,
+    OTHER_DRAFT_PATH,
+    TARGET_PATH,
+)
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import Server, chat_ids
 
@@ -15,7 +20,9 @@ pytestmark = [
 ]
 COMMON = (
     *("--model-path", str(TARGET_PATH), "--dtype", "bfloat16"),
-    *("--mem-fraction-static", "0.3", "--max-running-requests", "16"),
+    # Little enough that servers of several test workers stand side by side.
+    *("--mem-fraction-static", "0.3", "--max-total-tokens", "65536"),
+    *("--max-running-requests", "16"),
     *("--cuda-graph-max-bs-decode", "16"),
 )
 PARSE = (
@@ -30,6 +37,11 @@ SERVERS = {
     "pages": ("--page-size", "16"),
     "two backends": ("--decode-attention-backend", "triton"),
     "fa3": ("--attention-backend", "fa3"),
+    "head": (
+        *("--speculative-parse-compose", "eagle3"),
+        *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
+    ),
+    "other tokenizer": ("--speculative-draft-model-path", str(OTHER_DRAFT_PATH)),
     # The second and the third run find their prompts in host memory.
     "hierarchical cache": (
         *("--enable-hierarchical-cache", "--hicache-ratio", "8"),
