@@ -6,7 +6,9 @@
 
 A PARSE server logs its rounds at level debug. Straight lines are fitted to their times.
 The slowest are left out, a tenth as a rule: a neighbour held these up. Rounds of single
-requests in exact mode also say how often the target leaves the draft.
+requests in exact mode also say how often the target leaves the draft. A GPU works while
+Python goes on, and a stage may wait for one before it: what follows the drafts is
+fitted as a whole.
 """
 
 from __future__ import annotations
@@ -51,23 +53,20 @@ def table(rounds: Rounds, keep: float) -> dict[str, float]:
     """Constants of `MeasuredCosts`, in milliseconds."""
     plain = [r for r in rounds if "plain_ms" in r]
     drafted = [r for r in rounds if r["steps"] and not r["token_steps"]]
-    passes = [r for r in rounds if "verify_ms" in r]
+    passes = [r for r in rounds if "verify_ms" in r and not r["token_steps"]]
     plain_fit = fit(
         [[1, r["bs"]] for r in plain],
         [r["plain_ms"] / r["plain_steps"] for r in plain],
         keep,
     )
     step_fit = fit(
-        [[1, r["steps"], r["steps"] * r["bs"]] for r in drafted],
+        [[1, r["steps"], r["steps"] * r["bs"], r.get("read", 0)] for r in drafted],
         [r["draft_ms"] for r in drafted],
         keep,
     )
     pass_fit = fit(
-        [[1, r["rows"]] for r in passes], [r["verify_ms"] for r in passes], keep
-    )
-    host_fit = fit(
-        [[1, r["bs"]] for r in passes],
-        [r["layout_ms"] + r["decide_ms"] for r in passes],
+        [[1, r["rows"], r["bs"]] for r in passes],
+        [r["layout_ms"] + r["verify_ms"] + r["decide_ms"] for r in passes],
         keep,
     )
     return {
@@ -77,13 +76,13 @@ def table(rounds: Rounds, keep: float) -> dict[str, float]:
         "step_request": step_fit[2],
         # Catching up writes the first token: it takes the place of a step.
         "catch_up_base": step_fit[0] + step_fit[1],
-        "catch_up_token": step_fit[2],
+        "catch_up_token": step_fit[3],
         "pass_base": pass_fit[0],
         "pass_row": pass_fit[1],
         "prefill_base": pass_fit[0],
         "prefill_token": pass_fit[1],
-        "host_base": host_fit[0],
-        "host_request": host_fit[1],
+        "host_base": 0.0,  # part of the pass
+        "host_request": pass_fit[2],
         "head_base": step_fit[1],
     }
 
@@ -112,13 +111,16 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=float, default=0.9, help="fastest share that counts"
     )
+    parser.add_argument(
+        "--machine", default=f"{platform.machine()}, one thread", help="for the source"
+    )
     args = parser.parse_args()
     rounds = read_rounds(args.log)
     if not rounds:
         parser.error(
             f"{args.log} has no rounds; start the server with --log-level debug."
         )
-    where = f"{len(rounds)} rounds on {platform.machine()}, one thread"
+    where = f"{len(rounds)} rounds on {args.machine}"
     source = f"measured: {where}, the fastest {args.keep:.0%}"
     constants: dict[str, Any] = {
         name: {"value": round(value, 4), "source": source}

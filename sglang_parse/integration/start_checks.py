@@ -145,7 +145,7 @@ def check_device(server_args: Any) -> None:
             f"--device is {server_args.device!r} and no CUDA GPU is in sight; leave "
             "--device out to serve on the CPU."
         )
-    if current_platform.get_device().split(":", 1)[0] == "cpu":
+    if str(current_platform.get_device()).split(":", 1)[0] == "cpu":
         raise StartError(
             f"--device is {server_args.device!r} and the CPU platform is chosen; unset "
             "SGLANG_PLATFORM and SGLANG_USE_CPU_ENGINE."

@@ -23,6 +23,8 @@ BINS = 10
 # Tokens that a drafter's own opinion counts for in a bin, and after how many tokens of
 # a bin what was seen counts for half.
 OPINION, MEMORY = 16.0, 512.0
+# Tokens after which what a drafter thinks of them is known well enough to cut chains.
+ENOUGH_SEEN = 32
 # No sibling is looked at whose chance is less: a head has many of them.
 LEAST_CHANCE = 0.02
 # In place of a sibling's number: the chain's own token. It sorts before them.
@@ -35,6 +37,12 @@ class Confidence:
     def __init__(self) -> None:
         self._seen = [0.0] * BINS
         self._right = [0.0] * BINS
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough was seen. A drafter's own opinion alone may be far off, and
+        tokens that are not shown for it are never seen to stand."""
+        return sum(self._seen) >= ENOUGH_SEEN
 
     def observe(self, chance: float, *, right: bool) -> None:
         """The target did or did not write a token that had this chance."""

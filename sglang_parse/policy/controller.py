@@ -145,7 +145,8 @@ class Controller:
         """What chains of single tokens are cut by, None to show them whole."""
         costs, plain_ms = self.costs.at(bs), self.costs.plain_ms(bs)
         rounds = costs.asked.count
-        if not (costs.is_followed and plain_ms) or rounds % WHOLE_CHAINS == 0:
+        known = costs.is_followed and self.confidence.is_known and plain_ms
+        if not known or rounds % WHOLE_CHAINS == 0:
             return None
         rate = max(bs / plain_ms, costs.asked.x / costs.asked.ms)
         return ChainRule(

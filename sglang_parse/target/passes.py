@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from sglang_parse.runtime.compat.models import (
     wait_in_gathers,
 )
 from sglang_parse.runtime.graphs import PassGraphs
+from sglang_parse.runtime.pacing import StepPacer
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.upload import upload
 from sglang_parse.target.backends.base import ParseVerifyInput, place_slots
@@ -154,6 +156,10 @@ class TargetVerifier:
         self.lm_head = lm_head_of(self.runner.model)
         pass_eager_inputs_through()
         wait_in_gathers(self.lm_head.processor)
+
+    @cached_property
+    def _pacer(self) -> StepPacer:
+        return StepPacer(self.runner)
 
     def show_layers(self, layers: Sequence[int], flag: str) -> None:
         """Have passes keep the hidden states in front of these layers (`states_at`).
@@ -271,10 +277,12 @@ class TargetVerifier:
             if any(mrope_shifts)
             else None,
         )
+        self._pacer.wait()  # a round may have several steps
         with fits:
             result = self.target_worker.forward_batch_generation(
                 batch=None, forward_batch=forward_batch, is_verify=True
             )
+        self._pacer.mark()
         output = self._output(result.logits_output, num_logits=len(input_ids))
         return replace(output, has_all_logits=True)
 

@@ -155,6 +155,17 @@ def test_flashinfer_reads_its_last_pages_from_the_updater():
     assert f"self.{buffer.name} = torch.ones(" in source and buffer.fill == 1
 
 
+def test_flashinfer_names_its_kernels_by_the_words_of_two_backends():
+    """Red if FlashInfer's backend no longer does: then `part_of_two` need not tell a
+    word from a backend. Two backends have backends there."""
+    source = source_of("layers/attention/flashinfer_backend.py")
+    assert "self.prefill_backend = " in source and "self.decode_backend = " in source
+    assert "backend=self.prefill_backend," in source
+    pair = source_of("layers/attention/hybrid_attn_backend.py")
+    for name in ("prefill_backend", "decode_backend"):
+        assert f"self.{name} = {name}" in pair
+
+
 def test_the_cpu_backend_has_no_buffer_sized_by_requests():
     """Red if our CPU backend gets one from SGLang's torch backend."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend

@@ -12,6 +12,8 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
+from sglang_parse.runtime.two_backends import part_of_two
+
 
 @dataclass(frozen=True)
 class IndexBuffer:
@@ -45,7 +47,7 @@ def room_for(
     Ends with: buffers that grow with the batch.
     """
     replaced = []
-    backend = getattr(backend, "prefill_backend", backend)
+    backend = part_of_two(backend, "prefill_backend")
     try:
         for one in buffers:
             owner = getattr(backend, one.owner) if one.owner else backend
@@ -77,7 +79,7 @@ def reads_rows_of(backend: Any, table: Tensor | None) -> Iterator[None]:
     if table is None:
         yield
         return
-    backend = getattr(backend, "prefill_backend", backend)
+    backend = part_of_two(backend, "prefill_backend")
     pool = backend.req_to_token_pool
     try:
         backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
@@ -118,7 +120,7 @@ def plan_buffers_in_turn(backend: Any) -> Callable[[], None]:
     Ends with: a wrapper of FlashInfer that stages plans in turns itself.
     """
     name = "_pin_memory_int_workspace_buffer"
-    steps = getattr(backend, "decode_backend", backend)
+    steps = part_of_two(backend, "decode_backend")
     captured = getattr(steps, "decode_cuda_graph_metadata", {}).values()
     second: dict[int, Tensor] = {}
     pairs = []

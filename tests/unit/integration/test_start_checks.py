@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
 from sglang_parse.integration import start_checks
@@ -89,6 +90,24 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch):
     with pytest.raises(StartError, match=r"^--device is 'cuda:0'"):
         start_checks.check_device(arguments(device="cuda:0"))
     start_checks.check_device(arguments(device="cpu"))
+
+
+@pytest.mark.parametrize("name", ["cuda", "cpu"])
+def test_cuda_is_served_where_sglang_is_on_a_gpu(monkeypatch, name):
+    """Red if start-up fails on a GPU, whose platform names no text but a device, or the
+    CPU platform takes `--device cuda`."""
+    from sglang.srt.platforms import current_platform
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    device = torch.device("cuda", 0) if name == "cuda" else "cpu"
+    monkeypatch.setattr(
+        type(current_platform), "get_device", lambda self, local_rank=0: device
+    )
+    if name == "cuda":
+        start_checks.check_device(arguments(device="cuda"))
+        return
+    with pytest.raises(StartError, match="the CPU platform is chosen"):
+        start_checks.check_device(arguments(device="cuda"))
 
 
 def test_a_port_that_is_taken_is_refused():

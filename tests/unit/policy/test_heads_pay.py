@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_parse.policy.chains import ENOUGH_SEEN
 from sglang_parse.policy.controller import WHOLE_CHAINS, Controller
 from sglang_parse.policy.goodput import ENOUGH_ASKED
 from sglang_parse.policy.rest import Pays
@@ -37,7 +38,11 @@ def test_chains_are_cut_once_costs_are_known():
     """Red if unsure tokens are shown where rows are dear, or chains are never whole
     again."""
     assert controller(2.0, 20.0, rounds=1).chain_rule(1) is None
-    rule = controller(2.0, 20.0).chain_rule(1)
+    one = controller(2.0, 20.0)
+    assert one.chain_rule(1) is None  # how well the head knows itself is not known
+    for _ in range(ENOUGH_SEEN):
+        one.confidence.observe(0.95, right=True)
+    rule = one.chain_rule(1)
     assert rule is not None
     assert rule.choose([[0.1, 0.1]]) == [Shown(0)]
     assert rule.choose([[1.0, 1.0, 1.0, 1.0]]) == [Shown(4)]

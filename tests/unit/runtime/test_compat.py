@@ -17,14 +17,19 @@ BUFFERS = (
 
 
 def backend():
+    """As FlashInfer's: under `prefill_backend` stands a word, and no backend."""
     updater = SimpleNamespace(last_page_len=torch.ones(2, dtype=torch.int32))
-    return SimpleNamespace(kv_indptr=torch.zeros(3), updater=updater)
+    return SimpleNamespace(
+        kv_indptr=torch.zeros(3), updater=updater, prefill_backend="fa2"
+    )
 
 
-def test_room_has_an_entry_for_every_sequence():
+@pytest.mark.parametrize("of_two", [False, True])
+def test_room_has_an_entry_for_every_sequence(of_two):
     """Red if a buffer is too short, of another type, or not filled as SGLang does."""
     found = backend()
-    with room_for(found, BUFFERS, num_sequences=9):
+    pair = SimpleNamespace(prefill_backend=found)
+    with room_for(pair if of_two else found, BUFFERS, num_sequences=9):
         assert found.kv_indptr.tolist() == [0.0] * 10
         last = found.updater.last_page_len
         assert last.tolist() == [1] * 9 and last.dtype == torch.int32

@@ -106,6 +106,7 @@ class Target:
     def __init__(self, graphs: Graphs | None) -> None:
         self.ran: list[tuple[object, CaptureHiddenMode]] = []
         self.model_runner = SimpleNamespace(
+            device="cpu",
             model=SimpleNamespace(lm_head=object(), logits_processor=SimpleNamespace()),
             model_config=SimpleNamespace(model_is_mrope=False),
             server_args=SimpleNamespace(ep_size=1),

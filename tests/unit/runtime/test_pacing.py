@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sglang_parse.drafting.draft_loop import DraftRequest
-from sglang_parse.drafting.pacing import StepPacer
+from sglang_parse.runtime.pacing import StepPacer
+from sglang_parse.target import passes
 from tests.support.counting import GREEDY, CountingDraft
 
 BUFFER = "_pin_memory_int_workspace_buffer"
@@ -115,6 +116,51 @@ def test_the_host_is_one_step_ahead(lagging):
     model._propose(orders(9, 1), table, GREEDY)
     assert model.ahead == [1, *[2] * (len(model.ahead) - 1)]
     assert lagging.waits == len(model.ahead) - 2
+
+
+def test_plain_steps_in_a_row_attend_by_their_own_plans(lagging, monkeypatch):
+    """Red if the target's next step is planned where the device has not copied the plan
+    of the one before."""
+    wrapper = SimpleNamespace(**{BUFFER: torch.zeros(2, dtype=torch.int64)})
+    attended, asked = [], []
+
+    def forward(batch, forward_batch, is_verify):
+        lens, buffer = forward_batch.seq_lens_cpu, getattr(wrapper, BUFFER)
+        buffer.copy_(lens)
+        asked.append(lens.tolist())
+        lagging.launch(lambda: attended.append(buffer.tolist()))
+        return SimpleNamespace(logits_output=None)
+
+    verifier = object.__new__(passes.TargetVerifier)
+    verifier.runner = SimpleNamespace(
+        device="cuda",
+        decode_cuda_graph_runner=None,
+        # FlashInfer's backend has words of its own under these names.
+        attn_backend=SimpleNamespace(
+            decode_backend="auto",
+            prefill_backend="fa2",
+            decode_cuda_graph_metadata={2: [wrapper]},
+        ),
+    )
+    verifier.shows_features, verifier.shown, verifier.spec_algorithm = False, None, None
+    verifier.target_worker = SimpleNamespace(forward_batch_generation=forward)
+    verifier._output = lambda *_, **__: passes.PassOutput(None, None)
+    monkeypatch.setattr(
+        passes, "build_batch", lambda *_, **fields: SimpleNamespace(**fields)
+    )
+    rows = torch.tensor([0, 1])
+    for k in range(4):
+        lens = torch.tensor([5, 9]) + k
+        verifier.decode(
+            input_ids=rows,
+            req_pool_indices=rows,
+            seq_lens=lens,
+            seq_lens_cpu=lens,
+            table=torch.zeros(2, 20, dtype=torch.int32),
+            return_hidden_states=False,
+        )
+    lagging.run_until(lagging.num_launched)
+    assert attended == asked == [[6 + k, 10 + k] for k in range(4)]
 
 
 def test_nothing_is_paced_on_cpu():

@@ -1,4 +1,4 @@
-"""How far the host runs ahead of the device while drafts are written."""
+"""How far the host runs ahead of the device where steps are captured."""
 
 from __future__ import annotations
 
