@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks.gpu.pairs import PAIRS, head_folder, model_args
 from benchmarks.gpu.records import Clock, Records, spread
+from sglang_parse.bench.provenance import shown_path
 from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.engine.simulated import ACCEPT_ENV, KEEP_ENV
 
@@ -231,7 +232,7 @@ def run_arm(arm: Arm, args: argparse.Namespace, records: Records, clock: Clock) 
     limit = min(START_S, clock.left_s())
     common = {
         **{"pair": args.pair, "arm": name, "tp": args.tp},
-        **{"args": flags, "pinned": arm.pinned},
+        **{"args": [shown_path(f) for f in flags], "pinned": arm.pinned},
     }
     try:
         with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,7 +94,7 @@ def values_of(path: Path, part: str = "constants") -> dict[str, float]:
 
 @dataclass(frozen=True)
 class GpuCosts:
-    """Modelled from the shapes of a pair: the slower of memory and arithmetic.
+    """Modelled from the shapes of a pair: what its memory and its arithmetic take.
 
     graphs: whether verify passes and the draft's catching up replay graphs. ships_head:
     whether the target's head is its own MTP head, and no EAGLE-3 head.
@@ -155,14 +156,14 @@ class GpuCosts:
         rate = device.moe_matmul_tflop_ms if model.num_experts else 0.0
         rate = rate or device.matmul_tflop_ms
         memory = self._weights_ms(model, rows) + self._kv_ms(model, bs)
+        memory += self._extra_ms(model) * model.num_layers
         work = rows * model.flops_per_token * 1e-12 / (rate * self.tp)
         attention = 4 * rows * self.context * model.num_layers * model.query_dim
         attention_ms = attention * 1e-12 / (device.attention_tflop_ms * self.tp)
         return (
-            max(
-                memory + self._extra_ms(model) * model.num_layers,
-                device.pass_fixed_ms + work,
-            )
+            # Neither hides the other where they are about equal (docs/results/gpu.md).
+            math.hypot(memory, work)
+            + device.pass_fixed_ms
             + attention_ms
             + self._all_reduce_ms(model, rows)
         )
