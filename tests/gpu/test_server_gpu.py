@@ -32,6 +32,8 @@ PARSE = (
 )
 SERVERS = {
     "default": (),
+    # Plain rounds of several steps, planned while the device is a step behind.
+    "adaptive": ("--speculative-parse-adaptive",),
     "mask": ("--speculative-parse-verify-route", "mask"),
     "triton": ("--attention-backend", "triton"),
     "pages": ("--page-size", "16"),
