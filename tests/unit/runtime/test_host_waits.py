@@ -213,6 +213,31 @@ def test_a_judged_round_waits_seldom_and_never_for_each_request(no_gpu, monkeypa
     assert found[32].counts["tolist"] >= 3, counts  # drafts, verdicts, samples
 
 
+class Steps:
+    """Decode steps of the target, planned on the host alone as captured ones are."""
+
+    def forward_batch_generation(self, *, batch, forward_batch, is_verify):
+        rows = len(forward_batch.input_ids)
+        logits = torch.empty(rows, VOCAB, device="cuda")
+        output = LogitsProcessorOutput(next_token_logits=logits)
+        return SimpleNamespace(logits_output=output)
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_plain_steps_in_a_row_wait_once(no_gpu, monkeypatch, num):
+    """Red if the device is idle between the steps of a plain round, because the host
+    waits for what it then hands back."""
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, _ = make_engine(ParseConfig())
+        engine.target.verifier.target_worker = Steps()
+        round = make_round(num, ParseConfig())
+        round.num_steps, round.batch.return_hidden_states = 4, False
+        assert len(engine.target.decode(round)) == 4
+    assert dict(waits.counts) == {"tolist": 1}
+
+
 def test_a_wait_is_counted(no_gpu):
     """Red if the trace sees none where there is one."""
     with HostWaits() as waits:
