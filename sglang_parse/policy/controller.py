@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from sglang_parse.policy.chains import ChainRule, Confidence
 from sglang_parse.policy.goodput import ENOUGH_ASKED, Choice, Drafts, Goodput
-from sglang_parse.policy.rest import TRIAL_COST, Pays
+from sglang_parse.policy.rest import TRIAL_COST, Pays, Tried
 from sglang_parse.policy.round_costs import CostModel
 
-# Rounds for which a choice is kept, once so many have been seen.
+# Rounds for which a choice is kept, once so many have been seen. A plain round is timed
+# once as many were, each counted for every request in it.
 KEPT_ROUNDS, SEEN_ROUNDS = 4, 64
 # Milliseconds from one trial to the next at most.
 LONGEST_WAIT_MS = 60_000.0
@@ -85,6 +86,8 @@ class Controller:
         self.ms = 0.0
         self._next_head_trial_ms = 0.0
         self._num_rounds = 0
+        #: The same, counted once for each request of a round.
+        self._num_requests = 0
         self._wait_longer = 1
         self._knows_verdicts = False
         #: When the next trial of drafting by verdicts is due, while they are not asked.
@@ -106,11 +109,12 @@ class Controller:
         kept.rounds -= 1
         self.chosen = kept.choice
         self._num_rounds += 1
+        self._num_requests += asked.bs
         return kept.choice, kept.reason
 
-    def head_pays(self, bs: int, steps: int, *, is_trial: bool = False) -> Pays:
+    def head_pays(self, bs: int, steps: int, tried: Tried | None = None) -> Pays:
         """Whether a drafter of single tokens is faster than plain rounds; tried now and
-        then where it is not. Nobody else drafts. is_trial: whether a trial goes on."""
+        then where it is not. Nobody else drafts. tried: of a trial that goes on."""
         costs = self.costs.at(bs)
         if costs.token_draft.count < 2 or costs.plain.count < 2:
             # Its second round is the first that counts; so is the second plain one.
@@ -118,7 +122,9 @@ class Controller:
         lost_ms = self._lost_by_head(bs, steps)
         if lost_ms <= 0:
             return Pays.YES
-        if is_trial or self.ms >= self._next_head_trial_ms:
+        if tried is not None and tried.is_lost:
+            return Pays.LOST
+        if tried is not None or self.ms >= self._next_head_trial_ms:
             self._next_head_trial_ms = self.ms + lost_ms / TRIAL_COST
             return Pays.TRIAL
         return Pays.NO
@@ -189,7 +195,7 @@ class Controller:
         if self.costs.at(asked.bs).plain.count >= 2:
             return False
         if asked.can_judge:
-            return self._num_rounds > SEEN_ROUNDS
+            return self._num_requests > SEEN_ROUNDS
         return self.costs.at(asked.bs).is_known
 
     # -- The choice ------------------------------------------------------------

@@ -272,10 +272,10 @@ class RoundPlanner:
         bs, pays = len(round), Pays.NO
         budgets = [max(r.budgets.values(), default=0) for r in round]
         if any(budgets) and self.rest.may_ask(sum(map(bool, budgets)), bs):
-            is_trial = self.rest.trial > 0
-            ours = self.controller.head_pays(bs, max(budgets), is_trial=is_trial)
+            tried = self.rest.tried if self.rest.trial else None
+            ours = self.controller.head_pays(bs, max(budgets), tried)
             pays = Pays(self.ranks.agree(ours))
-        if pays == Pays.NO:
+        if pays in (Pays.NO, Pays.LOST):
             for r in round:
                 r.budgets = {}
         else:
@@ -397,7 +397,11 @@ class RoundPlanner:
             token_level=[d.name for d in self.token_level],
         )
         self.controller.spend(ms)
+        tokens = sum(len(r.decision.accept_tokens) for r in round)
+        asked = sum(bool(r.draft.num_token_level) for r in round)
+        if self.rest.trial and asked and not round.judged:
+            plain = ms * len(round) / self.controller.costs.plain_ms(len(round))
+            self.rest.tried.add(tokens, plain, asked)
         if round.judged and "plain" not in round.seconds:
-            tokens = sum(len(r.decision.accept_tokens) for r in round)
             reading_ms = self.controller.costs.at(len(round)).reading_ms(round.num_read)
             self.controller.conclude_trial(tokens, ms - reading_ms)

@@ -16,8 +16,10 @@ from enum import IntEnum
 TIRED_ROUNDS, WOKEN_ROUNDS = 64, 1024
 # Rounds from one look at a resting head to the next.
 LOOK_ROUNDS = 32
-# Rounds of its trial after a rest. One or two would tell little of its tokens.
+# Rounds of its trial after a rest at most. One or two would tell little of its tokens.
 TRIAL_ROUNDS = 16
+# Standard deviations of luck that a trial is given: it ends early if it needed more.
+LUCK = 2.0
 # Milliseconds of a rest: the first, and the longest. Each is twice as long as the last.
 FIRST_MS, LONGEST_MS = 2_000.0, 60_000.0
 # Share of the time that trials may lose: a rest lasts as long as that takes.
@@ -31,6 +33,32 @@ class Pays(IntEnum):
     #: It does not, as far as is known. This round tries it.
     TRIAL = 1
     YES = 2
+    #: It does not, and its trial need not go on.
+    LOST = 3
+
+
+@dataclass
+class Tried:
+    """What a trial has given so far.
+
+    tokens: of its rounds. plain: of plain rounds in the same time. num: how often a
+    request was asked for.
+    """
+
+    tokens: float = 0.0
+    plain: float = 0.0
+    num: int = 0
+
+    def add(self, tokens: float, plain: float, num: int) -> None:
+        self.tokens += tokens
+        self.plain += plain
+        self.num += num
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether not even good luck would make it pay: the tokens of a request differ
+        by about one from round to round."""
+        return self.tokens + LUCK * math.sqrt(self.num) < self.plain
 
 
 @dataclass
@@ -40,6 +68,8 @@ class Rest:
     resting: bool = False
     #: Rounds of its trial that are left.
     trial: int = 0
+    #: What that trial has given on this rank.
+    tried: Tried = field(default_factory=Tried)
     _rounds: int = 0
     _was_woken: bool = False
     #: By size of a round: until when it rests, and how long the next rest is.
@@ -57,7 +87,7 @@ class Rest:
 
     def wake(self) -> None:
         self.resting, self._was_woken, self._rounds = False, True, 0
-        self.trial = TRIAL_ROUNDS
+        self.trial, self.tried = TRIAL_ROUNDS, Tried()
 
     @property
     def is_woken(self) -> bool:
@@ -76,13 +106,13 @@ class Rest:
             self._next_ms.pop(size_of(bs), None)
             return
         self._rounds += 1
-        tried = False
         if self.trial and pays == Pays.TRIAL:
             self.trial -= 1
-            tried = not self.trial
         most = WOKEN_ROUNDS if self._was_woken else TIRED_ROUNDS
-        if tried or self._rounds >= most:
-            self._rest(size_of(bs), ms, TRIAL_ROUNDS * lost_ms / TRIAL_COST)
+        is_over = pays == Pays.LOST or (pays == Pays.TRIAL and not self.trial)
+        if (self._was_woken and is_over) or self._rounds >= most:
+            rounds = TRIAL_ROUNDS - self.trial if self._was_woken else TRIAL_ROUNDS
+            self._rest(size_of(bs), ms, rounds * lost_ms / TRIAL_COST)
 
     def _rest(self, size: int, ms: float, least_ms: float) -> None:
         rest_ms = min(max(self._next_ms.get(size, FIRST_MS), least_ms), LONGEST_MS)

@@ -71,6 +71,19 @@ def test_drafts_without_a_boundary_cost_little(concurrency, agreement):
     assert World(one).run().rate > (0.96 if agreement < 0.5 else 2.0) * alone
 
 
+@pytest.mark.parametrize(("bs", "rounds"), [(1, 65), (32, 3)])
+def test_many_requests_time_a_plain_round_early(bs, rounds):
+    """Red if short drafts of 32 requests are not made because nobody knows that few
+    rows are cheap, or if the first request of a server waits for a plain round."""
+    one, asked = Controller(), Asked(bs, most=64, suffix_len=12)
+    costs = one.costs.at(bs)
+    for _ in range(4):
+        costs.draft.add(32, 32.0)
+        costs.verify.add(bs * 64, 200.0)
+    steps = [one.choose(asked)[0].steps for _ in range(rounds + 1)]
+    assert all(steps[:rounds]) and not steps[rounds]
+
+
 def test_another_number_of_requests_waits_for_its_trial():
     """Red if each number of requests that is new begins with a trial of its own."""
     one = Controller()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_parse.policy.chains import ENOUGH_SEEN
 from sglang_parse.policy.controller import WHOLE_CHAINS, Controller
 from sglang_parse.policy.goodput import ENOUGH_ASKED
-from sglang_parse.policy.rest import Pays
+from sglang_parse.policy.rest import Pays, Tried
 from sglang_parse.requests.round import Shown
 
 PLAIN_MS = 10.0
@@ -52,9 +52,21 @@ def test_chains_are_cut_once_costs_are_known():
 def test_a_trial_goes_on_while_it_is_asked_for():
     """Red if a trial of several rounds ends after its first."""
     slow = controller(1.5, 20.0)
-    asked = [slow.head_pays(1, 4, is_trial=True) for _ in range(3)]
+    asked = [slow.head_pays(1, 4, Tried()) for _ in range(3)]
     assert asked == [Pays.TRIAL] * 3
     assert slow.head_pays(1, 4) == Pays.NO
+
+
+def test_a_trial_ends_where_luck_cannot_save_it():
+    """Red if a trial that cannot be won is run to its end, or a few tokens end it."""
+    slow, tried = controller(1.5, 20.0), Tried()
+    tried.add(1, 2.5, 1)
+    assert slow.head_pays(1, 4, tried) == Pays.TRIAL
+    for _ in range(7):
+        tried.add(1, 2.5, 1)
+    assert slow.head_pays(1, 4, tried) == Pays.LOST
+    tried.add(12, 0, 8)
+    assert slow.head_pays(1, 4, tried) == Pays.TRIAL
 
 
 def test_what_is_known_of_a_head_does_not_try_it():

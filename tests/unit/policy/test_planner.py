@@ -199,7 +199,7 @@ def test_the_draft_model_does_not_fill_up_what_the_head_left(adaptive):
     of its steps costs the round far more than the head's."""
     plan = planner(adaptive=adaptive)
     if adaptive:
-        plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+        plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
     for one in (state("exact"), state(recovering=REST - 1)):
         (r,) = plan_round(plan, one)
         assert r.window == 4 and r.budgets == {"eagle3": 4}
@@ -240,7 +240,7 @@ def test_there_is_room_beside_a_chain_where_it_can_branch(
     row's end; or if a rank whose own rule shows none has no room for the first's."""
     plan = planner()
     chosen(plan, Choice(0))
-    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
     plan.slots.page_size, plan.context_len = page_size, context_len
     round = make_round(state(), has_state=has_state)
     plan.plan(round)
@@ -254,9 +254,9 @@ def test_a_paused_draft_model_leaves_its_turn_to_the_head():
     head drafts where it does not pay either."""
     plan = planner()
     chosen(plan, Choice(0))
-    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
     assert windows(plan, state()) == [(4, 4)]
-    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.NO
+    plan.controller.head_pays = lambda bs, steps, tried: Pays.NO
     assert windows(plan, state()) == [(0, 0)]
 
 
@@ -264,10 +264,10 @@ def test_a_head_that_never_pays_rests_until_it_is_worth_a_look():
     """Red if a head that does not pay goes on reading, if it is asked while it rests,
     or if it is never tried again."""
     plan = planner(has_model=False)
-    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.NO
+    plan.controller.head_pays = lambda bs, steps, tried: Pays.NO
     rounds = [plan_round(plan, state("exact")) for _ in range(TIRED_ROUNDS + 1)]
     assert [r.head_rests for r in rounds[-3:]] == [False, True, True]
-    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
     assert windows(plan, state("exact")) == [(0, 0)]
     plan.controller.ms += FIRST_MS
     for _ in range(LOOK_ROUNDS):
@@ -279,7 +279,7 @@ def test_a_head_that_never_pays_rests_until_it_is_worth_a_look():
 def test_a_head_that_cannot_draft_does_not_rest():
     """Red if an answer under a grammar takes the head from the request behind it."""
     plan = planner(has_model=False)
-    plan.controller.head_pays = lambda bs, steps, is_trial: Pays.YES
+    plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
     for _ in range(TIRED_ROUNDS + 1):
         last = plan_round(plan, state("exact"), grammar=object())
     assert not last.head_rests
@@ -448,6 +448,29 @@ def test_a_trial_of_verdicts_ends_after_one_round(monkeypatch):
         plan.observe(round)
     assert [tokens for tokens, _ in concluded] == [16] * len(reading)
     assert concluded[-1][1] == pytest.approx(10.0 + 20.0, abs=2.0)
+
+
+def test_a_trial_of_the_head_counts_what_it_gave():
+    """Red if a trial of a head is blind to its own rounds, or counts others."""
+    plan = planner()
+    for _ in range(3):
+        plan.controller.costs.at(1).plain.add(1, 10.0)
+    for name, is_head, trial in (
+        ("model", False, 4),
+        ("eagle3", True, 0),
+        ("eagle3", True, 4),
+    ):
+        plan.rest.trial = trial
+        cut, decision = Cut(0, 4, True, exact_end=4), Decision((1,) * 2, 0, 1, ())
+        round = drafted(state("exact"), 4, cut, decision)
+        for r in round:
+            r.draft = Draft().extended(name, (1,) * 4, ended=False, token_level=is_head)
+        round.num_rows, round.judged = 5, False
+        round.seconds = {"draft": 0.01, "layout": 0.0, "verify": 0.02, "decide": 0.0}
+        plan.observe(round)
+    tried = plan.rest.tried
+    assert (tried.tokens, tried.num) == (2, 1)
+    assert tried.plain == pytest.approx(3.0, rel=0.05)
 
 
 @pytest.mark.parametrize(("max_new", "learns"), [(8, False), (9, True)])

@@ -72,6 +72,22 @@ def test_a_dear_trial_is_rare():
     assert rest.is_over(1, LONGEST_MS)
 
 
+def test_a_trial_that_is_lost_early_costs_less():
+    """Red if a hopeless trial goes on, or the rest behind it is as long as behind a
+    whole one."""
+    rest = tired()
+    rest.wake()
+    for _ in range(4):
+        rest.follow(Pays.TRIAL, 1, 0.0, 50.0)
+    rest.follow(Pays.LOST, 1, 0.0, 50.0)
+    assert rest.resting and not rest.trial
+    length = 4 * 50.0 / 0.01
+    assert FIRST_MS < length < LONGEST_MS
+    assert not rest.is_over(1, length - 1) and rest.is_over(1, length)
+    rest.wake()
+    assert rest.tried.num == 0 and rest.trial == TRIAL_ROUNDS
+
+
 def test_another_number_of_requests_is_looked_at_for_itself():
     """Red if a head that does not pay at one request is not tried at 32."""
     rest = tired()
