@@ -135,11 +135,6 @@ class Controller:
             return False
         return self._lost_by_head(bs, steps) <= 0
 
-    def lost_by_trial(self, bs: int, steps: int) -> float:
-        """Milliseconds that a round of its trial loses, 0 where that is not known."""
-        known = self.costs.at(bs).is_followed
-        return max(0.0, self._lost_by_head(bs, steps)) if known else 0.0
-
     def _lost_by_head(self, bs: int, steps: int) -> float:
         """Milliseconds that a round loses by asking it; less than 0 where it gains."""
         plain_ms = self.costs.plain_ms(bs)

@@ -283,8 +283,7 @@ class RoundPlanner:
             self._make_room_beside(round)
         # A head that cannot draft, as under a grammar, is not one that does not pay.
         if any(budgets) or self.rest.is_woken:
-            lost_ms = self.controller.lost_by_trial(bs, max(budgets))
-            self.rest.follow(pays, bs, self.controller.ms, lost_ms)
+            self.rest.follow(pays, bs, self.controller.ms)
             if self.rest.resting:
                 logger.info("PARSE: the head does not pay at %d requests and rests", bs)
 
@@ -398,10 +397,11 @@ class RoundPlanner:
         )
         self.controller.spend(ms)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
-        asked = sum(bool(r.draft.num_token_level) for r in round)
-        if self.rest.trial and asked and not round.judged:
-            plain = ms * len(round) / self.controller.costs.plain_ms(len(round))
-            self.rest.tried.add(tokens, plain, asked)
+        if not self.rest.resting and not any(r.draft.num_segment_level for r in round):
+            asked = sum(bool(r.draft.num_token_level) for r in round)
+            token_ms = self.controller.costs.plain_ms(len(round)) / len(round)
+            num = asked if self.rest.trial else 0
+            self.rest.tried.add(tokens, ms, token_ms, num)
         if round.judged and "plain" not in round.seconds:
             reading_ms = self.controller.costs.at(len(round)).reading_ms(round.num_read)
             self.controller.conclude_trial(tokens, ms - reading_ms)

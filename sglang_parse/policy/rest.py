@@ -18,11 +18,14 @@ TIRED_ROUNDS, WOKEN_ROUNDS = 64, 1024
 LOOK_ROUNDS = 32
 # Rounds of its trial after a rest at most. One or two would tell little of its tokens.
 TRIAL_ROUNDS = 16
+# A round that takes this many times a plain one was held up, as by a kernel's first use.
+HELD_UP = 4.0
 # Standard deviations of luck that a trial is given: it ends early if it needed more.
 LUCK = 2.0
 # Milliseconds of a rest: the first, and the longest. Each is twice as long as the last.
 FIRST_MS, LONGEST_MS = 2_000.0, 60_000.0
-# Share of the time that trials may lose: a rest lasts as long as that takes.
+# Share of the time that trials may lose, with what an awake drafter reads: a rest lasts
+# as long as that takes.
 TRIAL_COST = 0.01
 
 
@@ -39,20 +42,27 @@ class Pays(IntEnum):
 
 @dataclass
 class Tried:
-    """What a trial has given so far.
+    """What an awake drafter has given since it woke, or since it last paid.
 
-    tokens: of its rounds. plain: of plain rounds in the same time. num: how often a
-    request was asked for.
+    lost_ms: milliseconds of all rounds, over what plain ones would have taken. The
+    others are of rounds of a trial: their tokens, those of plain rounds in the same
+    time, and how often a request was asked for.
     """
 
+    lost_ms: float = 0.0
     tokens: float = 0.0
     plain: float = 0.0
     num: int = 0
 
-    def add(self, tokens: float, plain: float, num: int) -> None:
-        self.tokens += tokens
-        self.plain += plain
-        self.num += num
+    def add(self, tokens: float, ms: float, token_ms: float, num: int = 0) -> None:
+        """A round of so many tokens, which take `token_ms` each where it is plain.
+        num: requests asked for in a trial, 0 in other rounds."""
+        plain_ms = tokens * token_ms
+        self.lost_ms += min(ms, HELD_UP * plain_ms) - plain_ms
+        if num:
+            self.tokens += tokens
+            self.plain += ms / token_ms
+            self.num += num
 
     @property
     def is_lost(self) -> bool:
@@ -68,7 +78,7 @@ class Rest:
     resting: bool = False
     #: Rounds of its trial that are left.
     trial: int = 0
-    #: What that trial has given on this rank.
+    #: On this rank.
     tried: Tried = field(default_factory=Tried)
     _rounds: int = 0
     _was_woken: bool = False
@@ -98,11 +108,11 @@ class Rest:
         """Whether a woken drafter can draft for enough requests to be tried."""
         return not self._was_woken or 2 * num_able >= bs
 
-    def follow(self, pays: Pays, bs: int, ms: float, lost_ms: float = 0.0) -> None:
-        """A round in which nobody else drafts has begun. lost_ms: milliseconds that a
-        round of its trial loses, as far as is known."""
+    def follow(self, pays: Pays, bs: int, ms: float) -> None:
+        """A round in which nobody else drafts has begun."""
         if pays == Pays.YES:
             self._rounds, self.trial, self._was_woken = 0, 0, False
+            self.tried = Tried()
             self._next_ms.pop(size_of(bs), None)
             return
         self._rounds += 1
@@ -111,10 +121,10 @@ class Rest:
         most = WOKEN_ROUNDS if self._was_woken else TIRED_ROUNDS
         is_over = pays == Pays.LOST or (pays == Pays.TRIAL and not self.trial)
         if (self._was_woken and is_over) or self._rounds >= most:
-            rounds = TRIAL_ROUNDS - self.trial if self._was_woken else TRIAL_ROUNDS
-            self._rest(size_of(bs), ms, rounds * lost_ms / TRIAL_COST)
+            self._rest(size_of(bs), ms)
 
-    def _rest(self, size: int, ms: float, least_ms: float) -> None:
+    def _rest(self, size: int, ms: float) -> None:
+        least_ms = self.tried.lost_ms / TRIAL_COST
         rest_ms = min(max(self._next_ms.get(size, FIRST_MS), least_ms), LONGEST_MS)
         self._until_ms[size] = ms + rest_ms
         self._next_ms[size] = min(2 * rest_ms, LONGEST_MS)

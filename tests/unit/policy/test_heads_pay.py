@@ -60,12 +60,12 @@ def test_a_trial_goes_on_while_it_is_asked_for():
 def test_a_trial_ends_where_luck_cannot_save_it():
     """Red if a trial that cannot be won is run to its end, or a few tokens end it."""
     slow, tried = controller(1.5, 20.0), Tried()
-    tried.add(1, 2.5, 1)
+    tried.add(1, 25.0, 10.0, 1)
     assert slow.head_pays(1, 4, tried) == Pays.TRIAL
     for _ in range(7):
-        tried.add(1, 2.5, 1)
+        tried.add(1, 25.0, 10.0, 1)
     assert slow.head_pays(1, 4, tried) == Pays.LOST
-    tried.add(12, 0, 8)
+    tried.add(12, 0.0, 10.0, 8)
     assert slow.head_pays(1, 4, tried) == Pays.TRIAL
 
 

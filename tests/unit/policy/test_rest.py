@@ -60,16 +60,35 @@ def test_rests_grow_and_each_ends_in_a_trial():
 def test_a_dear_trial_is_rare():
     """Red if a head whose trials take long is tried as often as a cheap one, so that
     trials cost more than 1% of the time."""
-    rest, lost_ms = Rest(), 15.0
-    for _ in range(TIRED_ROUNDS):
-        rest.follow(Pays.NO, 1, 0.0, lost_ms)
-    length = TRIAL_ROUNDS * lost_ms / 0.01
-    assert FIRST_MS < length < LONGEST_MS
-    assert not rest.is_over(1, length - 1) and rest.is_over(1, length)
+    for lost_ms, length in ((5.0, 100 * 5.0 * TIRED_ROUNDS), (1e6, LONGEST_MS)):
+        rest = Rest()
+        for _ in range(TIRED_ROUNDS):
+            rest.tried.add(1, 10.0 + lost_ms, 10.0)
+            rest.follow(Pays.NO, 1, 0.0)
+        assert FIRST_MS < length <= LONGEST_MS
+        assert not rest.is_over(1, length - 1) and rest.is_over(1, length)
+
+
+def test_what_an_awake_head_reads_counts_as_its_loss():
+    """Red if a head that is woken between two requests reads for nothing for many
+    rounds, and is woken again as if only its trial had cost anything."""
+    rest = tired()
+    rest.wake()
+    for _ in range(50):
+        rest.tried.add(32, 12.0, 10.0 / 32)
+        rest.follow(Pays.NO, 32, 0.0)
+    rest.tried.add(32, 20.0, 10.0 / 32, 32)
+    rest.follow(Pays.LOST, 32, 0.0)
+    length = (50 * 2.0 + 10.0) / 0.01
+    assert not rest.is_over(32, length - 1) and rest.is_over(32, length + 1)
+
+
+def test_a_kernels_first_use_does_not_count_as_a_loss():
+    """Red if one round of seconds has the head rest for a minute."""
     rest = Rest()
-    for _ in range(TIRED_ROUNDS):
-        rest.follow(Pays.NO, 1, 0.0, 1e6)
-    assert rest.is_over(1, LONGEST_MS)
+    rest.tried.add(1, 5_000.0, 10.0)
+    follow(rest, Pays.NO, TIRED_ROUNDS)
+    assert rest.is_over(1, 3 * 10.0 / 0.01)
 
 
 def test_a_trial_that_is_lost_early_costs_less():
@@ -78,8 +97,9 @@ def test_a_trial_that_is_lost_early_costs_less():
     rest = tired()
     rest.wake()
     for _ in range(4):
-        rest.follow(Pays.TRIAL, 1, 0.0, 50.0)
-    rest.follow(Pays.LOST, 1, 0.0, 50.0)
+        rest.tried.add(1, 100.0, 50.0, 1)
+        rest.follow(Pays.TRIAL, 1, 0.0)
+    rest.follow(Pays.LOST, 1, 0.0)
     assert rest.resting and not rest.trial
     length = 4 * 50.0 / 0.01
     assert FIRST_MS < length < LONGEST_MS
