@@ -18,7 +18,7 @@ TIRED_ROUNDS, WOKEN_ROUNDS = 64, 1024
 LOOK_ROUNDS = 32
 # Rounds of its trial after a rest at most. One or two would tell little of its tokens.
 TRIAL_ROUNDS = 16
-# A round that takes this many times a plain one was held up, as by a kernel's first use.
+# A round of so many times a plain one was held up, as by the first use of a kernel.
 HELD_UP = 4.0
 # Standard deviations of luck that a trial is given: it ends early if it needed more.
 LUCK = 2.0
