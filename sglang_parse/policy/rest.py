@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-# Rounds of an awake head that does not pay, until it rests. Woken from a rest it waits
-# so long for enough requests that it can draft for.
-TIRED_ROUNDS, WOKEN_ROUNDS = 64, 1024
+# Rounds of an awake head that does not pay, until it rests: it reads on meanwhile. Woken
+# from a rest it waits so long for enough requests that it can draft for.
+TIRED_ROUNDS, WOKEN_ROUNDS = 16, 1024
 # Rounds from one look at a resting head to the next.
 LOOK_ROUNDS = 32
 # Rounds of its trial after a rest at most. One or two would tell little of its tokens.
