@@ -10,9 +10,9 @@ whole server, which other programs on the machine do not stretch. The same comma
 on where it was stopped, and starts no server if nothing is missing.
 
 Arms: `target` is stock SGLang, and `again` a second server of it: what they differ by
-is the machine's noise, and all others are compared with their mean. `exact` has the draft model; `eagle3` has the head;
-`calibrated` has both, and the settings that `sglang-parse calibrate` wrote. `ngram`
-copies earlier text, and has no other drafter:
+is the machine's noise, and all arms are compared with their mean. `exact` has the draft
+model; `eagle3` has the head; `calibrated` has both, and the settings that
+`sglang-parse calibrate` wrote. `ngram` copies earlier text, and has no other drafter:
 
     python -m benchmarks.bench_real --out FILE --arms target ngram \\
         --kinds prose copies --concurrency 1 --tokens 160

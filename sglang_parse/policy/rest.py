@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-# Rounds of an awake head that does not pay, until it rests: it reads on meanwhile. Woken
-# from a rest it waits so long for enough requests that it can draft for.
+# Rounds of an awake head that does not pay, until it rests: it reads on meanwhile.
+# Woken from a rest it waits so long for enough requests that it can draft for.
 TIRED_ROUNDS, WOKEN_ROUNDS = 16, 1024
 # Rounds from one look at a resting head to the next.
 LOOK_ROUNDS = 32

@@ -35,6 +35,16 @@ def test_ratios_are_to_the_target_of_the_same_repeat():
     assert "| 20.0 | 1.00 (1.00-1.00) | 1.00 (1.00-1.00) | 1.00 |" in first
 
 
+def test_two_targets_are_compared_by_their_mean():
+    """Red if one lucky server of the target alone decides all ratios."""
+    same = [[1, 2, 3, 4, 5]]
+    rows = [row(1, "target", 10.0, same, 4), row(1, "again", 30.0, same, 4)]
+    lines = report([*rows, row(1, "exact", 40.0, same, 2)]).splitlines()
+    assert "| 10.0 | 0.50 (0.50-0.50) |" in lines[2]
+    assert "| 30.0 | 1.50 (1.50-1.50) |" in lines[3]
+    assert "| 40.0 | 2.00 (2.00-2.00) |" in lines[4]
+
+
 def test_every_other_repeat_goes_from_last_to_first():
     """Red if one arm is always measured behind another, or a cell is left out."""
     args = argparse.Namespace(
