@@ -50,6 +50,7 @@ ARMS = ("target", "exact", "eagle3", "calibrated", "again", "ngram")
 USUAL = 4, 3  # the arms and the kinds that are asked unless others are named
 CALIBRATED = Path("benchmarks/results/real/calibrated.json")
 SERVER_ARGS = ("--max-total-tokens", "16384", "--max-running-requests", "16")
+WAVES = 3  # answers for each place that is taken
 MEANS = ("output_tok_s", "cpu_ms_a_token")
 Row = dict[str, Any]
 
@@ -147,7 +148,8 @@ def measured(
     args: argparse.Namespace,
 ) -> Row:
     """One cell's figures, and how many of its answers are the target's."""
-    count = max(args.prompts, cell.concurrency)
+    # Requests that draft end at different times: others have to take their places.
+    count = max(args.prompts, WAVES * cell.concurrency)
     prompts = prompts_of(tokenizer, cell.kind, count, args.tokens)
     is_first = cell.repeat == 0 and cell.kind == args.kinds[0]
     server = servers[cell.arm]

@@ -24,6 +24,9 @@ LONGEST_WAIT_MS = 60_000.0
 MOST_LONGER = 8
 # How much better another way has to look to be taken.
 MARGIN = 1.05
+# The same of a drafter of single tokens: awake, it also reads prompts, which no round
+# shows.
+HEAD_MARGIN = 1.03
 # Judged tokens, and failing verdicts, after which verdicts are known well enough for
 # another way to be taken. So drafts are judged from the first request on.
 ENOUGH = (512, 4)
@@ -140,7 +143,7 @@ class Controller:
         plain_ms = self.costs.plain_ms(bs)
         model = Goodput(bs, self.costs.at(bs), self.drafts, 0, plain_ms)
         choice = model.token_level(steps)
-        return choice.round_ms * (1 - choice.rate * plain_ms / bs)
+        return choice.round_ms * (HEAD_MARGIN - choice.rate * plain_ms / bs)
 
     def chain_rule(self, bs: int) -> ChainRule | None:
         """What chains of single tokens are cut by, None to show them whole."""
