@@ -397,8 +397,10 @@ class RoundPlanner:
         )
         self.controller.spend(ms)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
-        if not self.rest.resting and not any(r.draft.num_segment_level for r in round):
-            asked = sum(bool(r.draft.num_token_level) for r in round)
+        drafts = [r.draft for r in round]
+        awake = bool(self.token_level) and not self.rest.resting
+        if awake and not any(d.num_segment_level or d.num_copied for d in drafts):
+            asked = sum(bool(d.num_token_level) for d in drafts)
             token_ms = self.controller.costs.plain_ms(len(round)) / len(round)
             num = asked if self.rest.trial else 0
             self.rest.tried.add(tokens, ms, token_ms, num)

@@ -1,5 +1,6 @@
 """Who drafts for whom, and how much."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -455,16 +456,18 @@ def test_a_trial_of_the_head_counts_what_it_gave():
     plan = planner()
     for _ in range(3):
         plan.controller.costs.at(1).plain.add(1, 10.0)
-    for name, is_head, trial in (
-        ("model", False, 4),
-        ("eagle3", True, 0),
-        ("eagle3", True, 4),
+    for name, is_head, trial, copied in (
+        ("model", False, 4, 0),
+        ("eagle3", True, 0, 0),
+        ("ngram", True, 4, 4),
+        ("eagle3", True, 4, 0),
     ):
         plan.rest.trial = trial
         cut, decision = Cut(0, 4, True, exact_end=4), Decision((1,) * 2, 0, 1, ())
         round = drafted(state("exact"), 4, cut, decision)
         for r in round:
             r.draft = Draft().extended(name, (1,) * 4, ended=False, token_level=is_head)
+            r.draft = replace(r.draft, num_copied=copied)
         round.num_rows, round.judged = 5, False
         round.seconds = {"draft": 0.01, "layout": 0.0, "verify": 0.02, "decide": 0.0}
         plan.observe(round)
