@@ -46,7 +46,10 @@ class Answer:
 
 
 class TinyEngine:
-    """Schedulers of one engine. Close it."""
+    """Schedulers of one engine. Close it.
+
+    wait: whether it is to serve at once. If not, call `wait` before it is asked.
+    """
 
     def __init__(
         self,
@@ -55,15 +58,17 @@ class TinyEngine:
         num_ranks: int = 1,
         log: str = "",
         environment: dict[str, str] | None = None,
+        wait: bool = True,
     ):
         self.numbers = itertools.count()
+        self.log = log
         CONTEXT.set_forkserver_preload(PRELOADED)
         from tests.support.tiny_engine_child import run
 
         self.ports = open_ports()
         self.sockets = Sockets(self.ports, zmq.Context())
+        self.children, self.pipes = [], []
         with patched_environment():
-            self.children, pipes = [], []
             for rank in range(num_ranks):
                 ours, theirs = CONTEXT.Pipe()
                 child = CONTEXT.Process(
@@ -77,19 +82,23 @@ class TinyEngine:
                 child.start()
                 self.children.append(child)
                 theirs.close()
-                pipes.append(ours)
-        for pipe in pipes:
+                self.pipes.append(ours)
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until it serves. RuntimeError: it could not start."""
+        for pipe in self.pipes:
             if not pipe.poll(START_SECONDS):
                 self.close()
-                raise RuntimeError(f"the engine did not start; see {log}")
+                raise RuntimeError(f"the engine did not start; see {self.log}")
             try:
                 told = pipe.recv()
             except EOFError:
-                told = f"the engine ended while it started; see {log}"
+                told = f"the engine ended while it started; see {self.log}"
             if isinstance(told, str):
                 self.close()
                 raise RuntimeError(told)
-        self.pipes = pipes
 
     def run(self, prompts, concurrency=1, *, abort_after=None, **options):
         """Answers in the order of the prompts; `options` as for `request`.

@@ -19,7 +19,7 @@ from sglang_parse.embedded import TARGET_PATH
 
 VOCAB = 640
 #: Positions that a layer with a sliding window sees.
-WINDOW = 16
+WINDOW = 8
 COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -37,6 +37,8 @@ COMMON = {
 }
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 DRAFT_NOISE = 0.02
+NORMS_FROM_ONE = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+RESIDUAL = 0.2
 
 
 # A chat template in the shape of multimodal models': parts of a message, or its text.
@@ -81,7 +83,7 @@ class TinyModel:
     #: Whether a checkpoint brings its class of config as code, as real ones do.
     has_code: bool = False
     #: Share of each layer's output that is added to what it read. With little, a draft
-    #: without layers agrees often: one that keeps no state, as no draft may.
+    #: without layers agrees often. Families that cannot draft for themselves have it.
     residual: float = 1.0
 
     def model_of(self, seed: int = 0) -> Any:
@@ -190,16 +192,22 @@ def dampen(model: torch.nn.Module, share: float) -> None:
 
 
 def without_layers(model: Any) -> Any:
-    """A Llama with a model's embedding and head, whose layers add nothing."""
-    config = transformers.LlamaConfig(**COMMON)
+    """A Llama with a model's embedding and head, whose layer adds nothing."""
+    body = getattr(model.model, "language_model", model.model)
+    fields = {
+        **COMMON,
+        "hidden_size": body.norm.weight.shape[0],
+        "num_hidden_layers": 1,
+    }
+    config = transformers.LlamaConfig(**fields)
     llama = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     dampen(llama, 0.0)
-    body = getattr(model.model, "language_model", model.model)
     llama.model.embed_tokens.load_state_dict(body.embed_tokens.state_dict())
     llama.lm_head.load_state_dict(model.lm_head.state_dict())
     with torch.no_grad():
-        # These models count a norm's weights from one on.
-        llama.model.norm.weight.copy_(1.0 + body.norm.weight)
+        # Some count a norm's weights from one on.
+        base = 1.0 if type(body.norm).__name__ in NORMS_FROM_ONE else 0.0
+        llama.model.norm.weight.copy_(base + body.norm.weight)
     return llama
 
 
@@ -315,7 +323,9 @@ FAMILIES = {
     ),
     "qwen3": TinyModel("Qwen3Config", COMMON),
     "qwen3_moe": TinyModel(
-        "Qwen3MoeConfig", {**COMMON, **MOE, "num_experts": 4, "decoder_sparse_step": 1}
+        "Qwen3MoeConfig",
+        {**COMMON, **MOE, "num_experts": 4, "decoder_sparse_step": 1},
+        residual=RESIDUAL,
     ),
     "glm4_moe": TinyModel(
         "Glm4MoeConfig",
@@ -324,6 +334,7 @@ FAMILIES = {
             **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
             "use_qk_norm": True,
         },
+        residual=RESIDUAL,
     ),
     "gemma3": TinyModel(
         "Gemma3TextConfig",
@@ -350,14 +361,14 @@ FAMILIES = {
             **{"rope_parameters": HALF_ROPE, "decoder_sparse_step": 1},
         },
         more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
-        residual=0.2,
+        residual=RESIDUAL,
     ),
     "qwen3_5": TinyModel(
         "Qwen3_5TextConfig",
         {**COMMON, **GATED_DELTA, "rope_parameters": HALF_MROPE},
         model="Qwen3_5ForCausalLM",
         more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
-        residual=0.2,
+        residual=RESIDUAL,
     ),
     "qwen3_5_moe": TinyModel(
         "Qwen3_5MoeTextConfig",
@@ -367,7 +378,7 @@ FAMILIES = {
         },
         model="Qwen3_5MoeForCausalLM",
         more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
-        residual=0.2,
+        residual=RESIDUAL,
     ),
     "qwen3_5_vl": TinyModel(
         "Qwen3_5Config",
@@ -387,7 +398,7 @@ FAMILIES = {
         qwen_processor("Qwen3VLProcessor"),
         QWEN_TOKENS,
         QWEN_IMAGE,
-        residual=0.2,
+        residual=RESIDUAL,
     ),
     "deepseek_v2": TinyModel(
         "DeepseekV2Config",
@@ -408,6 +419,7 @@ FAMILIES = {
             **{"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
             "moe_layer_freq": 1,
         },
+        residual=RESIDUAL,
     ),
     "gemma2": TinyModel(
         "Gemma2Config",
@@ -463,6 +475,7 @@ FAMILIES = {
         qwen_processor("Qwen2_5_VLProcessor", 14),
         QWEN_TOKENS,
         QWEN_IMAGE,
+        residual=RESIDUAL,
     ),
     "qwen3_vl": TinyModel(
         "Qwen3VLConfig",
@@ -504,6 +517,7 @@ FAMILIES = {
         qwen_processor("Qwen2VLProcessor"),
         QWEN_TOKENS,
         QWEN_IMAGE,
+        residual=RESIDUAL,
     ),
     "qwen3_vl_moe": TinyModel(
         "Qwen3VLMoeConfig",
@@ -526,6 +540,7 @@ FAMILIES = {
         QWEN_TOKENS,
         QWEN_IMAGE,
         transposed=("experts.gate_up_proj", "experts.down_proj"),
+        residual=RESIDUAL,
     ),
     "mimo_v2": TinyModel(
         "MiMoV2FlashConfig",
@@ -553,6 +568,7 @@ FAMILIES = {
             "add_swa_attention_sink_bias": True,
         },
         has_code=True,
+        residual=RESIDUAL,
     ),
     "mistral3": TinyModel(
         "Mistral3Config",

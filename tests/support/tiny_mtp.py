@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tests.support.tiny_models import FAMILIES
 
-RESIDUAL = 0.2
 NOISE = 0.2
 SEED = 7
 # Tokens that a head names for a place (drafting/head.py).
@@ -108,7 +107,7 @@ def build_with_mtp(name: str, folder: Path) -> MtpReference:
         fields["layer_types"] = [*kinds, "full_attention"]
         more["layer_types"] = kinds
     more |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
-    family = replace(family, fields=fields, more=more, residual=RESIDUAL)
+    family = replace(family, fields=fields, more=more)
     family.build(folder)
     whole = family.model_of()
     reference = _reference(whole, layers)
