@@ -123,10 +123,9 @@ def served(request, tmp_path_factory, started):
     name = request.param
     one = started.pop(name, None) or start(name)
     one.engine.wait()
-    calls = (getattr(item, "callspec", None) for item in request.session.items)
-    asked = list(
-        dict.fromkeys(c.params["served"] for c in calls if c and "served" in c.params)
-    )
+    ours = [item for item in request.session.items if item.path == request.path]
+    params = [item.callspec.params for item in ours if hasattr(item, "callspec")]
+    asked = list(dict.fromkeys(p["served"] for p in params if "served" in p))
     later = asked[asked.index(name) + 1 :][:1]
     if not ON_TWO_RANKS.intersection((name, *later)):
         started |= {next_one: start(next_one) for next_one in later}
