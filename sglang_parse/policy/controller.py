@@ -18,8 +18,9 @@ from sglang_parse.policy.round_costs import CostModel
 # Rounds for which a choice is kept, once so many have been seen. A plain round is timed
 # once as many were, each counted for every request in it.
 KEPT_ROUNDS, SEEN_ROUNDS = 4, 64
-# Milliseconds from one trial to the next at most.
-LONGEST_WAIT_MS = 60_000.0
+# Milliseconds from one trial to the next at most; and where it lost so much that they
+# are less than it may cost.
+LONGEST_WAIT_MS, LONGEST_REST_MS = 60_000.0, 300_000.0
 # The wait doubles with each trial that is lost, up to so many times what it was.
 MOST_LONGER = 8
 # How much better another way has to look to be taken.
@@ -41,8 +42,9 @@ FIRST_STEPS, TRIAL_STEPS = (32, 256), (32, 512)
 LUCK = 8.0
 # One round in so many shows chains whole, so that it is noticed when they get better.
 WHOLE_CHAINS = 64
-# What drafts were like before a trial counts for this share in it.
-FORGET = 0.7
+# What drafts were like before a trial counts for this share in it; and tokens of drafts
+# that were followed which count in full, lest little but the prior is left.
+FORGET, WELL_KNOWN = 0.7, 64
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,11 @@ class Controller:
         #: milliseconds that it is expected to lose.
         self._trial_rate = 0.0
         self._trial_loss_ms = 0.0
+        self._trial_judged = False
         self._kept: _Kept | None = None
+        #: By number of requests: whether drafts were judged, and followed, of late.
         self._judged: dict[int, bool] = {}
+        self._follows: dict[int, bool] = {}
 
     def choose(self, asked: Asked) -> tuple[Choice, str]:
         """Of this round, and why it is not judged, or ""."""
@@ -167,23 +172,28 @@ class Controller:
         """So much time went by in a round."""
         self.ms += ms
 
-    def conclude_trial(self, tokens: int, ms: float) -> None:
+    def conclude_trial(self, tokens: int, ms: float, reading_ms: float) -> None:
         """What a trial gave; the next one waits the longer, the more it lost. One
         round may gain by luck: what it was expected to lose counts at least.
 
-        ms: without the time that the draft model read prompts in.
+        reading_ms: of `ms`, the time that the draft model read prompts in.
         """
         if not self._trial_rate:
             return
-        lost_ms = max(self._trial_loss_ms, ms - tokens / self._trial_rate)
+        lost_ms = ms - reading_ms - tokens / self._trial_rate
+        if lost_ms < 0:
+            self._wait_longer = 1
+        lost_ms = max(self._trial_loss_ms, lost_ms)
+        # In drafts that are followed, nobody would have read.
+        self._wait(lost_ms if self._trial_judged else lost_ms + reading_ms)
         self._trial_rate = 0.0
-        self._wait(lost_ms)
         self._kept = None
 
     def _wait(self, lost_ms: float) -> None:
         """A trial loses so much: how long to wait for the next one, and no shorter than
         another number of requests has to."""
-        wait_ms = min(lost_ms / TRIAL_COST * self._wait_longer, LONGEST_WAIT_MS)
+        least_ms = min(lost_ms / TRIAL_COST, LONGEST_REST_MS)
+        wait_ms = max(least_ms, min(least_ms * self._wait_longer, LONGEST_WAIT_MS))
         self._wait_longer = min(2 * self._wait_longer, MOST_LONGER)
         self._next_trial_ms = max(self._next_trial_ms, self.ms + wait_ms)
 
@@ -210,15 +220,34 @@ class Controller:
         plain = Choice(judged=asked.can_judge, rate=asked.bs / plain_ms)
         if not asked.most or self._measures_plain(asked):
             return plain, ""
-        others = [plain]
+        followed = plain
         if asked.can_follow:
             by_head = model.token_level(asked.head) if asked.head else None
-            others.append(by_head or model.followed(asked.most))
-        other = max(others, key=lambda c: c.rate)
+            followed = by_head or model.followed(asked.most)
+        other = max(plain, followed, key=lambda c: c.rate)
         if not asked.can_judge:
-            return other, ""
+            return self._follow(asked.bs, followed, plain), ""
         judged = model.judged(asked.most, every=asked.every, most_ms=asked.most_ms)
         return self._weigh(asked, judged, other)
+
+    def _begin_trial(self, instead: Choice, lost_ms: float, *, judged: bool) -> None:
+        self._trial_rate, self._trial_loss_ms = instead.rate, lost_ms
+        self._trial_judged = judged
+
+    def _follow(self, bs: int, followed: Choice, plain: Choice) -> Choice:
+        """Drafts that are followed token by token, or none; a trial where it is due."""
+        margin = 1.0 if self._follows.get(bs, True) else 1 / MARGIN
+        self._follows[bs] = followed.rate * margin > plain.rate
+        if self._follows[bs]:
+            self._wait_longer = 1
+            return followed
+        if followed.steps and self.ms >= self._next_trial_ms:
+            lost_ms = max(0.0, followed.round_ms * (1 - followed.rate / plain.rate))
+            self._begin_trial(plain, lost_ms, judged=False)
+            if self.drafts.followed.num_seen > WELL_KNOWN:
+                self.drafts.followed.forget(FORGET)
+            return followed
+        return plain
 
     def _weigh(self, asked: Asked, judged: Choice, other: Choice) -> tuple[Choice, str]:
         """Verdicts, or the best without them; a trial where one is due."""
@@ -242,7 +271,7 @@ class Controller:
             self._judged[asked.bs] = False
             self._wait(lost_ms * valid.num_ends / (valid.num_ends + LUCK))
         if self.ms >= self._next_trial_ms:
-            self._trial_rate, self._trial_loss_ms = other.rate, lost_ms
+            self._begin_trial(other, lost_ms, judged=True)
             valid.forget(FORGET)
             return short(asked, judged, TRIAL_STEPS), ""
         unit = self.costs.plain_ms(asked.bs) / asked.bs

@@ -404,6 +404,6 @@ class RoundPlanner:
             token_ms = self.controller.costs.plain_ms(len(round)) / len(round)
             num = asked if self.rest.trial else 0
             self.rest.tried.add(tokens, ms, token_ms, num)
-        if round.judged and "plain" not in round.seconds:
+        if "plain" not in round.seconds:
             reading_ms = self.controller.costs.at(len(round)).reading_ms(round.num_read)
-            self.controller.conclude_trial(tokens, ms - reading_ms)
+            self.controller.conclude_trial(tokens, ms, reading_ms)

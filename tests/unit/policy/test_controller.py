@@ -99,7 +99,7 @@ def test_another_number_of_requests_waits_for_its_trial():
     trial, _ = one.choose(Asked(bs=1, most=256, suffix_len=10))
     assert trial.judged and trial.steps
     one.spend(400.0)
-    one.conclude_trial(1, 400.0)
+    one.conclude_trial(1, 400.0, 0.0)
     for bs in (1, 2):
         choice, _ = one.choose(Asked(bs=bs, most=256, suffix_len=10))
         assert not choice.steps, bs
@@ -144,6 +144,25 @@ def test_a_draft_that_gets_better_is_noticed():
     world.rounds = {}
     world.run()
     rounds, _ = world.rounds["judged"]
+    assert rounds > 100
+
+
+@pytest.mark.parametrize("pair", ["32b+1.7b-h200", "235b+8b-h100-tp8"])
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_exact_mode_notices_a_draft_that_gets_better(pair, concurrency):
+    """Red if two bad drafts leave a server in exact mode without any for good; or if
+    trying them again costs more than a little."""
+    costs = pair_costs(pair)
+    size = {"concurrency": concurrency, "num_tokens": 4000 * concurrency}
+    one = Scenario(costs, drafts=HOSTILE, mode="exact", **size)
+    world = World(one)
+    assert world.run().rate > 0.98 * target_alone(one).rate
+    world.scenario = replace(
+        one, drafts=Drafts(0.9, 0.95), num_tokens=20_000 * concurrency
+    )
+    world.rounds = {}
+    world.run()
+    rounds, _ = world.rounds["followed"]
     assert rounds > 100
 
 
