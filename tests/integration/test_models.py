@@ -19,7 +19,7 @@ from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_models import FAMILIES, WINDOW
 
 # More than three windows each.
-PROMPT_TOKENS = 3 * WINDOW + 4
+PROMPT_TOKENS = 6 * WINDOW + 4
 ANSWER_TOKENS = 3 * WINDOW + 4
 IS_LONG = bool(os.environ.get("SGLANG_PARSE_TEST_SCALE"))
 NUM_PROMPTS = 40 if IS_LONG else 12
@@ -53,7 +53,7 @@ RARELY = {
 ON_REQUEST = set() if IS_LONG else RARELY
 CASES = sorted(set(FAMILIES) - ON_REQUEST)
 # SGLang takes a request back every so many rounds; its state has to be made again.
-RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "23"}
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
 
 
 class Served:
