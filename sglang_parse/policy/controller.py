@@ -18,8 +18,8 @@ from sglang_parse.policy.round_costs import CostModel
 # Rounds for which a choice is kept, once so many have been seen. A plain round is timed
 # once as many were, each counted for every request in it.
 KEPT_ROUNDS, SEEN_ROUNDS = 4, 64
-# Milliseconds from one trial to the next at most; and where it lost so much that they
-# are less than it may cost.
+# Milliseconds from one trial to the next at most; and the same after a trial that lost
+# more than its share of a minute.
 LONGEST_WAIT_MS, LONGEST_REST_MS = 60_000.0, 300_000.0
 # The wait doubles with each trial that is lost, up to so many times what it was.
 MOST_LONGER = 8

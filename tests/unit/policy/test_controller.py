@@ -147,7 +147,7 @@ def test_a_draft_that_gets_better_is_noticed():
     assert rounds > 100
 
 
-@pytest.mark.parametrize("pair", ["32b+1.7b-h200", "235b+8b-h100-tp8"])
+@pytest.mark.parametrize("pair", ["32b+1.7b-h200", "235b+8b-h100-tp8", "cpu-embedded"])
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_exact_mode_notices_a_draft_that_gets_better(pair, concurrency):
     """Red if two bad drafts leave a server in exact mode without any for good; or if
