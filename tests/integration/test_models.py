@@ -29,7 +29,7 @@ SAME_SCORE = 1e-4
 FLAGS = (
     "--sleep-on-idle",  # the next family's engine starts beside the one that serves
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
-    *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "24"),
+    *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "48"),
     *("--max-total-tokens", "2048", "--max-running-requests", "8"),
 )
 RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_5_vl", "qwen3_next")
@@ -53,7 +53,8 @@ RARELY = {
 ON_REQUEST = set() if IS_LONG else RARELY
 CASES = sorted(set(FAMILIES) - ON_REQUEST)
 # SGLang takes a request back every so many rounds; its state has to be made again.
-RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+INTERVAL = "23" if IS_LONG else "11"
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": INTERVAL}
 
 
 class Served:
