@@ -4,14 +4,19 @@ The pool holds a few of the prompts, and host memory all of them. The witness ha
 same models, a pool for everything, and no such cache.
 """
 
+from functools import partial
+
 import pytest
 
-from tests.integration.test_models import ids_of, prompts_of
+from tests.integration import test_models
+from tests.integration.test_models import ids_of
 from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_models import FAMILIES
 
 POOL, NUM_PROMPTS, ANSWER_TOKENS = 512, 10, 24
 LENGTH = {"max_new_tokens": ANSWER_TOKENS}
+# All of them together are longer than the pool.
+prompts_of = partial(test_models.prompts_of, length=52)
 FLAGS = (
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
     *("--speculative-parse-segmenter", "fixed:4", "--speculative-parse-window", "8"),

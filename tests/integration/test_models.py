@@ -19,7 +19,7 @@ from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_models import FAMILIES, WINDOW
 
 # More than three windows each.
-PROMPT_TOKENS = 6 * WINDOW + 4
+PROMPT_TOKENS = 3 * WINDOW + 4
 ANSWER_TOKENS = 3 * WINDOW + 4
 IS_LONG = bool(os.environ.get("SGLANG_PARSE_TEST_SCALE"))
 NUM_PROMPTS = 40 if IS_LONG else 12
@@ -29,7 +29,7 @@ SAME_SCORE = 1e-4
 FLAGS = (
     "--sleep-on-idle",  # the next family's engine starts beside the one that serves
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
-    *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "48"),
+    *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "24"),
     *("--max-total-tokens", "2048", "--max-running-requests", "8"),
 )
 RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_5_vl", "qwen3_next")
@@ -134,10 +134,10 @@ def served(request, tmp_path_factory, started):
     one.engine.close()
 
 
-def prompts_of(num: int, seed: int = 3):
+def prompts_of(num: int, seed: int = 3, length: int = PROMPT_TOKENS):
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randint(3, 580, (PROMPT_TOKENS + i % 7,), generator=generator).tolist()
+        torch.randint(3, 580, (length + i % 7,), generator=generator).tolist()
         for i in range(num)
     ]
 

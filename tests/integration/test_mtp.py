@@ -1,10 +1,13 @@
 """Heads for multi-token prediction, taken from the target's own checkpoint: the same
 tokens as the target alone, and as many a pass as a reference outside the server."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from tests.integration.test_models import ON_REQUEST, ids_of, prompts_of
+from tests.integration import test_models
+from tests.integration.test_models import ON_REQUEST, ids_of
 from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_engine_child import SHOW_ALL_ENV
 from tests.support.tiny_models import FAMILIES
@@ -12,6 +15,7 @@ from tests.support.tiny_mtp import NAMES, WIDTH, build_with_mtp
 
 STEPS = 4
 ANSWER_TOKENS = 40
+prompts_of = partial(test_models.prompts_of, length=52)
 NUM_PROMPTS = 6
 FIXED = ("--no-speculative-parse-adaptive",)
 FLAGS = (

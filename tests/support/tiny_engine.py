@@ -12,6 +12,7 @@ import tempfile
 import time
 from array import array
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from typing import Any
 
 import psutil
@@ -63,6 +64,8 @@ class TinyEngine:
         self.numbers = itertools.count()
         self.log = log
         CONTEXT.set_forkserver_preload(PRELOADED)
+        with patched_environment():
+            forkserver.ensure_running()  # it imports while this process does
         from tests.support.tiny_engine_child import run
 
         self.ports = open_ports()
