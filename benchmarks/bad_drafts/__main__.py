@@ -21,13 +21,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bad_drafts.server import CASES, draft_server
 from sglang_parse.bench.figures import RequestResult
 from sglang_parse.bench.load import (
-    Measurement,
     Prompt,
     encode_prompts,
     load_tokenizer,
@@ -40,9 +40,37 @@ from sglang_parse.embedded.task import make_problems
 
 # `off` takes no draft: what PARSE itself costs, whatever the draft server does.
 MODES = ("off", "exact", "semantic")
+# Prompts of a turn: so many, or two for each request at a time.
+TURN_PROMPTS = 4
 # Seconds that the server has to use drafts again, once they are right again.
 RECOVERY_S = 120.0
 KILLED = "killed"
+
+
+@dataclass
+class Asked:
+    """Answers of a server, with the milliseconds they took by the clock and of CPU."""
+
+    results: list[RequestResult] = field(default_factory=list)
+    ms: float = 0.0
+    cpu_ms: float = 0.0
+
+    def add(self, other: Asked) -> None:
+        self.results += other.results
+        self.ms += other.ms
+        self.cpu_ms += other.cpu_ms
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(one.num_tokens for one in self.results)
+
+    @property
+    def ms_a_token(self) -> float:
+        return self.ms / self.num_tokens
+
+    @property
+    def cpu_ms_a_token(self) -> float:
+        return self.cpu_ms / self.num_tokens
 
 
 class Bench:
@@ -56,14 +84,13 @@ class Bench:
         problems = make_problems(args.prompts, seed=args.seed)
         self.prompts = encode_prompts(tokenizer, problems)
         self.texts = [tokenizer.decode(p.input_ids) for p in self.prompts]
-        own = self.ask("target", self.prompts, 8)[0].results
+        own = self.ask("target", self.prompts, 8).results
         self.own = [one.token_ids for one in own]
         self.answers = dict(zip(self.texts, (one.text for one in own), strict=True))
 
     def ask(
         self, name: str, prompts: Sequence[Prompt], concurrency: int, mode: str = ""
-    ) -> tuple[Measurement, float, float]:
-        """Answers; milliseconds a token by the clock, and of CPU time."""
+    ) -> Asked:
         server = self.servers[name]
         before = server.cpu_s()
         found = measure(
@@ -72,24 +99,29 @@ class Bench:
             concurrency=concurrency,
             custom_params={"parse_mode": mode} if mode else None,
         )
-        num = sum(one.num_tokens for one in found.results)
-        cpu_ms = 1e3 * (server.cpu_s() - before) / num
-        return found, 1e3 * found.wall_s / num, cpu_ms
+        cpu_s = server.cpu_s() - before
+        return Asked(list(found.results), 1e3 * found.wall_s, 1e3 * cpu_s)
 
     def recover(self) -> None:
         """Wait until right drafts are used, so that the server trusts them again."""
         end = time.monotonic() + RECOVERY_S
         while time.monotonic() < end:
-            found, *_ = self.ask("parse", self.prompts[:4], 1, "exact")
+            found = self.ask("parse", self.prompts[:4], 1, "exact")
             if all(drafted(one) for one in found.results):
                 return
         print("The server did not use right drafts again.", flush=True)
 
     def rows(self, case: str, concurrency: int, lap: int) -> Iterator[dict[str, Any]]:
-        _, base_ms, base_cpu_ms = self.ask("target", self.prompts, concurrency)
-        for mode in MODES:
-            found, ms, cpu_ms = self.ask("parse", self.prompts, concurrency, mode)
-            results = found.results
+        base = Asked()
+        modes = {mode: Asked() for mode in MODES}
+        num = max(TURN_PROMPTS, 2 * concurrency)
+        for start in range(0, len(self.prompts), num):
+            prompts = self.prompts[start : start + num]
+            base.add(self.ask("target", prompts, concurrency))
+            for mode, asked in modes.items():
+                asked.add(self.ask("parse", prompts, concurrency, mode))
+        for mode, asked in modes.items():
+            results = asked.results
             pairs = zip(results, self.own, strict=True)
             row = {
                 "case": case,
@@ -100,10 +132,12 @@ class Bench:
                 "equal": sum(one.token_ids == own for one, own in pairs),
                 "right": sum(one.correct for one in results),
                 "drafted": sum(map(drafted, results)),
-                "target_ms_a_token": round(base_ms, 3),
-                "target_cpu_ms_a_token": round(base_cpu_ms, 3),
-                "times_longer": round(ms / base_ms, 3),
-                "cpu_times_longer": round(cpu_ms / base_cpu_ms, 3),
+                "target_ms_a_token": round(base.ms_a_token, 3),
+                "target_cpu_ms_a_token": round(base.cpu_ms_a_token, 3),
+                "times_longer": round(asked.ms_a_token / base.ms_a_token, 3),
+                "cpu_times_longer": round(
+                    asked.cpu_ms_a_token / base.cpu_ms_a_token, 3
+                ),
             }
             print(json.dumps(row), flush=True)
             yield row | provenance()
@@ -139,8 +173,9 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 bench.recover()
                 process.kill()
                 process.join()
-                for concurrency in args.concurrency:
-                    yield from bench.rows(KILLED, concurrency, 0)
+                for lap in range(args.laps):
+                    for concurrency in args.concurrency:
+                        yield from bench.rows(KILLED, concurrency, lap)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
