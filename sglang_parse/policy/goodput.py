@@ -35,6 +35,7 @@ class Drafts:
     valid: until a verdict fails. recovering, followed: until the target disagrees,
     while it rewrites a segment and elsewhere. token_level: the same of a drafter that
     works token by token. segments: their lengths. ends: until a draft ends its answer.
+    lost: that the target goes on otherwise behind the last boundary of a kept draft.
     """
 
     valid: Survival = field(
@@ -45,6 +46,9 @@ class Drafts:
     recovering: Survival = field(default_factory=lambda: Survival(0.2, weight=16))
     followed: Survival = field(default_factory=lambda: Survival(0.2, weight=16))
     token_level: Survival = field(default_factory=lambda: Survival(0.4, weight=8))
+    lost: Survival = field(
+        default_factory=lambda: Survival(0.2, weight=16, by_length=False, memory=1024)
+    )
     segments: Survival = field(
         default_factory=lambda: Survival(1 / 24, weight=48, by_length=False)
     )
@@ -175,6 +179,7 @@ class Goodput:
     ) -> Choice:
         recovered = recovery[1]
         one = JudgedRound.of(self.drafts, window, every)
+        anew = JudgedRound.of(self.drafts, window, every, goes_on=False)
         # Rounds that the target takes to rewrite what failed.
         num = max(1.0, one.left / recovered)
         share = one.failure * num / (1 + one.failure * num)
@@ -182,7 +187,7 @@ class Goodput:
         most = min(self.bs, math.ceil(share * self.bs) + 1)
         return max(
             (
-                self._with_patience(one, every, recovery, beside, num, k)
+                self._with_patience(one, anew, every, recovery, beside, num, k)
                 for k in {min(k, most) for k in PATIENCE} | {most}
             ),
             key=lambda c: c.rate,
@@ -191,13 +196,18 @@ class Goodput:
     def _with_patience(
         self,
         one: JudgedRound,
+        anew: JudgedRound,
         every: int,
         recovery: tuple[int, float, float],
         beside: int,
         num: float,
         patience: int,
     ) -> Choice:
-        """Long rounds while fewer than `patience` requests recover, short ones else."""
+        """Long rounds while fewer than `patience` requests recover, short ones else.
+
+        one, anew: behind a long round, and behind a short one, which uses up what the
+        last draft held behind its last boundary.
+        """
         bs = self.bs
         alone, recovered, short_ms = recovery
         share = one.failure * num / (1 + one.failure * num)
@@ -209,7 +219,9 @@ class Goodput:
         failing = (bs - slow) * one.failure
         at_once = failing / max(1e-9, 1 - (1 - one.failure) ** (bs - slow))
         shorts = max(0.0, failing - slow / num) * num / (slow + at_once)
-        tokens = (bs - slow) * one.tokens + (slow + shorts * bs) * recovered
+        interrupted = min(1.0, shorts / num)
+        given = one.tokens + interrupted * (anew.tokens - one.tokens)
+        tokens = (bs - slow) * given + (slow + shorts * bs) * recovered
         return Choice(
             steps=one.window,
             every=every,
@@ -253,23 +265,27 @@ class JudgedRound:
     num_verdicts: float
 
     @classmethod
-    def of(cls, drafts: Drafts, window: int, every: int) -> JudgedRound:
+    def of(
+        cls, drafts: Drafts, window: int, every: int, *, goes_on: bool = True
+    ) -> JudgedRound:
+        """goes_on: whether its draft goes on where the last one reached no boundary."""
         mean = drafts.segment_len
         # Drafts that end their answers are shorter, and whole to their ends.
         drafted = drafts.drafted(window)
-        goes_on = math.exp(-drafts.ends.rate * window)
+        not_ended = math.exp(-drafts.ends.rate * window)
         # A token lies in a long segment more likely than in a short one.
         biased = BIASED * mean
-        matched = drafts.recovering.survive(1)
-        # A draft goes on where the last one reached no boundary, if the target agrees.
-        held = matched * goes_on * min(biased / 2, window)
-        unjudged = goes_on * drafts.no_boundary(window + held)
+        matched = 1 - drafts.lost.rate
+        # If the target agrees with what the last one wrote behind its last boundary.
+        held = matched * not_ended * min(biased / 2, window) if goes_on else 0.0
+        unjudged = not_ended * drafts.no_boundary(window + held)
         shown = drafted + held
-        reach = max(1.0, shown - goes_on * min(biased / 2, shown / 2))
-        num_verdicts = max(1.0, reach / (mean * every))
+        reach = max(1.0, shown - not_ended * min(biased / 2, shown / 2))
+        # A verdict to each `every` boundaries, and one to what is left.
+        num_verdicts = max(1.0, reach / (mean * every) + (every - 1) / (2 * every))
         rate = drafts.valid.rate
         failure = 1 - math.exp(-rate * reach)
-        spacing = min(reach, every * biased)
+        spacing = min(reach, BIASED * reach / num_verdicts)
         kept = max(0.0, failure / rate - failure * spacing / 2)
         followed = drafts.rewritten(spacing)
         tokens = 1 + kept + failure * followed

@@ -43,6 +43,8 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
             drafts.recovering.observe(num, ended=not whole)
     elif r.decision.num_judged > r.exact_end:
         drafts.valid.observe(r.decision.num_judged - r.exact_end, ended=False)
+        if not r.draft.ended and len(r.draft.tokens) > r.cut.num_kept:
+            drafts.lost.count(1, int(not r.decision.pending))
 
 
 # Errors in a failing part from which on its length says nothing of the first one.

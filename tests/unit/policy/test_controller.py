@@ -49,6 +49,40 @@ def test_windows_are_not_longer_than_answers():
     assert World(one).run().rate > 0.95 * exact.rate
 
 
+@pytest.mark.parametrize("concurrency", [8, 32])
+def test_judged_rounds_give_what_is_expected_of_them(concurrency, monkeypatch):
+    """Red if drafts are taken to go on behind their last boundary where the draft model
+    begins segments in its own words, or if more verdicts are asked than are counted."""
+    monkeypatch.setattr(
+        Controller, "_weigh", lambda self, asked, judged, other: (judged, "")
+    )
+    one = Scenario(
+        pair_costs("cpu-embedded"),
+        concurrency,
+        Drafts(0.6, 0.997, segments=(13, 15), own_words=0.63),
+        answers=(60, 100),
+        prompts=(30, 60),
+        suffix_len=14,
+        num_tokens=3_000 * concurrency,
+    )
+    given = expected = 0.0
+    for seed in range(4):
+        world = World(replace(one, seed=seed))
+
+        def watch(round, controller=world.engine.planner.controller):
+            nonlocal given, expected
+            if controller.ms < 4000:
+                return  # little is known
+            ms = 1000 * sum(round.seconds.values())
+            ms -= controller.costs.at(len(round)).reading_ms(round.num_read)
+            given += sum(len(r.decision.accept_tokens) for r in round)
+            expected += controller.chosen.rate * ms
+
+        world.watch = watch
+        world.run()
+    assert given == pytest.approx(expected, rel=0.06)
+
+
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_a_hostile_draft_costs_little(concurrency):
     """Red if drafts that always fail are made on and on."""
