@@ -20,15 +20,12 @@ from sglang_parse.drafting.base import (
     Outcome,
     Prefill,
 )
-from sglang_parse.drafting.ngram_index import GRAM, NgramIndex
+from sglang_parse.drafting.ngram_index import NgramIndex
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)
-
-# Tokens that are taken to agree before a copy that goes on behind one changed token.
-CHANGED = 1
 
 
 @dataclass
@@ -140,17 +137,12 @@ class NgramDrafter:
         return memory
 
     def _follow(self, memory: Memory, new: Sequence[int]) -> None:
-        """The answer goes on with these tokens: does the copy?
-
-        An edited text often has one other token, and goes on as before. So a copy that
-        lasted goes on behind its place, where no earlier text says otherwise.
-        """
-        index, num, lasted = memory.index, 0, False
+        """The answer goes on with these tokens: does the copy?"""
+        index, num = memory.index, 0
         while memory.cursor >= 0 and num < len(new):
             if index.tokens[memory.cursor] != new[num]:
                 self._tell(memory, ended=True)
                 memory.near, memory.cursor = memory.cursor, -1
-                lasted = memory.length >= GRAM
                 break
             index.extend((new[num],))
             memory.cursor += 1
@@ -162,9 +154,6 @@ class NgramDrafter:
         elif match := index.find(memory.near):
             memory.cursor = match.cursor
             memory.length = memory.told = match.length
-        elif lasted and num + 1 == len(new):
-            memory.cursor = memory.near + 1
-            memory.length = memory.told = CHANGED
 
     def _tell(self, memory: Memory, *, ended: bool) -> None:
         if ended or memory.length > memory.told:

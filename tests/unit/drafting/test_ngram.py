@@ -179,22 +179,6 @@ def test_outcomes_are_told_though_nobody_drafts():
     assert drafter.evidence(r) == 3
 
 
-def test_a_copy_goes_on_behind_a_changed_token():
-    """Red if an edited text costs a plain step for each token of a new match, or if a
-    copy goes on that never lasted."""
-    drafter = NgramDrafter(64, VOCAB)
-    r = one([4, 5, 6, 7, 8, 9, 10, 11, 12, 4, 5, 6], 4)
-    assert drafter.evidence(r) == 3
-    r.req.output_ids += [7, 30]
-    assert drafter.evidence(r) == 1
-    assert drafter.take_outcomes() == [Outcome(3, 4, True)]
-    memory = drafter._memory[r.state]
-    assert memory.index.copy(memory.cursor, 3) == [9, 10, 11]
-    r.req.output_ids += [31]
-    assert drafter.evidence(r) == 0
-    assert drafter.take_outcomes() == [Outcome(1, 1, True)]
-
-
 def test_a_prompt_that_cannot_be_read_costs_the_copies_alone():
     """Red if an id of a prompt that no index can hold ends the round of everybody."""
     drafter = NgramDrafter(64, VOCAB)
