@@ -1,8 +1,8 @@
 """Where the last tokens of a text stood before: an index that grows with it; pure.
 
-Each run of three tokens is a key. The prompt's keys are sorted once; those of the
-answer go into a dictionary one by one. So what a new token costs does not depend on the
-length of the text.
+Each run of three tokens is a key, and each of two. The prompt's keys are sorted once;
+those of the answer go into a dictionary one by one. So what a new token costs does not
+depend on the length of the text.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Tokens of a key, and the bits that each has in it.
-GRAM = 3
+# Tokens of a key: a match of three says more, and is looked for first. In an edited
+# text often only two agree before it goes on.
+GRAMS = (3, 2)
+# Bits that each token has in a key.
 BITS = 21
 _MASK = (1 << BITS) - 1
 # Most places that are compared in one look-up, and most tokens of each.
@@ -33,23 +35,11 @@ class Match(NamedTuple):
 
 
 class NgramIndex:
-    """The tokens of one text, and where each run of GRAM tokens ends in it."""
+    """The tokens of one text, and where each of its short runs ends in it."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.tokens = list(prompt)
-        ids = np.asarray(self.tokens, dtype=np.int64) & _MASK
-        keys = ids[: -GRAM + 1] if len(ids) >= GRAM else ids[:0]
-        for k in range(1, GRAM):
-            keys = (keys << BITS) | ids[k : k + len(keys)]
-        # The last run has nothing behind it yet; it is added with the next token.
-        keys = keys[:-1]
-        order = np.argsort(keys, kind="stable")
-        self._keys = array("q", keys[order].tobytes())
-        self._ends = array("q", (order + GRAM).astype(np.int64).tobytes())
-        # Runs that end in the answer: key -> last end, and end -> the one before it.
-        self._last: dict[int, int] = {}
-        self._before: list[int] = []
-        self._first_end = self._num_indexed = max(GRAM, len(self.tokens))
+        self._runs = [_Runs(self.tokens, num) for num in GRAMS]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,23 +49,15 @@ class NgramIndex:
         self.tokens += tokens
 
     def find(self, near: int) -> Match | None:
-        """The longest match of the text's end, None without one of GRAM tokens.
+        """The longest match of the text's end, None without one of GRAMS[-1] tokens.
 
         near: of equally long matches the first one from this offset on is taken, else
         the last one before it.
         """
-        self._add_runs()
-        if len(self.tokens) < GRAM:
-            return None
-        best: Match | None = None
-        for end in self._places(self._key(len(self.tokens)), near):
-            length = self._length(end)
-            if length < GRAM:
-                continue  # ids beyond the bits of a key
-            one = Match(end, length)
-            if best is None or _rank(one, near) > _rank(best, near):
-                best = one
-        return best
+        for runs in self._runs:
+            if match := runs.find(near):
+                return match
+        return None
 
     def copy(self, cursor: int, num: int) -> list[int]:
         """`num` tokens from an offset on; behind the text's end the copy repeats."""
@@ -85,17 +67,52 @@ class NgramIndex:
             found += found[len(found) - period :][: num - len(found)]
         return found
 
-    def _add_runs(self) -> None:
+
+class _Runs:
+    """Where each run of `gram` tokens ends in a text, which grows."""
+
+    def __init__(self, tokens: list[int], gram: int) -> None:
+        self._tokens, self._gram = tokens, gram
+        ids = np.asarray(tokens, dtype=np.int64) & _MASK
+        keys = ids[: -gram + 1] if len(ids) >= gram else ids[:0]
+        for k in range(1, gram):
+            keys = (keys << BITS) | ids[k : k + len(keys)]
+        # The last run has nothing behind it yet; it is added with the next token.
+        keys = keys[:-1]
+        order = np.argsort(keys, kind="stable")
+        self._keys = array("q", keys[order].tobytes())
+        self._ends = array("q", (order + gram).astype(np.int64).tobytes())
+        # Runs that end in the answer: key -> last end, and end -> the one before it.
+        self._last: dict[int, int] = {}
+        self._before: list[int] = []
+        self._first_end = self._num_indexed = max(gram, len(tokens))
+
+    def find(self, near: int) -> Match | None:
+        """The longest match of the text's end that has this many tokens at least."""
+        self._add()
+        if len(self._tokens) < self._gram:
+            return None
+        best: Match | None = None
+        for end in self._places(self._key(len(self._tokens)), near):
+            length = self._length(end)
+            if length < self._gram:
+                continue  # ids beyond the bits of a key
+            one = Match(end, length)
+            if best is None or _rank(one, near) > _rank(best, near):
+                best = one
+        return best
+
+    def _add(self) -> None:
         """Index the runs of the answer that have a token behind them."""
-        for end in range(self._num_indexed, len(self.tokens)):
+        for end in range(self._num_indexed, len(self._tokens)):
             key = self._key(end)
             self._before.append(self._last.get(key, -1))
             self._last[key] = end
-        self._num_indexed = max(self._num_indexed, len(self.tokens))
+        self._num_indexed = max(self._num_indexed, len(self._tokens))
 
     def _key(self, end: int) -> int:
         key = 0
-        for token in self.tokens[end - GRAM : end]:
+        for token in self._tokens[end - self._gram : end]:
             key = key << BITS | token & _MASK
         return key
 
@@ -121,7 +138,7 @@ class NgramIndex:
 
     def _length(self, end: int) -> int:
         """Tokens before `end` that agree with the text's last ones."""
-        tokens, n = self.tokens, len(self.tokens)
+        tokens, n = self._tokens, len(self._tokens)
         most = min(MAX_MATCH, end)
         num = 0
         while num < most and tokens[end - 1 - num] == tokens[n - 1 - num]:

@@ -26,9 +26,9 @@ def quote(before):
 
 
 def never_again(before):
-    """A target whose text has no three tokens twice, for a while."""
-    n = len(before)
-    return 4 + n * n * n // 5 % (VOCAB - 4)
+    """A target whose text has no two tokens twice, for a while."""
+    pairs = set(zip(before, before[1:], strict=False))
+    return next(t for t in range(4, VOCAB) if (before[-1], t) not in pairs)
 
 
 def alone(own, prompt, num):

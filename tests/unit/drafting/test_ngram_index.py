@@ -4,20 +4,22 @@ import random
 
 import pytest
 
-from sglang_parse.drafting.ngram_index import GRAM, MAX_MATCH, MAX_PLACES, NgramIndex
+from sglang_parse.drafting.ngram_index import GRAMS, MAX_MATCH, MAX_PLACES, NgramIndex
+
+LEAST = min(GRAMS)
 
 
 def longest(tokens: list[int]) -> int:
-    """The longest match of the text's end anywhere before, 0 below GRAM tokens."""
+    """The longest match of the text's end anywhere before, 0 below LEAST tokens."""
     n, best = len(tokens), 0
-    for end in range(GRAM, n):
+    for end in range(LEAST, n):
         num = 0
         while (
             num < min(MAX_MATCH, end) and tokens[end - 1 - num] == tokens[n - 1 - num]
         ):
             num += 1
         best = max(best, num)
-    return best if best >= GRAM else 0
+    return best if best >= LEAST else 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -52,11 +54,22 @@ def test_of_many_places_those_near_the_last_copy_are_compared():
     assert index.copy(4 * 40 + 3, 5) == [140, 7, 8, 9, 141]
 
 
+def test_two_tokens_are_enough_where_three_are_not():
+    """Red if an edited text costs a plain step for each token of a longer match, or if
+    a place of two tokens is taken where another agrees in three."""
+    index = NgramIndex([1, 5, 6, 7, 8, 9, 5, 6, 30, 5, 6])
+    assert index.find(near=0) == (3, 2)
+    index.extend([7])
+    assert index.find(near=0) == (4, 3)
+    many = NgramIndex([1, 2, 3, 50] + [9, 2, 3, 60] * 40 + [1, 2, 3])
+    assert many.find(near=80) == (3, 3)
+
+
 def test_a_copy_that_reaches_the_end_repeats():
     """Red if a loop is drafted once only, or tokens are made up."""
     index = NgramIndex([1, 2, 3, 1, 2, 3, 1, 2, 3])
     found = index.find(near=0)
-    assert found.length >= GRAM
+    assert found.length >= max(GRAMS)
     assert index.copy(6, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
