@@ -16,7 +16,7 @@ from sglang_parse.policy.controller import Controller
 from sglang_parse.policy.round_costs import PRIOR
 from sglang_parse.requests.round import RequestRound, Round
 
-#: First number of agreeing tokens of each bin.
+#: First number of agreeing tokens of each bin; a match has two at least.
 STARTS = (1, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 # Tokens that the prior counts for in a bin, and tokens after which what was seen in it
 # counts for half.
