@@ -219,6 +219,28 @@ CPU_HOOKS = (
         "models with gated delta nets are built on CPU",
     ),
     Hook(
+        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        lazy("sglang_parse.cpu.linear:apply_linear"),
+        HookType.AROUND,
+        "large weights are read once for all rows on CPU",
+    ),
+    Hook(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        lazy("sglang_parse.cpu.linear:apply_lm_head"),
+        HookType.AROUND,
+        "a large vocabulary is read once for all rows on CPU",
+    ),
+    *(
+        Hook(
+            f"sglang.srt.layers.quantization.unquant.{method}."
+            "process_weights_after_loading",
+            lazy("sglang_parse.cpu.linear:forget_packed"),
+            HookType.AFTER,
+            "updated weights are served on CPU",
+        )
+        for method in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+    ),
+    Hook(
         "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
         lazy("sglang_parse.cpu.recurrent:add_linear_layers"),
         HookType.AROUND,
