@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,10 @@ def run(args: argparse.Namespace) -> None:
             )
             for arm in args.arms
         }
-        with running(list(servers.values())), args.out.open("a") as out:
+        with ExitStack() as stack, args.out.open("a") as out:
+            for server in servers.values():
+                # One by one: SGLang takes what others load for memory of its own.
+                stack.enter_context(running([server]))
             for cell in left:
                 if time.monotonic() >= end:
                     print(f"{args.minutes:g} minutes are over; run it again to go on.")
