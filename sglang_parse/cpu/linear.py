@@ -1,10 +1,9 @@
 """Matrix products with large weights on CPU: oneDNN's packed weights.
 
-torch computes `F.linear` in float32 by MKL, which reads a few rows' weights several
-times over: eight rows of a 135M model took 40 ms, of which the weights need 10. oneDNN
-multiplies by weights in a layout of its own, in which a row also gets the same result
-in every batch. Each large weight is packed once, at its first use; SGLang keeps the
-plain one for loading.
+torch computes `F.linear` in float32 by MKL, which is slow for a few rows: eight rows
+of a 135M model took 40 ms, where reading the weights once takes 10. oneDNN multiplies
+by weights in a layout of its own. Each large weight is packed at its first use, and
+SGLang keeps the plain one for loading (docs/decisions/0024).
 """
 
 from __future__ import annotations

@@ -91,9 +91,7 @@ def test_a_layer_serves_the_weights_that_were_loaded_last(weight):
     layer.weight = weight
     method = UnquantizedLinearMethod()
     x = torch.randn(4, SIZE)
-    assert torch.equal(
-        method.apply(layer, x), multiply(x, packed_weight(weight, x))
-    )
+    assert torch.equal(method.apply(layer, x), multiply(x, packed_weight(weight, x)))
     layer.weight.data.copy_(torch.eye(SIZE))
     method.process_weights_after_loading(layer)
     torch.testing.assert_close(method.apply(layer, x), x)
