@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from sglang_parse.engine.segmenting import Segmenting, first_empty
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.request import MAX_VERIFY_SEGMENTS
-from sglang_parse.policy.planner import longest_draft
-from sglang_parse.policy.windows import draft_window, fit_windows
+from sglang_parse.policy.windows import draft_window, fit_windows, longest_draft
 from sglang_parse.requests.refusal import bad_request, cannot_judge
 from sglang_parse.requests.round import Draft, RequestRound
 

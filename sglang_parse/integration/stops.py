@@ -24,7 +24,7 @@ def earliest_stop(
     """AROUND hook on Req._check_str_based_finish: whether a stop string or expression
     ends the answer before any stop token does.
 
-    SGLang is asked behind each token of the step. `longest_draft` (policy/planner.py)
+    SGLang is asked behind each token of the step. `longest_draft` (policy/windows.py)
     bounds what that takes.
     """
     params = req.sampling_params

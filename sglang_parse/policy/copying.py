@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from sglang_parse.policy.controller import Controller
+from sglang_parse.policy.protocols import Agreement
 from sglang_parse.policy.round_costs import PRIOR
 from sglang_parse.requests.round import RequestRound, Round
 
@@ -107,12 +108,6 @@ class CopySurvival:
         prior = min(0.5, 2 / (1 + STARTS[k]))
         chance = (self._ends[k] + WEIGHT * prior) / (self._seen[k] + WEIGHT)
         return min(max(chance, 1e-4), 0.999)
-
-
-class Agreement(Protocol):
-    """The first rank's values on all ranks (`runtime.ranks.Ranks`)."""
-
-    def agree_all(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]: ...
 
 
 class CopyPlanner:

@@ -3,96 +3,35 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.controller import Asked, Controller
 from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.goodput import Choice
+from sglang_parse.policy.head import HeadPlanner
 from sglang_parse.policy.learn import (
     learn_confidence,
     learn_costs,
     learn_drafts,
     learn_siblings,
 )
+from sglang_parse.policy.own_windows import OwnWindows
 from sglang_parse.policy.plain_steps import plain_steps
-from sglang_parse.policy.rest import Pays, Rest
-from sglang_parse.policy.windows import (
-    MIN_WINDOW,
-    SHORT_WINDOW,
-    draft_window,
-    fit_windows,
-)
-from sglang_parse.requests.round import MOST_SIBLINGS, RequestRound, Round
+from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
+from sglang_parse.policy.windows import SHORT_WINDOW, fit_windows, longest_window
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.protocols import SchedulerRequest
 
 logger = logging.getLogger(__name__)
 
-# Behind each token of a round its last tokens are decoded, as many as a stop of the
-# request may have, and searched for each stop expression (integration/stops.py). What
-# has no longest match is searched in the whole answer.
-MAX_STOP_CHECKS = 256
-MAX_STOP_TOKENS = 1 << 15
-# A draft under a grammar is rewound, and xgrammar keeps only so many steps to go back
-# (constrained/xgrammar_backend.py, MAX_ROLLBACK_TOKENS is 200).
-MAX_GRAMMAR_WINDOW = 64
-# Failing verdicts of its own that the server's rate counts for with a request.
-TRUST = 4.0
 # Output tokens of the request that SGLang sends a server first (http_server.py,
 # `_execute_server_warmup`). Its prompt says nothing of what users ask.
 WARM_UP_TOKENS = 8
 # New draft tokens of a request in recovery up to which a drafter of single tokens that
 # there is writes alone.
 SHORT_RECOVERY = 32
-
-
-class Writer(Protocol):
-    """What the planner has to know of a drafter (`drafting.base.Drafter`)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def token_level(self) -> bool: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def elsewhere(self) -> bool: ...
-    def can_draft(self, r: RequestRound) -> bool: ...
-
-
-class SlotCounts(Protocol):
-    """What the planner has to know of the pool (`runtime.slots.RoundSlots`)."""
-
-    @property
-    def max_rows(self) -> int: ...
-    @property
-    def page_size(self) -> int: ...
-    def num_free(self, tree_cache: Any, num_rows: int = 0) -> int: ...
-
-
-class Agreement(Protocol):
-    """The first rank's values on all ranks (`runtime.ranks.Ranks`)."""
-
-    def agree(self, value: int) -> int: ...
-    def agree_all(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]: ...
-
-
-def longest_draft(req: SchedulerRequest) -> int:
-    """Draft tokens of a round that the request's grammar and stops allow."""
-    most = MAX_GRAMMAR_WINDOW if req.grammar else 1 << 30
-    params = req.sampling_params
-    num = len(params.stop_regex_strs or ())
-    longest = params.stop_regex_max_len if num else 0
-    if params.stop_strs:
-        longest = max(longest, params.stop_str_max_len)
-    if not longest:
-        return most
-    allowed = MAX_STOP_TOKENS // (longest + 1) // max(1, num)
-    return min(most, max(MIN_WINDOW, MAX_STOP_CHECKS // max(1, num), allowed))
 
 
 class RoundPlanner:
@@ -122,20 +61,23 @@ class RoundPlanner:
         copier = next((d for d in drafters if isinstance(d, Copier)), None)
         self.copying = CopyPlanner(copier, self.controller, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
-        self.token_level = [d for d in drafters if d.token_level and d is not copier]
+        self.head = HeadPlanner(
+            [d for d in drafters if d.token_level and d is not copier],
+            self.controller,
+            ranks,
+            slots,
+            context_len=context_len,
+        )
         self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
-        self.rest = Rest()
+        self.own_windows = OwnWindows(self.controller.drafts)
         self._is_told = False
         self._first: ref[RequestState] | None = None
-        self._failures: WeakKeyDictionary[RequestState, list[float]] = (
-            WeakKeyDictionary()
-        )
 
     def plan(self, round: Round) -> None:
         """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
         `judge_every`, `reason` and `num_steps`."""
         for r in round:
-            r.limit = self._limit(r)
+            r.limit = longest_window(r, self.context_len)
         if self.adaptive and any(r.state.options.mode == "off" for r in round):
             for r in round:
                 r.limit = min(r.limit, SHORT_WINDOW)
@@ -145,24 +87,13 @@ class RoundPlanner:
             r.window = r.limit if self._drafts(r) else min(r.limit, num_pending)
         paused = self.adaptive and self._choose(round)
         self._set_budgets(round, paused=paused)
-        if self.rest.resting:
-            self._look_at_rest(round)
-        round.head_rests = self.rest.resting
+        if self.head.rest.resting:
+            self.head.look(round)
+        round.head_rests = self.head.rest.resting
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
         round.num_steps = self._plain_steps(round)
-
-    def _limit(self, r: RequestRound) -> int:
-        state = r.state
-        if state.options.mode == "off" or state.is_ending:
-            return 0
-        window = draft_window(
-            state.options.window,
-            num_remaining=r.req.sampling_params.max_new_tokens - r.output_len,
-            num_positions=self.context_len - r.seq_len - 1 - len(state.suffix),
-        )
-        return min(window, longest_draft(r.req))
 
     # -- How much --------------------------------------------------------------
 
@@ -194,18 +125,7 @@ class RoundPlanner:
             return choice.recovery
         if r.state.recovering or r.state.is_exact:
             return choice.recovery_beside
-        return self._by_its_own(r, choice.steps)
-
-    def _by_its_own(self, r: RequestRound, steps: int) -> int:
-        """Less where this request's verdicts fail more often than others'. The best
-        window goes with one over the square root of the rate."""
-        seen = self._failures.get(r.state)
-        if seen is None:
-            return steps
-        rate = self.controller.drafts.valid.rate
-        own = (TRUST + seen[0]) / (TRUST / rate + seen[1])
-        least = round(1.5 * self.controller.drafts.segment_len)
-        return min(steps, max(least, round(steps * math.sqrt(rate / own))))
+        return self.own_windows.fit(r.state, choice.steps)
 
     def _choice(self, round: Round, writing: Sequence[RequestRound]) -> Choice:
         """This rank's choice.
@@ -225,7 +145,7 @@ class RoundPlanner:
             can_follow=can_follow,
             most_ms=self.max_round_ms if round.num_waiting else 0.0,
             head=max(
-                (d.max_tokens for r in round if (d := self._token_writer(r))), default=0
+                (d.max_tokens for r in round if (d := self.head.writer(r))), default=0
             ),
         )
         choice, round.reason = self.controller.choose(asked)
@@ -244,7 +164,7 @@ class RoundPlanner:
         """Who writes for whom."""
         followed = round.has_semantic and not round.judged
         for r in round:
-            writer = self._token_writer(r)
+            writer = self.head.writer(r)
             if followed and writer is not None:
                 # Followed token by token like a request in exact mode.
                 r.window = min(r.window, len(r.state.pending))
@@ -262,51 +182,10 @@ class RoundPlanner:
                 # The draft model does not write on behind what may not stand.
                 r.window, r.by_segments = num, False
         others = any(r.window - len(r.state.pending) > 0 for r in round)
-        if self.adaptive and not (others or self.rest.resting):
-            self._ask_for_the_head(round)
+        if self.adaptive and not (others or self.head.rest.resting):
+            self.head.ask(round)
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)
-
-    def _ask_for_the_head(self, round: Round) -> None:
-        """Nobody else drafts: do drafts that are followed token by token pay?"""
-        bs, pays = len(round), Pays.NO
-        budgets = [max(r.budgets.values(), default=0) for r in round]
-        if any(budgets) and self.rest.may_ask(sum(map(bool, budgets)), bs):
-            tried = self.rest.tried if self.rest.trial else None
-            ours = self.controller.head_pays(bs, max(budgets), tried)
-            pays = Pays(self.ranks.agree(ours))
-        if pays in (Pays.NO, Pays.LOST):
-            for r in round:
-                r.budgets = {}
-        else:
-            round.chains = self.controller.chain_rule(bs)
-            self._make_room_beside(round)
-        # A head that cannot draft, as under a grammar, is not one that does not pay.
-        if any(budgets) or self.rest.is_woken:
-            self.rest.follow(pays, bs, self.controller.ms)
-            if self.rest.resting:
-                logger.info("PARSE: the head does not pay at %d requests and rests", bs)
-
-    def _make_room_beside(self, round: Round) -> None:
-        """Room for siblings of a head's chains; on all ranks, whoever shows some."""
-        # A recurrent state goes along one path, and slots in pages stay where they are.
-        if round.has_state or self.slots.page_size > 1:
-            return
-        for r in round:
-            if num := max(r.budgets.values(), default=0):
-                left = self.context_len - r.seq_len - 1 - num
-                r.most_siblings = max(0, min(MOST_SIBLINGS, left))
-
-    def _look_at_rest(self, round: Round) -> None:
-        """Wake the head where it paid at this number of requests, or to try it."""
-        if not self.rest.is_time_to_look():
-            return
-        bs, steps = len(round), max(d.max_tokens for d in self.token_level)
-        wakes = self.controller.head_would_pay(bs, steps)
-        wakes = wakes or self.rest.is_over(bs, self.controller.ms)
-        if self.ranks.agree(int(wakes)):
-            logger.info("PARSE: the head reads again, for new requests")
-            self.rest.wake()
 
     def _fit(self, round: Round) -> None:
         """Shrink windows to the free slots and the rows of a pass."""
@@ -335,7 +214,7 @@ class RoundPlanner:
         comes next, or reads each step's hidden states."""
         if not self.adaptive or self.copying is not None:
             return 1
-        if any(r.window or self._token_writer(r) for r in round):
+        if any(r.window or self.head.writer(r) for r in round):
             return 1
         bs = len(round)
         plain = self.controller.costs.at(bs).plain
@@ -354,12 +233,7 @@ class RoundPlanner:
         """
         if not any(d.can_draft(r) for d in self.segment_level):
             return False
-        return not (r.state.is_exact and self._token_writer(r))
-
-    def _token_writer(self, r: RequestRound) -> Writer | None:
-        if self.rest.resting:
-            return None
-        return next((d for d in self.token_level if d.can_draft(r)), None)
+        return not (r.state.is_exact and self.head.writer(r))
 
     # -- What became of it -----------------------------------------------------
 
@@ -369,12 +243,8 @@ class RoundPlanner:
             if self._is_warm_up(r):
                 r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
                 continue
-            fails = r.rejected_end > r.state.num_suspect
-            judged = max(r.rejected_end, r.decision.num_judged) - r.exact_end
-            if round.judged and r.boundaries and judged > 0:
-                seen = self._failures.setdefault(r.state, [0.0, 0.0])
-                seen[0] += fails
-                seen[1] += judged
+            if round.judged:
+                self.own_windows.learn(r)
             learn_drafts(self.controller.drafts, r, judged=round.judged)
             learn_confidence(self.controller.confidence, r)
             learn_siblings(self.controller.siblings, r)
@@ -393,17 +263,11 @@ class RoundPlanner:
             self.controller.costs,
             round,
             elsewhere=self.elsewhere,
-            token_level=[d.name for d in self.token_level],
+            token_level=[d.name for d in self.head.drafters],
         )
         self.controller.spend(ms)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
-        drafts = [r.draft for r in round]
-        awake = bool(self.token_level) and not self.rest.resting
-        if awake and not any(d.num_segment_level or d.num_copied for d in drafts):
-            asked = sum(bool(d.num_token_level) for d in drafts)
-            token_ms = self.controller.costs.plain_ms(len(round)) / len(round)
-            num = asked if self.rest.trial else 0
-            self.rest.tried.add(tokens, ms, token_ms, num)
+        self.head.learn(round, tokens, ms)
         if "plain" not in round.seconds:
             reading_ms = self.controller.costs.at(len(round)).reading_ms(round.num_read)
             self.controller.conclude_trial(tokens, ms, reading_ms)

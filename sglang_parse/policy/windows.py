@@ -1,16 +1,28 @@
 """How many tokens each request drafts in a round.
 
-What is left of the response, and the free KV slots. How much pays is goodput.py.
+What is left of the response, its grammar and stops, and the free KV slots. How much
+pays is goodput.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sglang_parse.requests.round import RequestRound
+from sglang_parse.runtime.protocols import SchedulerRequest
+
 MIN_WINDOW = 8
 # Longest draft of a round that also holds requests decoding token by token: they get
 # one token a round, so the round must be short. Also the least length of a probe.
 SHORT_WINDOW = 16
+# Behind each token of a round its last tokens are decoded, as many as a stop of the
+# request may have, and searched for each stop expression (integration/stops.py). What
+# has no longest match is searched in the whole answer.
+MAX_STOP_CHECKS = 256
+MAX_STOP_TOKENS = 1 << 15
+# A draft under a grammar is rewound, and xgrammar keeps only so many steps to go back
+# (constrained/xgrammar_backend.py, MAX_ROLLBACK_TOKENS is 200).
+MAX_GRAMMAR_WINDOW = 64
 
 
 def draft_window(asked: int, *, num_remaining: int, num_positions: int) -> int:
@@ -20,6 +32,36 @@ def draft_window(asked: int, *, num_remaining: int, num_positions: int) -> int:
     left. num_positions: positions left for draft tokens and a suffix behind them.
     """
     return max(0, min(asked or num_remaining, num_remaining - 1, num_positions))
+
+
+def longest_draft(req: SchedulerRequest) -> int:
+    """Draft tokens of a round that the request's grammar and stops allow."""
+    most = MAX_GRAMMAR_WINDOW if req.grammar else 1 << 30
+    params = req.sampling_params
+    num = len(params.stop_regex_strs or ())
+    longest = params.stop_regex_max_len if num else 0
+    if params.stop_strs:
+        longest = max(longest, params.stop_str_max_len)
+    if not longest:
+        return most
+    allowed = MAX_STOP_TOKENS // (longest + 1) // max(1, num)
+    return min(most, max(MIN_WINDOW, MAX_STOP_CHECKS // max(1, num), allowed))
+
+
+def longest_window(r: RequestRound, context_len: int) -> int:
+    """Draft tokens that this request may hold in this round.
+
+    context_len: of the target, in tokens.
+    """
+    state = r.state
+    if state.options.mode == "off" or state.is_ending:
+        return 0
+    window = draft_window(
+        state.options.window,
+        num_remaining=r.req.sampling_params.max_new_tokens - r.output_len,
+        num_positions=context_len - r.seq_len - 1 - len(state.suffix),
+    )
+    return min(window, longest_draft(r.req))
 
 
 def fit_windows(

@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_parse.bench.simulate.world import Result, Scenario, World
 from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.policy.windows import longest_window
 from sglang_parse.requests.round import Round
 
 WINDOWS = (24, 32, 48, 64, 96, 128, 192, 256)
@@ -49,7 +50,7 @@ class FixedPlanner(RoundPlanner):
         one = self.setting
         round.judged, round.judge_every = one.judged and round.has_semantic, one.every
         for r in round:
-            r.limit = self._limit(r)
+            r.limit = longest_window(r, self.context_len)
             num_new = one.recovery if one.judged and r.state.recovering else one.window
             held = len(r.state.pending) if num_new else 0
             r.window = min(r.limit, num_new + held)

@@ -10,9 +10,10 @@ from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import error_at
-from sglang_parse.policy.planner import RoundPlanner, longest_draft
+from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
 from sglang_parse.policy.round_costs import Curve
+from sglang_parse.policy.windows import longest_draft
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -165,7 +166,7 @@ def test_several_steps_where_nobody_drafts_or_reads():
     one = planner(has_model=False)
     fast_plain_rounds(one)
     assert num_steps(one, make_round(*off, may_repeat=True)) == 1
-    one.rest.resting = True
+    one.head.rest.resting = True
     assert num_steps(one, make_round(*off, may_repeat=True)) == 4
 
     one = planner(head_steps=0)
@@ -242,7 +243,7 @@ def test_there_is_room_beside_a_chain_where_it_can_branch(
     plan = planner()
     chosen(plan, Choice(0))
     plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
-    plan.slots.page_size, plan.context_len = page_size, context_len
+    plan.slots.page_size, plan.head.context_len = page_size, context_len
     round = make_round(state(), has_state=has_state)
     plan.plan(round)
     (r,) = round
@@ -342,10 +343,8 @@ def test_ranks_do_what_the_first_of_them_chose():
     for rank, every in ((first, 2), (other, 3)):
         rank.controller.choose = lambda _, every=every: (Choice(20, every=every), "")
     one, two = state(), state()
-    other._failures[two] = [
-        9.0,
-        9.0,
-    ]  # it knows of failures that the first has forgotten
+    # It knows of failures that the first has forgotten.
+    other.own_windows.seen[two] = 9.0, 9.0
     rounds = [plan_round(rank, one, two) for rank in (first, other)]
     assert all_windows(rounds[1]) == all_windows(rounds[0]) == [20, 20]
     assert [round.judge_every for round in rounds] == [2, 2]
@@ -463,7 +462,7 @@ def test_a_trial_of_the_head_counts_what_it_gave():
         ("ngram", True, 4, 4),
         ("eagle3", True, 4, 0),
     ):
-        plan.rest.trial = trial
+        plan.head.rest.trial = trial
         cut, decision = Cut(0, 4, True, exact_end=4), Decision((1,) * 2, 0, 1, ())
         round = drafted(state("exact"), 4, cut, decision)
         for r in round:
@@ -472,7 +471,7 @@ def test_a_trial_of_the_head_counts_what_it_gave():
         round.num_rows, round.judged = 5, False
         round.seconds = {"draft": 0.01, "layout": 0.0, "verify": 0.02, "decide": 0.0}
         plan.observe(round)
-    tried = plan.rest.tried
+    tried = plan.head.rest.tried
     assert (tried.tokens, tried.num) == (2, 1)
     assert tried.plain == pytest.approx(3.0, rel=0.05)
 

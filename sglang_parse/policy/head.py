@@ -1,0 +1,94 @@
+"""Whether a drafter of single tokens drafts, such as a head, and when it rests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sglang_parse.policy.controller import Controller
+from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
+from sglang_parse.policy.rest import Pays, Rest
+from sglang_parse.requests.round import MOST_SIBLINGS, RequestRound, Round
+
+logger = logging.getLogger(__name__)
+
+
+class HeadPlanner:
+    """Asks drafters of single tokens where what they write pays.
+
+    drafters: those of single tokens, but for one that copies; the first that can draft
+    for a request does. context_len: of the target, in tokens.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Writer],
+        controller: Controller,
+        ranks: Agreement,
+        slots: SlotCounts,
+        *,
+        context_len: int,
+    ) -> None:
+        self.drafters = drafters
+        self.controller = controller
+        self.ranks = ranks
+        self.slots = slots
+        self.context_len = context_len
+        self.rest = Rest()
+
+    def writer(self, r: RequestRound) -> Writer | None:
+        """Who drafts token by token for this request."""
+        if self.rest.resting:
+            return None
+        return next((d for d in self.drafters if d.can_draft(r)), None)
+
+    def ask(self, round: Round) -> None:
+        """Nobody else drafts: do drafts that are followed token by token pay?"""
+        bs, pays = len(round), Pays.NO
+        budgets = [max(r.budgets.values(), default=0) for r in round]
+        if any(budgets) and self.rest.may_ask(sum(map(bool, budgets)), bs):
+            tried = self.rest.tried if self.rest.trial else None
+            ours = self.controller.head_pays(bs, max(budgets), tried)
+            pays = Pays(self.ranks.agree(ours))
+        if pays in (Pays.NO, Pays.LOST):
+            for r in round:
+                r.budgets = {}
+        else:
+            round.chains = self.controller.chain_rule(bs)
+            self._make_room_beside(round)
+        # A head that cannot draft, as under a grammar, is not one that does not pay.
+        if any(budgets) or self.rest.is_woken:
+            self.rest.follow(pays, bs, self.controller.ms)
+            if self.rest.resting:
+                logger.info("PARSE: the head does not pay at %d requests and rests", bs)
+
+    def _make_room_beside(self, round: Round) -> None:
+        """Room for siblings of a head's chains; on all ranks, whoever shows some."""
+        # A recurrent state goes along one path, and slots in pages stay where they are.
+        if round.has_state or self.slots.page_size > 1:
+            return
+        for r in round:
+            if num := max(r.budgets.values(), default=0):
+                left = self.context_len - r.seq_len - 1 - num
+                r.most_siblings = max(0, min(MOST_SIBLINGS, left))
+
+    def look(self, round: Round) -> None:
+        """Wake the head where it paid at this number of requests, or to try it."""
+        if not self.rest.is_time_to_look():
+            return
+        bs, steps = len(round), max(d.max_tokens for d in self.drafters)
+        wakes = self.controller.head_would_pay(bs, steps)
+        wakes = wakes or self.rest.is_over(bs, self.controller.ms)
+        if self.ranks.agree(int(wakes)):
+            logger.info("PARSE: the head reads again, for new requests")
+            self.rest.wake()
+
+    def learn(self, round: Round, tokens: int, ms: float) -> None:
+        """What a round gave, in which only it may have drafted."""
+        drafts = [r.draft for r in round]
+        awake = bool(self.drafters) and not self.rest.resting
+        if awake and not any(d.num_segment_level or d.num_copied for d in drafts):
+            asked = sum(bool(d.num_token_level) for d in drafts)
+            token_ms = self.controller.costs.plain_ms(len(round)) / len(round)
+            num = asked if self.rest.trial else 0
+            self.rest.tried.add(tokens, ms, token_ms, num)
