@@ -25,8 +25,8 @@ LUCK = 2.0
 # Milliseconds of a rest: the first, and the longest. Each is twice as long as the last.
 FIRST_MS, LONGEST_MS = 2_000.0, 60_000.0
 # Share of the time that trials may lose, with what an awake drafter reads: a rest lasts
-# as long as that takes.
-TRIAL_COST = 0.01
+# as long as that takes, but so many milliseconds at most.
+TRIAL_COST, LONGEST_LOST_MS = 0.01, 300_000.0
 
 
 class Pays(IntEnum):
@@ -124,8 +124,8 @@ class Rest:
             self._rest(size_of(bs), ms)
 
     def _rest(self, size: int, ms: float) -> None:
-        least_ms = self.tried.lost_ms / TRIAL_COST
-        rest_ms = min(max(self._next_ms.get(size, FIRST_MS), least_ms), LONGEST_MS)
+        least_ms = min(self.tried.lost_ms / TRIAL_COST, LONGEST_LOST_MS)
+        rest_ms = max(self._next_ms.get(size, FIRST_MS), least_ms)
         self._until_ms[size] = ms + rest_ms
         self._next_ms[size] = min(2 * rest_ms, LONGEST_MS)
         self.resting, self.trial, self._rounds = True, 0, 0

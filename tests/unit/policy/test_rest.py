@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_parse.policy.rest import (
     FIRST_MS,
+    LONGEST_LOST_MS,
     LONGEST_MS,
     LOOK_ROUNDS,
     TIRED_ROUNDS,
@@ -60,12 +61,16 @@ def test_rests_grow_and_each_ends_in_a_trial():
 def test_a_dear_trial_is_rare():
     """Red if a head whose trials take long is tried as often as a cheap one, so that
     trials cost more than 1% of the time."""
-    for lost_ms, counted in ((5.0, 5.0), (1e6, 30.0)):
+    for token_ms, lost_ms, counted in (
+        (10.0, 5.0, 5.0),
+        (10.0, 1e6, 30.0),
+        (100.0, 100.0, 100.0),  # a slow machine
+    ):
         rest, length = Rest(), counted * TIRED_ROUNDS / 0.01
         for _ in range(TIRED_ROUNDS):
-            rest.tried.add(1, 10.0 + lost_ms, 10.0)
+            rest.tried.add(1, token_ms + lost_ms, token_ms)
             rest.follow(Pays.NO, 1, 0.0)
-        assert FIRST_MS < length < LONGEST_MS
+        assert FIRST_MS < length < LONGEST_LOST_MS
         assert not rest.is_over(1, length - 1) and rest.is_over(1, length)
 
 
