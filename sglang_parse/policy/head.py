@@ -84,7 +84,10 @@ class HeadPlanner:
             self.rest.wake()
 
     def learn(self, round: Round, tokens: int, ms: float) -> None:
-        """What a round gave, in which only it may have drafted."""
+        """Count what a round gave, if no other drafter wrote in it.
+
+        tokens: of all its requests. ms: of the round.
+        """
         drafts = [r.draft for r in round]
         awake = bool(self.drafters) and not self.rest.resting
         if awake and not any(d.num_segment_level or d.num_copied for d in drafts):
