@@ -192,6 +192,7 @@ class RoundEngine:
                 ended=r.draft.ended,
                 num=num_client,
                 written_by=tokens_behind(r.draft.written_by, max(0, -num_client)),
+                differs=r.decision.rest_differs,
             )
             keep.append(r.new_len + len(pending) + bool(pending))
         kept = [(r, k) for r in round if (k := r.kept_sibling) is not None]

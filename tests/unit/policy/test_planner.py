@@ -402,6 +402,22 @@ def test_a_segment_that_failed_with_others_counts_once():
     assert counted == [1, 1, 2]
 
 
+def test_what_becomes_of_rests_is_counted():
+    """Red if the first verdict on a rest that differs says nothing of the next ones, or
+    if a verdict further on does."""
+    plan, counted = planner(), []
+    differing = plan.controller.drafts.differing
+    for differs, rejected_end in ((False, 16), (True, 16), (True, 20), (True, 0)):
+        kept = 0 if rejected_end == 16 else 16
+        cut = Cut(kept, kept, False, rejected_end)
+        round = drafted(state(), 16, cut, Decision((1,) * (kept + 1), kept, 0, ()))
+        (r,) = round
+        r.rest_differs = differs
+        plan.adapt(round)
+        counted.append((differing.num_seen, differing.num_ends))
+    assert counted == [(0, 0), (1, 1), (2, 1), (3, 1)]
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_drafter_elsewhere_says_nothing_of_this_machine(elsewhere, monkeypatch):
     """Red if what another machine has written makes this one look fast, or if the
