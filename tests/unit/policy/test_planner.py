@@ -9,7 +9,7 @@ from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
-from sglang_parse.policy.learn import error_at
+from sglang_parse.policy.learn import FADES, error_at
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
 from sglang_parse.policy.round_costs import Curve
@@ -341,13 +341,15 @@ def test_ranks_do_what_the_first_of_them_chose():
     first.ranks.agree_all = lambda lists: told.append(lists) or lists
     other.ranks.agree_all = lambda lists: told[-1]
     for rank, every in ((first, 2), (other, 3)):
-        rank.controller.choose = lambda _, every=every: (Choice(20, every=every), "")
+        choice = Choice(20, every=every, least_rest=10 * every)
+        rank.controller.choose = lambda _, choice=choice: (choice, "")
     one, two = state(), state()
     # It knows of failures that the first has forgotten.
     other.own_windows.seen[two] = 9.0, 9.0
     rounds = [plan_round(rank, one, two) for rank in (first, other)]
     assert all_windows(rounds[1]) == all_windows(rounds[0]) == [20, 20]
     assert [round.judge_every for round in rounds] == [2, 2]
+    assert [r.least_rest for round in rounds for r in round] == [20] * 4
 
 
 def drafted(
@@ -404,7 +406,8 @@ def test_a_segment_that_failed_with_others_counts_once():
 
 def test_what_becomes_of_rests_is_counted():
     """Red if the first verdict on a rest that differs says nothing of the next ones, or
-    if a verdict further on does."""
+    if a verdict further on does; or if what is known of them stays for ever where they
+    are dropped."""
     plan, counted = planner(), []
     differing = plan.controller.drafts.differing
     for differs, rejected_end in ((False, 16), (True, 16), (True, 20), (True, 0)):
@@ -416,6 +419,10 @@ def test_what_becomes_of_rests_is_counted():
         plan.adapt(round)
         counted.append((differing.num_seen, differing.num_ends))
     assert counted == [(0, 0), (1, 1), (2, 1), (3, 1)]
+    for pending, seen in (((1,) * 3, 3), ((), 3 * FADES)):
+        decision = Decision((1,) * 13, 12, 0, pending)
+        plan.adapt(drafted(state(), 16, Cut(12, 12, True), decision))
+        assert differing.num_seen == pytest.approx(seen)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
