@@ -11,6 +11,7 @@ WORKERS ?= 2
 THREADS ?= 1
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
 # What follows `make demo --` are words for the demo, not targets.
@@ -22,16 +23,20 @@ endif
 
 .PHONY: demo test test-real real-model imports lint docs clean install
 
-demo: install
+demo: imports
 	@$(BIN)/sglang-parse demo $(ARGS)
 
 test: install
 	$(MAKE) -j 3 imports lint docs real-model
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Compiles what servers import: else each process of the first ones would do it again.
-imports: install
-	$(BIN)/python -c 'from tests.support.warm_child import import_all; import_all()'
+# Compiles what servers import: else each process of the first ones would do it again,
+# and each of every one where PYTHONDONTWRITEBYTECODE is set, as in many containers.
+imports: $(COMPILED)
+
+$(COMPILED): $(STAMP)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -W ignore -c 'import sglang_parse.integration.worker'
+	@touch $@
 
 # Without the real model, which is fetched once, its tests are skipped.
 real-model: install

@@ -23,6 +23,7 @@ from sglang_parse.judging.decide import (
     exact_cut,
 )
 from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.policy.plain_steps import PlainEnds
 from sglang_parse.reporting.report import RoundRecord
 from sglang_parse.requests.round import RequestRound, Round
 
@@ -194,20 +195,21 @@ def _takes_sibling(r: RequestRound) -> bool:
 
 
 def decode(round: Round, target: Target) -> None:
-    """The target's ordinary decode steps; fill `decision` of each request.
+    """The target's ordinary decode steps; fill `decision` of each request, and the
+    number of steps taken.
 
     What it wrote behind an end counts for nothing. Where a recurrent state has read it,
     it belongs to the answer until SGLang cuts it, which caches the state with it.
     """
-    steps = target.decode(round)
+    ends = PlainEnds(round)
+    steps = target.decode(round, ends.go_on)
+    round.num_steps = len(steps)
+    ends.see(steps)
     for row, r in enumerate(round):
         r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
-        tokens = [step[row] for step in steps]
-        if not round.has_state:
-            tokens = tokens[: r.tokens_left]
-        stops = frozenset() if round.has_state else r.state.stop_ids
-        end = next((k + 1 for k, t in enumerate(tokens) if t in stops), len(tokens))
-        r.chosen, r.places = tokens[:end], [k * len(round) + row for k in range(end)]
+        num = len(steps) if round.has_state else min(ends.lens[row], len(steps))
+        r.chosen = [step[row] for step in steps[:num]]
+        r.places = [k * len(round) + row for k in range(num)]
         r.decision = Decision(tuple(r.chosen), 0, 0, ())
 
 

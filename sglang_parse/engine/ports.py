@@ -5,7 +5,7 @@ SGLang stands behind these in a server, fakes in the engine's tests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -33,9 +33,15 @@ class Target(Sampler, Protocol):
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         """One pass over the plan's rows; a `target.passes.PassOutput`."""
 
-    def decode(self, round: Round) -> list[list[int]]:
-        """`num_steps` ordinary decode steps, a row per request: the tokens of each
-        step. Fills `output`, of the last step, and `sampled` of the round."""
+    def decode(
+        self, round: Round, go_on: Callable[[list[list[int]], int], bool]
+    ) -> list[list[int]]:
+        """At most `num_steps` ordinary decode steps, a row per request: the tokens of
+        each step. Fills `output`, of the last step, and `sampled` of the round.
+
+        go_on: asked before each step but the first, with the tokens of the steps that
+        are known and the number of all.
+        """
 
     def keep(self, round: Round) -> None:
         """Behind a pass: leave the target at what each request has decided."""

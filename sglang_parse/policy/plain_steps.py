@@ -6,25 +6,55 @@ is short, that takes a good part of the time. Several steps in a row share it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from sglang_parse.requests.round import Round
 
 # Most steps of a round, and their milliseconds together: so long a new request waits,
 # and so long a stream gets no token.
-MOST_STEPS, MOST_MS = 4, 100.0
+MOST_STEPS, MOST_MS = 8, 100.0
 # Share of a round's rows that may be behind the ends of answers. A row among many costs
 # far less than the work between two rounds.
 MOST_WASTE = 1 / 8
 
 
 def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
-    """Decode steps of a round without drafts. step_ms: of one, 0 while unknown."""
+    """Decode steps of a round without drafts, if no answer ends before its longest
+    length. step_ms: of one, 0 while unknown."""
     if not (round.may_repeat and step_ms) or round.num_waiting:
         return 1
     room = min(context_len - r.seq_len - 1 for r in round)
     most = min(MOST_STEPS, int(MOST_MS / step_ms), room)
     left = [r.tokens_left for r in round]
-    for num in range(most, 1, -1):
-        wasted = sum(max(0, num - own) for own in left)
-        if wasted <= MOST_WASTE * num * len(left):
-            return num
-    return 1
+    return next((num for num in range(most, 1, -1) if _pays(left, num)), 1)
+
+
+class PlainEnds:
+    """Where the answers of a round without drafts end, as far as its steps tell."""
+
+    def __init__(self, round: Round) -> None:
+        #: Tokens that each answer may have, up to its end and including it.
+        self.lens = [r.tokens_left for r in round]
+        self._stops: list[Collection[int]] = [r.state.stop_ids for r in round]
+        self._num_seen = 0
+
+    def go_on(self, steps: Sequence[Sequence[int]], num: int) -> bool:
+        """Whether a step more pays behind `num` steps. steps: the tokens of the first
+        ones, a token for each request."""
+        self.see(steps)
+        return _pays(self.lens, num + 1)
+
+    def see(self, steps: Sequence[Sequence[int]]) -> None:
+        """Learn what the steps have written. steps: all that are known, from the
+        first one on."""
+        for tokens in steps[self._num_seen :]:
+            self._num_seen += 1
+            for row, (token, stops) in enumerate(zip(tokens, self._stops, strict=True)):
+                if token in stops:
+                    self.lens[row] = min(self.lens[row], self._num_seen)
+
+
+def _pays(lens: Sequence[int], num: int) -> bool:
+    """Whether few enough rows of so many steps stand behind the ends of answers."""
+    wasted = sum(max(0, num - own) for own in lens)
+    return wasted <= MOST_WASTE * num * len(lens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from sglang_parse.requests.round import Round
 from sglang_parse.runtime.batches import mrope_shifts
 from sglang_parse.runtime.grammar import mask_for_rows
 from sglang_parse.runtime.protocols import SchedulerBatch
+from sglang_parse.runtime.readback import StepTokens
 from sglang_parse.runtime.sampling import (
     expand_rows,
     join_outputs,
@@ -48,9 +49,17 @@ class TargetModel:
         finally:
             self.slots.release_scratch(scratch)
 
-    def decode(self, round: Round) -> list[list[int]]:
-        """The target's ordinary decode steps behind each bonus token. Between them
-        nothing is read back from the device."""
+    def decode(
+        self,
+        round: Round,
+        go_on: Callable[[list[list[int]], int], bool] = lambda steps, num: True,
+    ) -> list[list[int]]:
+        """The target's ordinary decode steps behind each bonus token. Between them the
+        host never waits for the step that runs.
+
+        go_on: asked before each step but the first, with the tokens of the steps that
+        are known and the number of all.
+        """
         batch = round.batch
         device = batch.seq_lens.device
         host_lens = torch.tensor([r.seq_len for r in round])
@@ -59,8 +68,10 @@ class TargetModel:
         shifts = mrope_shifts(batch.reqs)
         owner = range(len(round))
         info = self._info(round, owner)
-        steps, samples = [], []
+        steps, samples = StepTokens(device), []
         for k in range(round.num_steps):
+            if k and not go_on(steps.known(), k):
+                break
             round.output = self.verifier.decode(
                 input_ids=tokens,
                 req_pool_indices=batch.req_pool_indices,
@@ -74,12 +85,11 @@ class TargetModel:
             tokens, sampled = self._sample(
                 round, round.output.logits, info, owner, [k] * len(round), lens
             )
-            steps.append(tokens)
+            steps.add(tokens)
             samples.append(sampled)
             lens, host_lens = lens + 1, host_lens + 1
         round.sampled = self.join_samples(samples)
-        chosen: list[list[int]] = torch.stack(steps).tolist()
-        return chosen
+        return steps.all()
 
     def keep(self, round: Round) -> None:
         """Behind a pass: bring recurrent states to the decided tokens but the last,

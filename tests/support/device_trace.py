@@ -65,7 +65,8 @@ class HostWaits(TorchDispatchMode):
     ) -> bool:
         if name in ("_to_copy", "copy_"):
             crosses = before | after == {"cpu", "cuda"}
-            return crosses and not kwargs.get("non_blocking")
+            told = args[2:3] if name == "copy_" else ()
+            return crosses and not any((*told, kwargs.get("non_blocking")))
         if name == "repeat_interleave":
             return kwargs.get("output_size") is None
         if name in ("index_put", "index_put_"):

@@ -106,16 +106,19 @@ class FakeTarget:
             states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
         )
 
-    def decode(self, round: Round) -> list[list[int]]:
-        self.num_decodes += round.num_steps
+    def decode(
+        self, round: Round, go_on: Callable[[list[list[int]], int], bool]
+    ) -> list[list[int]]:
         more: list[Tokens] = [()] * len(round)
-        for _ in range(round.num_steps):
+        steps: list[list[int]] = []
+        while not steps or (len(steps) < round.num_steps and go_on(steps, len(steps))):
             more = [
                 (*tokens, self.own(written(r) + tokens))
                 for r, tokens in zip(round, more, strict=True)
             ]
+            steps.append([tokens[-1] for tokens in more])
+        self.num_decodes += len(steps)
         round.output = SimpleNamespace(logits=None)
-        steps = [list(step) for step in zip(*more, strict=True)]
         round.sampled = [token for step in steps for token in step]
         return steps
 

@@ -133,18 +133,23 @@ class FakeTarget:
             answer_of(r).num_passes += 1
         return SimpleNamespace(logits=LOGITS[verdicts])
 
-    def decode(self, round: Round) -> list[list[int]]:
-        bs, steps = len(round), range(round.num_steps)
+    def decode(
+        self, round: Round, go_on: Callable[[list[list[int]], int], bool]
+    ) -> list[list[int]]:
+        bs = len(round)
         kernel = ("plain", bs.bit_length())
-        for _ in steps:
+        steps: list[list[int]] = []
+        # A device is at the last step when the next one is launched.
+        while not steps or (
+            len(steps) < round.num_steps and go_on(steps[:-1], len(steps))
+        ):
             self.clock.spend("plain", self.costs.plain_ms(bs), kernel)
+            places = [(answer_of(r), r.output_len + len(steps)) for r in round]
+            steps.append([answer.token(at, TARGETS_OWN) for answer, at in places])
         self.clock.spend("host", min(1.0, 0.3 * self.costs.host_ms(bs)))
         for r in round:
-            answer_of(r).num_passes += round.num_steps
-        return [
-            [answer_of(r).token(r.output_len + k, TARGETS_OWN) for r in round]
-            for k in steps
-        ]
+            answer_of(r).num_passes += len(steps)
+        return steps
 
     def keep(self, round: Round) -> None:
         return None

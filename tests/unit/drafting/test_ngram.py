@@ -47,9 +47,9 @@ def costs(server, *, row_s):
         clock.now += 0.01 + row_s * (plan.num_verify_tokens - len(round))
         return FakeTarget.verify(target, round, plan)
 
-    def decode(round):
+    def decode(round, go_on):
         clock.now += 0.01
-        return FakeTarget.decode(target, round)
+        return FakeTarget.decode(target, round, go_on)
 
     target.verify, target.decode = verify, decode
     server.engine.clock = lambda: clock.now

@@ -192,9 +192,9 @@ def test_a_wrong_server_costs_hardly_any_time(mode):
         now.s += 0.01 + 0.005 * plan.num_verify_tokens
         return FakeTarget.verify(target, round, plan)
 
-    def decode(round):
+    def decode(round, go_on):
         now.s += 0.01
-        return FakeTarget.decode(target, round)
+        return FakeTarget.decode(target, round, go_on)
 
     target.verify, target.decode = verify, decode
     server = FakeServer(target, [drafter], config=config)

@@ -227,7 +227,7 @@ def test_rows_behind_the_ends_of_answers_count_for_nothing():
     """Red if several plain steps in a row make an answer longer than asked for, or cut
     what a recurrent state has read already."""
     steps = [[11, 21], [12, 22], [13, 23]]
-    target = SimpleNamespace(decode=lambda round: steps)
+    target = SimpleNamespace(decode=lambda round, go_on: steps)
     for has_state, expected in ((False, [(11,), (21, 22, 23)]), (True, None)):
         requests = [record(None), record(None)]
         for r, max_new in zip(requests, (2, 9), strict=True):

@@ -207,6 +207,18 @@ def test_plain_round_of_several_steps(monkeypatch):
     assert server.slots.extended[-1] == [2 + 4, 5 + 4]
 
 
+@pytest.mark.parametrize(("has_other", "num"), [(False, 3), (True, 4)])
+def test_plain_steps_end_where_answers_end(monkeypatch, has_other, num):
+    """Red if steps are taken for nobody, or if one end of two ends a round at once."""
+    server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
+    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round: 8)
+    monkeypatch.setattr(server.engine.planner, "observe", lambda round: None)
+    ends = make_request("off", output=(12, *DRAFT[:3]))
+    round = server.round(ends, *[make_request("off")] * has_other)
+    assert ends.output_ids == [12, *DRAFT[:5], STOP]
+    assert target.num_decodes == round.num_steps == num
+
+
 def test_a_clients_text_is_judged_without_a_drafter():
     """Red if the rest of a client's text is not the draft, or is counted as drafted."""
     target = FakeTarget(follows(DRAFT), says(24))

@@ -10,6 +10,7 @@ from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import FADES, error_at
+from sglang_parse.policy.plain_steps import MOST_STEPS
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
 from sglang_parse.policy.round_costs import Curve
@@ -158,7 +159,7 @@ def test_several_steps_where_nobody_drafts_or_reads():
     one = planner(has_model=False, head_steps=0)
     off = [state("off"), state("off")]
     fast_plain_rounds(one)
-    assert num_steps(one, make_round(*off, may_repeat=True)) == 4
+    assert num_steps(one, make_round(*off, may_repeat=True)) == MOST_STEPS
     assert num_steps(one, make_round(*off)) == 1
     one.slots.num_free = lambda *_: 7
     assert num_steps(one, make_round(*off, may_repeat=True)) == 1
@@ -167,7 +168,7 @@ def test_several_steps_where_nobody_drafts_or_reads():
     fast_plain_rounds(one)
     assert num_steps(one, make_round(*off, may_repeat=True)) == 1
     one.head.rest.resting = True
-    assert num_steps(one, make_round(*off, may_repeat=True)) == 4
+    assert num_steps(one, make_round(*off, may_repeat=True)) == MOST_STEPS
 
     one = planner(head_steps=0)
     fast_plain_rounds(one)

@@ -24,7 +24,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime import graphs, sampling, slots, upload
+from sglang_parse.runtime import graphs, readback, sampling, slots, upload
 from sglang_parse.runtime.slots import RoundSlots
 from sglang_parse.target.model import TargetModel
 from sglang_parse.target.passes import LmHead, TargetVerifier
@@ -224,9 +224,20 @@ class Steps:
 
 
 @pytest.mark.parametrize("num", [1, 32])
-def test_plain_steps_in_a_row_wait_once(no_gpu, monkeypatch, num):
+def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
     """Red if the device is idle between the steps of a plain round, because the host
-    waits for what it then hands back."""
+    waits for the step before. It may read what is one step older, and the last at the
+    end."""
+    launched, waited = [], []
+
+    def mark(device):
+        step = len(launched)
+        launched.append(step)
+        wait = SimpleNamespace(synchronize=lambda: waited.append((step, len(launched))))
+        return wait
+
+    monkeypatch.setattr(readback, "mark", mark)
+    monkeypatch.setattr(readback, "page_locked", lambda held: held)
     waits = HostWaits()
     monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
     with waits:
@@ -234,8 +245,12 @@ def test_plain_steps_in_a_row_wait_once(no_gpu, monkeypatch, num):
         engine.target.verifier.target_worker = Steps()
         round = make_round(num, ParseConfig())
         round.num_steps, round.batch.return_hidden_states = 4, False
-        assert len(engine.target.decode(round)) == 4
-    assert dict(waits.counts) == {"tolist": 1}
+        seen = []
+        go_on = lambda steps, done: seen.append((len(steps), done)) or True  # noqa: E731
+        assert len(engine.target.decode(round, go_on)) == 4
+    assert not waits.counts
+    assert seen == [(0, 1), (1, 2), (2, 3)]
+    assert waited == [(0, 2), (1, 3), (2, 4), (3, 4)]
 
 
 def test_a_wait_is_counted(no_gpu):

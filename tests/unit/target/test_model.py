@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from sglang_parse.requests.round import RequestRound, Round
@@ -27,20 +28,23 @@ class Verifier:
         return SimpleNamespace(logits=logits)
 
 
-def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch):
-    """Red if a later step gets another token, place or length than a round of its own
-    would have, whatever the machine's speed."""
-    places = []
+@pytest.fixture
+def places(monkeypatch) -> list[list[int]]:
+    """Sampling without SGLang: the places that were sampled, step by step."""
+    places: list[list[int]] = []
 
     def sample_rows(runner, logits, *, positions, **_):
         places.append(positions.tolist())
         return logits.argmax(-1), len(places)
 
     monkeypatch.setattr(module, "sample_rows", sample_rows)
-    expanded = []
-    monkeypatch.setattr(module, "expand_rows", lambda *_: expanded.append(1))
+    monkeypatch.setattr(module, "expand_rows", lambda *_: None)
     monkeypatch.setattr(module, "token_needs", lambda batch, owner: None)
     monkeypatch.setattr(module, "join_outputs", list)
+    return places
+
+
+def make_round(num_steps: int) -> Round:
     req = SimpleNamespace(multimodal_inputs=None)
     requests = [
         RequestRound(req=req, state=None, row=k, seq_len=n, bonus_token=t, output_len=1)
@@ -50,8 +54,15 @@ def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch):
         reqs=[req, req], req_pool_indices=torch.tensor([0, 1]), sampling_info=None,
         seq_lens=torch.tensor([5, 9]), return_hidden_states=False,
     )  # fmt: skip
-    round = Round(batch, requests, num_steps=3, head_rests=True)
-    verifier = Verifier()
+    return Round(batch, requests, num_steps=num_steps, head_rests=True)
+
+
+def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch, places):
+    """Red if a later step gets another token, place or length than a round of its own
+    would have, whatever the machine's speed."""
+    expanded = []
+    monkeypatch.setattr(module, "expand_rows", lambda *_: expanded.append(1))
+    round, verifier = make_round(3), Verifier()
     target = TargetModel(verifier, SimpleNamespace(table=None))
     assert target.decode(round) == [[8, 21], [9, 22], [10, 23]]
     assert [one["ids"] for one in verifier.asked] == [[7, 20], [8, 21], [9, 22]]
@@ -61,3 +72,18 @@ def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch):
     assert places == lens and round.sampled == [1, 2, 3]
     assert not any(one["is_followed"] for one in verifier.asked)
     assert len(expanded) == 1  # the requests are the same in every step
+
+
+def test_steps_end_where_they_no_longer_pay(places):
+    """Red if a step is taken that nobody wants, or is decided on without the tokens of
+    the last one, which are known on CPU."""
+    round, verifier, asked = make_round(8), Verifier(), []
+    target = TargetModel(verifier, SimpleNamespace(table=None))
+
+    def go_on(steps, num):
+        asked.append([list(step) for step in steps])
+        return num < 2
+
+    assert target.decode(round, go_on) == [[8, 21], [9, 22]]
+    assert asked == [[[8, 21]], [[8, 21], [9, 22]]]
+    assert len(verifier.asked) == len(places) == 2
