@@ -213,10 +213,13 @@ class RoundPlanner:
 
     def _plain_steps(self, round: Round) -> int:
         """Decode steps if nobody drafts. One, where somebody is asked to, may copy what
-        comes next, or reads each step's hidden states."""
+        comes next, or reads each step's hidden states; or where drafts soon go on
+        behind a segment that failed."""
         if not self.adaptive or self.copying is not None:
             return 1
         if any(r.window or self.head.writer(r) for r in round):
+            return 1
+        if any(r.state.recovering and not r.state.is_exact for r in round):
             return 1
         bs = len(round)
         plain = self.controller.costs.at(bs).plain

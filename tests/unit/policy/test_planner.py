@@ -154,8 +154,9 @@ def num_steps(one: RoundPlanner, round: Round) -> int:
 
 
 def test_several_steps_where_nobody_drafts_or_reads():
-    """Red if a round of several steps is planned beside a draft, for a head that reads
-    each step, or where slots are short; or if none is where they cost least."""
+    """Red if a round of several steps is planned beside a draft, behind a segment that
+    failed, for a head that reads each step, or where slots are short; or if none is
+    where they cost least."""
     one = planner(has_model=False, head_steps=0)
     off = [state("off"), state("off")]
     fast_plain_rounds(one)
@@ -163,6 +164,11 @@ def test_several_steps_where_nobody_drafts_or_reads():
     assert num_steps(one, make_round(*off)) == 1
     one.slots.num_free = lambda *_: 7
     assert num_steps(one, make_round(*off, may_repeat=True)) == 1
+
+    failed = [state("off"), state("off", recovering=1)]
+    one = planner(has_model=False, head_steps=0)
+    fast_plain_rounds(one)
+    assert num_steps(one, make_round(*failed, may_repeat=True)) == 1
 
     one = planner(has_model=False)
     fast_plain_rounds(one)
