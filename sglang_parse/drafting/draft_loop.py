@@ -17,15 +17,13 @@ from torch import Tensor
 
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.judging.vocabularies import SAME, Agreement
+from sglang_parse.requests.ends import TextEnds
 from sglang_parse.runtime.capacity import longest_prefill
 from sglang_parse.runtime.grammar import GrammarChain
+from sglang_parse.runtime.readback import StepTokens
 from sglang_parse.runtime.sampling import draft_rows
 from sglang_parse.runtime.upload import upload
 
-# Draft steps between two looks whether all drafts have ended; each look costs a device
-# synchronisation there and nothing on CPU.
-STOP_CHECK_INTERVAL = {"cpu": 1}
-DEFAULT_STOP_CHECK_INTERVAL = 8
 # Missing tokens up to which catching up is decode steps, where these are captured.
 CAPTURED_CATCH_UP = 2
 # Missing tokens up to which a request is read whole in any round.
@@ -95,10 +93,6 @@ class DraftModel(DraftRunner):
         self.num_embeddings = self.runner.model_config.vocab_size
         self.set_unshared(agreement)
         self.longest_extend = longest_prefill()
-        device_type = torch.device(self.runner.device).type
-        self.stop_check_interval = STOP_CHECK_INTERVAL.get(
-            device_type, DEFAULT_STOP_CHECK_INTERVAL
-        )
 
     def set_unshared(self, agreement: Agreement) -> None:
         """Which ids are neither drafted nor read, and what is read in their place."""
@@ -169,13 +163,10 @@ class DraftModel(DraftRunner):
         position_cpu = torch.tensor([len(r.tokens) - 1 for r in requests])
         end_cpu = torch.tensor([len(r.tokens) + r.num_new - 2 for r in requests])
         position, end = upload(position_cpu, device), upload(end_cpu, device)
-        max_new = max(r.num_new for r in requests)
         chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
-        limits = [r.num_new for r in requests]
-        interval = 1 if chains else self.stop_check_interval
-        watch = StopWatch(requests, device)
+        ends = TextEnds([r.num_new for r in requests], [r.stop_ids for r in requests])
+        steps = StepTokens(device)
         logits = self._catch_up(requests, rows, table)
-        columns: list[Tensor] = []
         last = [self._readable(r.tokens[-1]) for r in requests]
         input_ids = upload(last, device)
         while True:
@@ -185,29 +176,35 @@ class DraftModel(DraftRunner):
                 logits[:, self._masked] = -torch.inf
             for i, chain in chains:
                 chain.mask_next(logits[i : i + 1])
-            columns.append(self._sample(logits, position, sampling))
-            step = len(columns)
+            drafted = self._sample(logits, position, sampling)
+            steps.add(drafted)
             if chains:
-                chains, refused = _advance(chains, columns[-1], requests, step)
-                for i in refused:
-                    limits[i] = step - 1
-                    watch.end(i)
-            if step == max_new or (step % interval == 0 and watch.all_ended(columns)):
+                chains = _advance(chains, steps.all(), requests, ends)
+            ends.see(steps.known())
+            if len(steps) >= max(ends.lens):
                 break
             # A request at the end of its window repeats its last step in place.
-            input_ids = torch.where(position < end, columns[-1], input_ids)
+            input_ids = torch.where(position < end, drafted, input_ids)
             position = torch.minimum(position + 1, end)
             position_cpu = torch.minimum(position_cpu + 1, end_cpu)
             logits = self.decode(
                 input_ids, rows, position, position_cpu, table
             ).next_token_logits
-        tokens, ended = _read_back(columns, requests, limits)
-        steps = len(columns)
+        ends.see(steps.all())
+        written = list(zip(*steps.all(), strict=True))
+        whole = [text[:n] for text, n in zip(written, ends.lens, strict=True)]
+        ended = tuple(
+            bool(set(text[-1:]) & r.stop_ids)
+            for text, r in zip(whole, requests, strict=True)
+        )
         return DraftProposal(
-            tokens=tokens,
+            tokens=tuple(
+                text[:-1] if stopped else text
+                for text, stopped in zip(whole, ended, strict=True)
+            ),
             ended=ended,
             num_forwarded=tuple(
-                len(r.tokens) + min(steps, r.num_new) - 1 for r in requests
+                len(r.tokens) + min(len(steps), r.num_new) - 1 for r in requests
             ),
         )
 
@@ -317,63 +314,20 @@ def split_spans(
     return batches
 
 
-class StopWatch:
-    """Whether any draft still goes on, found by the device: no token is copied."""
-
-    def __init__(self, requests: Sequence[DraftRequest], device: torch.device) -> None:
-        width = max(len(r.stop_ids) for r in requests)
-        stops = [[*r.stop_ids, *[-1] * (width - len(r.stop_ids))] for r in requests]
-        self._stops = upload(stops, device, torch.int64)
-        self._num_new = upload([r.num_new for r in requests], device)
-        self._seen = 0
-
-    def end(self, index: int) -> None:
-        """This draft goes no further, whatever its tokens."""
-        self._num_new[index] = 0
-
-    def all_ended(self, columns: Sequence[Tensor]) -> bool:
-        """columns: the tokens of all steps so far, [bs] int64 each. Waits for them."""
-        new = torch.stack(list(columns[self._seen :]), dim=1)
-        self._seen = len(columns)
-        stopped = (new[:, :, None] == self._stops[:, None]).any(dim=2).any(dim=1)
-        self._num_new.masked_fill_(stopped, 0)
-        return not bool((self._num_new > self._seen).any())
-
-
 def _advance(
     chains: Sequence[tuple[int, GrammarChain]],
-    column: Tensor,
+    steps: Sequence[Sequence[int]],
     requests: Sequence[DraftRequest],
-    step: int,
-) -> tuple[list[tuple[int, GrammarChain]], list[int]]:
-    """Walk grammars over the token of a step: those whose draft goes on, and the
-    requests whose draft ends before the token."""
-    going, refused = [], []
-    tokens = column.tolist()
+    ends: TextEnds,
+) -> list[tuple[int, GrammarChain]]:
+    """Walk grammars over the tokens of the last step; those whose draft goes on. A
+    draft ends in front of a token that its grammar refuses."""
+    going, tokens = [], steps[-1]
     for i, chain in chains:
         if tokens[i] in requests[i].stop_ids:
             continue
         if not chain.advance(tokens[i]):
-            refused.append(i)
-        elif step < requests[i].num_new:
+            ends.lens[i] = len(steps) - 1
+        elif len(steps) < requests[i].num_new:
             going.append((i, chain))
-    return going, refused
-
-
-def _read_back(
-    columns: Sequence[Tensor],
-    requests: Sequence[DraftRequest],
-    limits: Sequence[int],
-) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
-    """Tokens of each draft up to its limit or stop token, and whether it stopped.
-
-    The only device-to-host copy of drafted tokens, but for those of grammars.
-    """
-    drafted, ended = [], []
-    rows = torch.stack(list(columns), dim=1).tolist()
-    for row, r, limit in zip(rows, requests, limits, strict=True):
-        tokens = row[:limit]
-        stop = next((k for k, t in enumerate(tokens) if t in r.stop_ids), None)
-        drafted.append(tuple(tokens[:stop]))
-        ended.append(stop is not None)
-    return tuple(drafted), tuple(ended)
+    return going

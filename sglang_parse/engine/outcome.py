@@ -23,8 +23,9 @@ from sglang_parse.judging.decide import (
     exact_cut,
 )
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.policy.plain_steps import PlainEnds
+from sglang_parse.policy.plain_steps import pays
 from sglang_parse.reporting.report import RoundRecord
+from sglang_parse.requests.ends import TextEnds
 from sglang_parse.requests.round import RequestRound, Round
 
 # Rows of the target's logits asked for in one call, over all requests; and the least
@@ -201,8 +202,13 @@ def decode(round: Round, target: Target) -> None:
     What it wrote behind an end counts for nothing. Where a recurrent state has read it,
     it belongs to the answer until SGLang cuts it, which caches the state with it.
     """
-    ends = PlainEnds(round)
-    steps = target.decode(round, ends.go_on)
+    ends = TextEnds([r.tokens_left for r in round], [r.state.stop_ids for r in round])
+
+    def go_on(steps: list[list[int]], num: int) -> bool:
+        ends.see(steps)
+        return pays(ends.lens, num + 1)
+
+    steps = target.decode(round, go_on)
     round.num_steps = len(steps)
     ends.see(steps)
     for row, r in enumerate(round):

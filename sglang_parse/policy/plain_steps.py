@@ -6,7 +6,7 @@ is short, that takes a good part of the time. Several steps in a row share it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from sglang_parse.requests.round import Round
 
@@ -26,35 +26,11 @@ def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
     room = min(context_len - r.seq_len - 1 for r in round)
     most = min(MOST_STEPS, int(MOST_MS / step_ms), room)
     left = [r.tokens_left for r in round]
-    return next((num for num in range(most, 1, -1) if _pays(left, num)), 1)
+    return next((num for num in range(most, 1, -1) if pays(left, num)), 1)
 
 
-class PlainEnds:
-    """Where the answers of a round without drafts end, as far as its steps tell."""
-
-    def __init__(self, round: Round) -> None:
-        #: Tokens that each answer may have, up to its end and including it.
-        self.lens = [r.tokens_left for r in round]
-        self._stops: list[Collection[int]] = [r.state.stop_ids for r in round]
-        self._num_seen = 0
-
-    def go_on(self, steps: Sequence[Sequence[int]], num: int) -> bool:
-        """Whether a step more pays behind `num` steps. steps: the tokens of the first
-        ones, a token for each request."""
-        self.see(steps)
-        return _pays(self.lens, num + 1)
-
-    def see(self, steps: Sequence[Sequence[int]]) -> None:
-        """Learn what the steps have written. steps: all that are known, from the
-        first one on."""
-        for tokens in steps[self._num_seen :]:
-            self._num_seen += 1
-            for row, (token, stops) in enumerate(zip(tokens, self._stops, strict=True)):
-                if token in stops:
-                    self.lens[row] = min(self.lens[row], self._num_seen)
-
-
-def _pays(lens: Sequence[int], num: int) -> bool:
-    """Whether few enough rows of so many steps stand behind the ends of answers."""
+def pays(lens: Sequence[int], num: int) -> bool:
+    """Whether few enough rows of so many steps stand behind the ends of answers. lens:
+    tokens of each answer up to its end, as far as is known."""
     wasted = sum(max(0, num - own) for own in lens)
     return wasted <= MOST_WASTE * num * len(lens)

@@ -31,6 +31,9 @@ class StepTokens:
         held.copy_(tokens, non_blocking=True)
         self._steps.append((held, mark(tokens.device)))
 
+    def __len__(self) -> int:
+        return len(self._steps)
+
     def known(self) -> list[list[int]]:
         """Of the steps that are done before the host launches another: all of them on
         CPU, all but the last elsewhere."""

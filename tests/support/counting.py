@@ -19,11 +19,8 @@ GREEDY = SimpleNamespace(is_all_greedy=True, grammars=None)
 
 
 class CountingDraft(DraftModel):
-    def __init__(
-        self, interval: int, vocab_size: int = VOCAB, longest_extend: int = 100
-    ) -> None:
+    def __init__(self, vocab_size: int = VOCAB, longest_extend: int = 100) -> None:
         self.layout = None
-        self.stop_check_interval = interval
         self.vocab_size = vocab_size
         self.num_embeddings = VOCAB
         self.unshared: frozenset[int] = frozenset()

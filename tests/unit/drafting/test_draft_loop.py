@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_parse.drafting import draft_loop
-from sglang_parse.drafting.draft_loop import (
-    DraftRequest,
-    StopWatch,
-    read_ends,
-)
+from sglang_parse.drafting.draft_loop import DraftRequest, read_ends
 from sglang_parse.judging.vocabularies import Agreement
+from sglang_parse.runtime.readback import StepTokens
 from tests.support.counting import GREEDY, VOCAB, CountingDraft
 
 
@@ -30,10 +25,18 @@ def propose(model: CountingDraft, requests: list[DraftRequest]):
     return model._propose(requests, table, GREEDY), table
 
 
-@pytest.mark.parametrize("interval", [1, 3, 8])
-def test_windows_and_stops_do_not_depend_on_how_often_one_looks(interval):
+class LateTokens(StepTokens):
+    """As on a device that is at the last step when the host launches the next one."""
+
+    def known(self) -> list[list[int]]:
+        return self._up_to(max(0, len(self) - 1))
+
+
+@pytest.mark.parametrize("kind", [StepTokens, LateTokens])
+def test_windows_and_stops_do_not_depend_on_when_tokens_are_known(monkeypatch, kind):
     """Red if tokens after a stop token, or past a window, are handed out."""
-    model = CountingDraft(interval)
+    monkeypatch.setattr(draft_loop, "StepTokens", kind)
+    model = CountingDraft()
     requests = [
         request(0, [1, 2], 6),
         request(1, [9], 3),
@@ -50,9 +53,9 @@ def test_whole_prompts_are_read_in_parts(monkeypatch):
     """Red if the draft's catch-up is longer than a prefill, or loses its place."""
     prompts = [list(range(1, 21)), [30, 31, 32], list(range(40, 54))]
     requests = [request(i, p, 4, num_cached=i) for i, p in enumerate(prompts)]
-    expected, _ = propose(CountingDraft(1), requests)
+    expected, _ = propose(CountingDraft(), requests)
     for limit in (1, 5, 8, 36, 37):
-        model = CountingDraft(1, longest_extend=limit)
+        model = CountingDraft(longest_extend=limit)
         proposal, table = propose(model, requests)
         assert proposal == expected
         parts = [b for b in model.batches if b.mode.is_extend()]
@@ -86,7 +89,7 @@ def test_a_burst_of_long_prompts_is_read_over_several_rounds(monkeypatch):
     expected, read = [t[-1] + 1 for t in texts], [0, 0, 0]
     limit, seen, drafts = 96, [set() for _ in texts], {}
     for _ in range(4):
-        model = CountingDraft(1, longest_extend=limit)
+        model = CountingDraft(longest_extend=limit)
         orders = [request(i, t, 2, num_cached=read[i]) for i, t in enumerate(texts)]
         found = model.propose(orders, table=table, sampling_info=None)
         extends = [b for b in model.batches if b.mode.is_extend()]
@@ -119,8 +122,8 @@ def test_catching_up_with_a_token_or_two_is_captured_steps():
         request(1, [9, 10], 2, num_cached=0),
         request(2, [30, 31, 32, 33], 2, num_cached=2),
     ]
-    expected, table = propose(CountingDraft(1), requests)
-    model = CountingDraft(1)
+    expected, table = propose(CountingDraft(), requests)
+    model = CountingDraft()
     model.runner.decode_cuda_graph_runner = object()
     proposal, _ = propose(model, requests)
     assert proposal == expected
@@ -139,7 +142,7 @@ def test_catching_up_with_a_token_or_two_is_captured_steps():
 
 def test_draft_with_more_padded_rows_keeps_to_the_target():
     """Red if a token that the target's embedding lacks is drafted."""
-    proposal, _ = propose(CountingDraft(1, vocab_size=32), [request(0, [30], 3)])
+    proposal, _ = propose(CountingDraft(vocab_size=32), [request(0, [30], 3)])
     assert proposal.tokens == ((31, 0, 1),)
 
 
@@ -147,7 +150,7 @@ def test_tokens_without_a_row_in_the_draft_are_read_as_another():
     """Red if an id of the target's longer padding, which a request may hold and the
     target may sample, is looked up where the draft's embedding ends: on a GPU that
     stops the server."""
-    model = CountingDraft(1)
+    model = CountingDraft()
     requests = [request(0, [1, VOCAB, 2], 2), request(1, [3, VOCAB + 9], 1)]
     propose(model, requests)
     first, *steps = model.batches
@@ -157,7 +160,7 @@ def test_tokens_without_a_row_in_the_draft_are_read_as_another():
 
 def test_lengths_on_the_host_are_those_on_the_device():
     """Red if a captured step is planned for other lengths than it runs with."""
-    model = CountingDraft(8)
+    model = CountingDraft()
     proposal, table = propose(model, [request(0, [1, 2], 7), request(1, [9], 2)])
     assert proposal.tokens == ((3, 4, 5, 6, 7, 8, 9), (10, 11))
     steps = model.batches[1:]
@@ -168,96 +171,6 @@ def test_lengths_on_the_host_are_those_on_the_device():
         assert batch.seq_lens.tolist() == (expected + 1).tolist()
         assert batch.seq_lens_cpu.tolist() == (expected + 1).tolist()
         assert batch.out_cache_loc.tolist() == [int(table[0, 2 + i]), int(table[1, 1])]
-
-
-@pytest.mark.parametrize(("interval", "looks"), [(1, 11), (4, 2), (8, 1), (100, 0)])
-def test_host_looks_every_few_steps_alone(monkeypatch, interval, looks):
-    """Red if the loop waits for the device at every step, or copies tokens in it."""
-    all_ended, calls = StopWatch.all_ended, []
-
-    def counted(self, columns):
-        calls.append(len(columns))
-        return all_ended(self, columns)
-
-    monkeypatch.setattr(StopWatch, "all_ended", counted)
-    read_back, copies = draft_loop._read_back, []
-
-    def copied(columns, *rest):
-        copies.append(len(columns))
-        return read_back(columns, *rest)
-
-    monkeypatch.setattr(draft_loop, "_read_back", copied)
-    propose(CountingDraft(interval), [request(0, [1], 12)])
-    assert calls == [interval * (i + 1) for i in range(looks)]
-    assert copies == [12]
-
-
-class HostReads(TorchDispatchMode):
-    """Counts operations that wait for a device: its values or their number go to the
-    host."""
-
-    WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num = 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.num += op.overloadpacket.__name__ in self.WAITING
-        return op(*args, **(kwargs or {}))
-
-
-def host_reads(monkeypatch, num_new: int, interval: int) -> int:
-    """Reads of a draft of `num_new` tokens, `tolist` included."""
-    tolist, copies = torch.Tensor.tolist, []
-
-    def counted(self):
-        copies.append(self)
-        return tolist(self)
-
-    requests = [request(0, [1], num_new, stop_ids=frozenset({63})), request(1, [9], 3)]
-    with monkeypatch.context() as patch, HostReads() as reads:
-        patch.setattr(torch.Tensor, "tolist", counted)
-        propose(CountingDraft(interval), requests)
-    return reads.num + len(copies)
-
-
-@pytest.mark.parametrize(("interval", "num_new"), [(8, 33), (4, 18), (100, 33)])
-def test_no_drafted_token_is_read_by_the_host(monkeypatch, interval, num_new):
-    """Red if a step of the loop asks the device for anything but, every `interval`
-    steps, whether to go on; drafts are read once at their end."""
-    with HostReads() as reads:
-        bool(torch.ones(()) > 0)
-    assert reads.num == 1, "the test is blind"
-    short = host_reads(monkeypatch, 3, interval)
-    looks = (num_new - 1) // interval
-    assert host_reads(monkeypatch, num_new, interval) == short + looks
-
-
-def test_stop_watch_equals_a_loop_over_tokens():
-    """Red if a draft counts as going on behind its stop token or its window, or as
-    ended for a stop token of another request."""
-    rng = random.Random(3)
-    for _ in range(200):
-        bs, interval = rng.randint(1, 4), rng.randint(1, 4)
-        requests = [
-            request(
-                i,
-                [1],
-                rng.randint(1, 12),
-                stop_ids=frozenset(rng.sample(range(20), rng.randint(0, 3))),
-            )
-            for i in range(bs)
-        ]
-        watch = StopWatch(requests, torch.device("cpu"))
-        rows = [[rng.randrange(20) for _ in range(12)] for _ in range(bs)]
-        columns = list(torch.tensor(rows).T)
-        for step in range(interval, 13, interval):
-            going = [
-                step < r.num_new and not r.stop_ids & set(row[:step])
-                for r, row in zip(requests, rows, strict=True)
-            ]
-            assert watch.all_ended(columns[:step]) == (not any(going))
 
 
 class FakeChain:
@@ -285,7 +198,7 @@ def test_grammars_walk_over_every_drafted_token_and_no_other():
         request(1, [9], 4, grammar=chains[1]),
         request(2, [20], 4, grammar=chains[2], stop_ids=frozenset({22})),
     ]
-    propose(CountingDraft(8), requests)
+    propose(CountingDraft(), requests)
     assert chains[0].log == ["mask", 2, "mask", 3]
     assert chains[1].log == ["mask", 10, "mask", 11, "mask", 12, "mask", 13]
     assert chains[2].log == ["mask", 21, "mask"]
@@ -299,7 +212,7 @@ def test_a_draft_ends_before_what_its_grammar_refuses():
         request(0, [9], 6, grammar=chains[0]),
         request(1, [1], 4, grammar=chains[1]),
     ]
-    model = CountingDraft(8)
+    model = CountingDraft()
     proposal, _ = propose(model, requests)
     assert proposal.tokens == ((10, 11), (2, 3, 4, 5))
     assert proposal.ended == (False, False)
@@ -307,17 +220,21 @@ def test_a_draft_ends_before_what_its_grammar_refuses():
     assert len(model.batches) == 4  # nobody waits for the first one's window
 
 
-def test_loop_ends_at_the_first_look_after_all_have_stopped():
+@pytest.mark.parametrize(("kind", "steps"), [(StepTokens, 2), (LateTokens, 3)])
+def test_loop_ends_where_all_are_known_to_have_stopped(monkeypatch, kind, steps):
     """Red if a draft that has ended keeps the model busy for the whole window."""
-    model = CountingDraft(4)
-    propose(model, [request(0, [1], 30, stop_ids=frozenset({3}))])
-    assert len(model.batches) == 4  # the catch-up and three steps, then one look
+    monkeypatch.setattr(draft_loop, "StepTokens", kind)
+    model = CountingDraft()
+    ends = request(0, [1], 30, stop_ids=frozenset({3}))
+    proposal, _ = propose(model, [ends, request(1, [9], 2)])
+    assert proposal.tokens == ((2,), (10, 11)) and proposal.ended == (True, False)
+    assert len(model.batches) == steps  # the catch-up is the first
 
 
 def test_what_the_tokenizers_do_not_share_is_neither_drafted_nor_read():
     """Red if a marker of one side alone reaches the other: the token before it wants
     it most, and a committed one is read as the neutral token."""
-    model = CountingDraft(1)
+    model = CountingDraft()
     model.runner = SimpleNamespace(device="cpu")
     model.set_unshared(Agreement("one", unshared=frozenset({6, 99}), neutral=9))
     proposal, _ = propose(model, [request(0, [5], 1), request(1, [2, 6], 2)])

@@ -20,7 +20,7 @@ BATCH = SimpleNamespace(sampling_info=None)
 
 
 def make_drafter(model: CountingDraft | None = None) -> ModelDrafter:
-    drafter = ModelDrafter(model or CountingDraft(1))
+    drafter = ModelDrafter(model or CountingDraft())
     slots = SimpleNamespace(table=TABLE, tell=lambda note: None)
     drafter.open(DrafterResources(slots, 400, None, full_pass_rows=0))
     return drafter

@@ -9,7 +9,7 @@ import pytest
 from sglang_parse.policy.plain_steps import (
     MOST_MS,
     MOST_STEPS,
-    PlainEnds,
+    pays,
     plain_steps,
 )
 from sglang_parse.requests.round import RequestRound, Round
@@ -52,46 +52,18 @@ def test_several_short_steps_where_nobody_waits(step_ms, round, num):
     assert plain_steps(round, step_ms=step_ms, context_len=CONTEXT) == num
 
 
-def ending(*stops: set[int], left: int = 100) -> PlainEnds:
-    params = SimpleNamespace(sampling_params=SimpleNamespace(max_new_tokens=left))
-    return PlainEnds(
-        Round(
-            SimpleNamespace(),
-            [
-                RequestRound(
-                    params,
-                    state=SimpleNamespace(stop_ids=frozenset(one)),
-                    row=row, seq_len=9, bonus_token=1, output_len=0,
-                )
-                for row, one in enumerate(stops)
-            ],
-        )
-    )  # fmt: skip
-
-
-def test_a_round_of_one_ends_with_its_answer():
-    """Red if an answer's last token is overlooked, or another answer's is taken."""
-    ends = ending({7})
-    assert ends.go_on([[1]], 1) and ends.go_on([[1], [2]], 2)
-    assert not ends.go_on([[1], [2], [7]], 3)
-    assert ends.lens == [3]
-    apart = ending({7}, {8})
-    apart.see([[8, 7], [1, 8], [1, 8]])
-    assert apart.lens == [100, 2]
-
-
-def test_many_go_on_though_one_has_ended():
+@pytest.mark.parametrize(
+    ("lens", "num", "expected"),
+    [
+        ([100], 8, True),
+        ([3], 3, True),
+        ([3], 4, False),  # a round of one ends with its answer
+        ([1] + [100] * 15, 2, True),  # one row of 32 is for nothing
+        ([1] + [100] * 15, 8, True),
+        ([1] * 3 + [100] * 13, 3, True),
+        ([1] * 3 + [100] * 13, 4, False),
+    ],
+)
+def test_many_go_on_though_a_few_have_ended(lens, num, expected):
     """Red if one end of many ends a round, or if a round goes on for a few."""
-    ends = ending(*[{7}] * 16)
-    assert ends.go_on([[7] + [1] * 15], 1)  # one row of 32 is for nothing
-    assert ends.go_on([[7] + [1] * 15, [7] * 2 + [1] * 14], 2)
-    steps = [[7] + [1] * 15, [7] * 2 + [1] * 14, [1, 1] + [7] * 14]
-    assert not ends.go_on(steps, 3)
-    assert ends.lens == [1, 2, *[3] * 14]
-
-
-def test_what_is_not_known_yet_ends_nothing():
-    """Red if a device's last step, not read back yet, is taken for an end."""
-    ends = ending({7})
-    assert ends.go_on([], 1) and ends.go_on([[1]], 2)
-    assert not ends.go_on([[1], [7]], 3)
+    assert pays(lens, num) is expected

@@ -35,8 +35,6 @@ from tests.support.fake_engine import request_options
 VOCAB, HIDDEN, SEQ_LEN, SUFFIX = 64, 8, 500, 24
 #: The most that a round may wait, however many requests it has.
 BUDGET = 40
-#: Draft steps between two looks whether all drafts have ended; each is one wait.
-LOOKS = 8
 
 
 @dataclasses.dataclass
@@ -145,7 +143,7 @@ def make_engine(config: ParseConfig) -> tuple[RoundEngine, ModelDrafter]:
         size=1 << 16, available_size=lambda: 1 << 15, free=lambda slots: None
     )
     pool = RoundSlots(SimpleNamespace(req_to_token=table), allocator, max_rows=8192)
-    drafter = ModelDrafter(Draft(LOOKS))
+    drafter = ModelDrafter(Draft())
     drafter.open(DrafterResources(pool, 1 << 16, None, full_pass_rows=0))
     ranks = SimpleNamespace(
         agree=lambda value: value, agree_all=lambda rows: [tuple(r) for r in rows]
@@ -161,12 +159,20 @@ def make_engine(config: ParseConfig) -> tuple[RoundEngine, ModelDrafter]:
     return engine, drafter
 
 
+class Copied:
+    """An event of a device."""
+
+    def synchronize(self) -> None: ...
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     """What would ask for a driver, or for SGLang's pools."""
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     taken = {"dtype": torch.int64, "device": "cuda"}
     monkeypatch.setattr(upload, "page_locked", lambda held: held)
+    monkeypatch.setattr(readback, "page_locked", torch.ones_like)
+    monkeypatch.setattr(readback, "mark", lambda device: Copied())
     monkeypatch.setattr(
         slots, "alloc_token_slots", lambda _, n: torch.empty(n, **taken)
     )
@@ -210,7 +216,7 @@ def test_a_judged_round_waits_seldom_and_never_for_each_request(no_gpu, monkeypa
     assert found[1].total > 0
     assert found[1].total == found[8].total == found[32].total, counts
     assert found[32].total <= BUDGET, counts
-    assert found[32].counts["tolist"] >= 3, counts  # drafts, verdicts, samples
+    assert found[32].counts["tolist"] >= 2, counts  # verdicts, samples
 
 
 class Steps:
@@ -237,7 +243,6 @@ def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
         return wait
 
     monkeypatch.setattr(readback, "mark", mark)
-    monkeypatch.setattr(readback, "page_locked", lambda held: held)
     waits = HostWaits()
     monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
     with waits:

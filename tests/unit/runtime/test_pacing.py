@@ -49,7 +49,7 @@ class PlannedDraft(CountingDraft):
     as FlashInfer's do (flashinfer/decode.py, `fast_decode_plan`)."""
 
     def __init__(self, device: Device) -> None:
-        super().__init__(interval=100)
+        super().__init__()
         wrapper = SimpleNamespace(**{BUFFER: torch.zeros(4, dtype=torch.int64)})
         self.wrapper, self.device = wrapper, device
         self.attended: list[list[int]] = []
