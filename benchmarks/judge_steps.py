@@ -77,11 +77,13 @@ def arithmetic(rng: random.Random, index: int) -> Steps:
 
 
 def comparison(rng: random.Random, index: int) -> Steps:
-    """One sentence about two numbers."""
+    """One sentence about two numbers. Of four in turn, two are right, and one of these
+    and one of the wrong ones name the numbers in the question's order."""
     small, large = sorted(rng.sample(range(1, 100), 2))
-    is_right = index % 2 == 0
+    is_right, asks_small_first = index % 2 == 0, index // 2 % 2 == 0
     a, b = (large, small) if is_right else (small, large)
-    question = f"Which is larger, {small} or {large}?"
+    asked = (small, large) if asks_small_first else (large, small)
+    question = f"Which is larger, {asked[0]} or {asked[1]}?"
     return Steps("comparison", question, (f"{a} is larger than {b}.",), (is_right,))
 
 

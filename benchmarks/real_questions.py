@@ -39,8 +39,8 @@ def questions(count: int, seed: int) -> list[dict[str, str]]:
 
 def one_question(rng: random.Random, index: int) -> dict[str, str]:
     if index % 2:
-        # An even index: a comparison whose first number is the larger one.
-        steps = comparison(rng, 0)
+        # An even index: a sentence whose first number is the larger one.
+        steps = comparison(rng, rng.choice((0, 2)))
         answer = steps.steps[0].split()[0]
         ask = "Explain in one sentence, then write the number alone."
     else:

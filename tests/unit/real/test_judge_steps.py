@@ -1,6 +1,7 @@
 """Steps with gold, and the figures that are made of them."""
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_gold_of_comparisons_is_what_the_numbers_say():
         if item.kind == "comparison":
             a, b = map(int, re.findall(r"\d+", item.steps[0]))
             assert item.gold == (a > b,)
+
+
+def test_a_comparison_cannot_be_judged_by_the_order_of_its_numbers():
+    """Red if right sentences repeat the order of the question more or less often than
+    wrong ones do: a judge of the order would look like a judge of the sentence."""
+    seen = Counter()
+    for item in make_steps(24, seed=3):
+        if item.kind == "comparison":
+            asked = re.findall(r"\d+", item.question)
+            repeats = asked == re.findall(r"\d+", item.steps[0])
+            seen[item.gold[0], repeats] += 1
+    assert set(seen.values()) == {6} and len(seen) == 4
 
 
 def test_auc_by_hand():
