@@ -41,10 +41,12 @@ def test_windows_and_stops_do_not_depend_on_when_tokens_are_known(monkeypatch, k
         request(0, [1, 2], 6),
         request(1, [9], 3),
         request(2, [20, 21, 22], 6, stop_ids=frozenset({25})),
+        request(3, [30], 6, stop_ids=frozenset({36})),  # its last step
     ]
     proposal, _ = propose(model, requests)
-    assert proposal.tokens == ((3, 4, 5, 6, 7, 8), (10, 11, 12), (23, 24))
-    assert proposal.ended == (False, False, True)
+    written = ((3, 4, 5, 6, 7, 8), (10, 11, 12), (23, 24), (31, 32, 33, 34, 35))
+    assert proposal.tokens == written
+    assert proposal.ended == (False, False, True, True)
     # The last drafted token of a request was never forwarded.
     assert proposal.num_forwarded[:2] == (7, 3)
 
