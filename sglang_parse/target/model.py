@@ -50,9 +50,7 @@ class TargetModel:
             self.slots.release_scratch(scratch)
 
     def decode(
-        self,
-        round: Round,
-        go_on: Callable[[list[list[int]], int], bool] = lambda steps, num: True,
+        self, round: Round, go_on: Callable[[list[list[int]], int], bool]
     ) -> list[list[int]]:
         """The target's ordinary decode steps behind each bonus token. Between them the
         host never waits for the step that runs.

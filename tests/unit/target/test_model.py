@@ -64,7 +64,8 @@ def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch, places):
     monkeypatch.setattr(module, "expand_rows", lambda *_: expanded.append(1))
     round, verifier = make_round(3), Verifier()
     target = TargetModel(verifier, SimpleNamespace(table=None))
-    assert target.decode(round) == [[8, 21], [9, 22], [10, 23]]
+    steps = target.decode(round, lambda steps, num: True)
+    assert steps == [[8, 21], [9, 22], [10, 23]]
     assert [one["ids"] for one in verifier.asked] == [[7, 20], [8, 21], [9, 22]]
     lens = [[5, 9], [6, 10], [7, 11]]
     for name in ("seq_lens", "seq_lens_cpu"):
