@@ -74,7 +74,7 @@ def bound_tokens_per_ms(records: list[Record], serve: Record) -> float | None:
     window = serve["window"]
     drafts = only(records, kind="draft", context=serve["context"], bs=1)
     passes = only(records, kind="verify", context=serve["context"], window=window)
-    if kept is None or not drafts or not passes:
+    if not kept or serve.get("fields") or not drafts or not passes:
         return None
     round_ms = window * drafts[0]["ms"]["median"] + min(
         p["ms"]["median"] for p in passes

@@ -5,8 +5,9 @@
 Arms: `target` (stock SGLang), `standalone` and `sglang-eagle3` (SGLang's own
 speculative decoding with the same draft or head), `parse-F` (PARSE whose verdicts keep
 the share F of every draft), `eagle3` (the head alone, by the plugin), `parse-F-eagle3`.
-`exact` is the draft model in exact mode. `rounds` is PARSE with the times of its rounds
-in its log, which `benchmarks.simulate.measure` reads.
+`exact` is the draft model in exact mode, `hostile` a draft of which nothing is kept and
+nothing agrees. `rounds` is PARSE with the times of its rounds in its log, which
+`benchmarks.simulate.measure` reads. Arms with the same flags share a server.
 Wherever the target is followed token by token, ours or SGLang's, the accepted length is
 pinned to the same value. Random prompts of fixed length, fixed output length, greedy.
 """
@@ -19,9 +20,9 @@ import os
 import random
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from benchmarks.gpu.pairs import PAIRS, head_folder, model_args
 from benchmarks.gpu.records import Clock, Records, spread
 from sglang_parse.bench.provenance import shown_path
 from sglang_parse.bench.servers import ServerProcess
-from sglang_parse.engine.simulated import ACCEPT_ENV, KEEP_ENV
+from sglang_parse.engine.simulated import ACCEPT_ENV, FILE_MARK, KEEP_ENV
 
 MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
 # Drafts a step of the token-level arms, the agreement a token that arms have as a rule,
@@ -38,6 +39,7 @@ MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
 CHAIN = 5
 AGREEMENT = 0.8
 SWEEP = (0.7, 0.9, 0.95)
+READ_FROM_FILES = (KEEP_ENV, ACCEPT_ENV)
 START_S = 420.0  # the first server may compile kernels
 
 
@@ -57,6 +59,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 32])
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--tp", type=int, default=1)
+    p.add_argument(
+        "--together",
+        action="store_true",
+        help="start all servers first; they share the GPU, one at a time is measured",
+    )
+    p.add_argument("--max-total-tokens", type=int, default=None, help="of each server")
     p.add_argument("--budget-s", type=float, default=500.0)
     return p
 
@@ -66,14 +74,24 @@ def accept_length(agreement: float) -> float:
     return round(sum(agreement**i for i in range(CHAIN + 1)), 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arm:
-    """A server to measure. pinned: what of its speed is not its own doing."""
+    """What to measure of a server. env: in its environment; what PARSE pins may change
+    while it runs. pinned: what of its speed is not its own doing. fields: of each
+    request, as custom_params."""
 
     name: str
     flags: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     pinned: dict[str, float] = field(default_factory=dict)
+    fields: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def start(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """What arms of one server have in common: flags, and the environment but for
+        the values that are read from files."""
+        fixed = {k: "" if k in READ_FROM_FILES else v for k, v in self.env.items()}
+        return self.flags, tuple(sorted(fixed.items()))
 
 
 def arms_of(args: argparse.Namespace) -> list[Arm]:
@@ -93,7 +111,9 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
     )
     fixed = ("--no-speculative-parse-adaptive",)
 
-    def parse(name: str, keep: float, *more: str, agreement: float = AGREEMENT) -> Arm:
+    def parse(
+        name: str, keep: float, *more: str, agreement: float = AGREEMENT, **fields: str
+    ) -> Arm:
         accept = accept_length(agreement)
         return Arm(
             name,
@@ -111,6 +131,7 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
             ),
             {KEEP_ENV: str(keep), ACCEPT_ENV: str(accept)},
             {"kept_fraction": keep, "accept_length": accept},
+            fields,
         )
 
     def by_sglang(name: str, algorithm: str, flags: tuple[str, ...]) -> Arm:
@@ -130,7 +151,6 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
             {"accept_length": accept},
         )
 
-    exact = ("--speculative-parse-mode", "exact")
     with_head = (*alone, "--speculative-draft-model-path", head)
     arms = [
         Arm("target", alone),
@@ -139,8 +159,10 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
         eagle3("eagle3", AGREEMENT),
         parse("parse-0.9-eagle3", 0.9, *composed),
         by_sglang("standalone", "STANDALONE", pair),
-        parse("exact", 0.9, *exact),
+        parse("exact", 0.9, parse_mode="exact"),
+        parse("parse-0.8-adaptive", 0.8),
         parse("parse-0.7-adaptive", 0.7),
+        parse("hostile", 0.0, agreement=0.0),
         parse("parse-0.9", 0.9, *fixed),
         parse("rounds", 0.9, "--log-level", "debug"),
     ]
@@ -150,10 +172,20 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
     return [a for a in arms if args.arms is None or a.name in args.arms]
 
 
+def servers_of(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """The arms of each server, servers in the order of their first arms."""
+    servers: dict[Any, list[Arm]] = {}
+    for arm in arms:
+        servers.setdefault(arm.start, []).append(arm)
+    return list(servers.values())
+
+
 def server_flags(args: argparse.Namespace, arm: Arm) -> list[str]:
     most = max(args.concurrency)
     tp = ("--tp", str(args.tp)) if args.tp > 1 else ()
     flags = [*arm.flags, *tp, "--max-running-requests", str(most)]
+    if args.max_total_tokens is not None:
+        flags += ["--max-total-tokens", str(args.max_total_tokens)]
     if PAIRS[args.pair].target is not None:
         flags += ["--attention-backend", args.backend]
         flags += ["--cuda-graph-max-bs-decode", str(most)]
@@ -175,13 +207,16 @@ def environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def generate(url: str, prompt: list[int], num_tokens: int) -> dict[str, Any]:
+def generate(
+    url: str, prompt: list[int], num_tokens: int, fields: dict[str, str]
+) -> dict[str, Any]:
     body = {
         "input_ids": prompt,
         "sampling_params": {
             "temperature": 0,
             "max_new_tokens": num_tokens,
             "ignore_eos": True,
+            **({"custom_params": fields} if fields else {}),
         },
     }
     request = urllib.request.Request(
@@ -194,7 +229,11 @@ def generate(url: str, prompt: list[int], num_tokens: int) -> dict[str, Any]:
 
 
 def measure(
-    url: str, args: argparse.Namespace, concurrency: int, seed: int
+    url: str,
+    args: argparse.Namespace,
+    concurrency: int,
+    seed: int,
+    fields: dict[str, str],
 ) -> dict[str, Any]:
     """One wave of `concurrency` requests at once."""
     rng = random.Random(seed)
@@ -204,7 +243,9 @@ def measure(
     ]
     with ThreadPoolExecutor(concurrency) as threads:
         start = time.perf_counter()
-        results = list(threads.map(lambda p: generate(url, p, args.output), prompts))
+        results = list(
+            threads.map(lambda p: generate(url, p, args.output, fields), prompts)
+        )
         elapsed = time.perf_counter() - start
     metas = [r["meta_info"] for r in results]
     return {
@@ -215,54 +256,119 @@ def measure(
     }
 
 
-def run_arm(arm: Arm, args: argparse.Namespace, records: Records, clock: Clock) -> None:
-    """Start the arm's server, measure every concurrency, stop it."""
+class ArmServer:
+    """Context manager: the server of `arms`, which have one start in common."""
 
-    def cell(concurrency: int) -> str:
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        args: argparse.Namespace,
+        records: Records,
+        clock: Clock,
+    ) -> None:
+        self._suffix = "" if args.tp == 1 else f"-tp{args.tp}"
+        self._args, self._records, self._clock = args, records, clock
+        todo = {
+            arm: [n for n in args.concurrency if self.lacks(arm, n)] for arm in arms
+        }
+        self.todo = {arm: cells for arm, cells in todo.items() if cells}
+        self._first = arms[0]
+        self._flags = server_flags(args, arms[0])
+        name = f"{args.pair}-{arms[0].name}{self._suffix}"
+        self._log = args.logs / f"server-{name}.log"
+        self._pins = {
+            key: args.logs / f"{name}-{key}"
+            for key in READ_FROM_FILES
+            if key in arms[0].env
+        }
+        self._process: ServerProcess | None = None
+
+    def cell(self, arm: Arm, concurrency: int) -> str:
+        args = self._args
+        name = arm.name + self._suffix
         return f"{args.pair}/{name}/c{args.context}/n{concurrency}"
 
-    name = arm.name if args.tp == 1 else f"{arm.name}-tp{args.tp}"
+    def lacks(self, arm: Arm, concurrency: int) -> bool:
+        return not self._records.has(self.cell(arm, concurrency))
 
-    todo = [n for n in args.concurrency if not records.has(cell(n))]
-    if not todo or clock.left_s() < 60:
-        print(f"serve {arm.name}: {'done' if not todo else 'no time left'}", flush=True)
-        return
-    log = args.logs / f"server-{args.pair}-{name}.log"
-    flags = server_flags(args, arm)
-    limit = min(START_S, clock.left_s())
-    common = {
-        **{"pair": args.pair, "arm": name, "tp": args.tp},
-        **{"args": [shown_path(f) for f in flags], "pinned": arm.pinned},
-    }
-    try:
-        with (
-            environment(arm.env),
-            ServerProcess(flags, arm.name, log, timeout_s=limit) as server,
-        ):
-            for n in todo:
-                measure(server.url, args, n, seed=10_000 + n)  # compiles and captures
-                waves = []
-                for k in range(args.repeats):
-                    if waves and clock.left_s() < 0:
-                        break
-                    waves.append(measure(server.url, args, n, seed=100 * n + k))
-                records.add(
-                    "serve",
-                    cell(n),
-                    concurrency=n,
-                    context=args.context,
-                    output=args.output,
-                    window=args.window,
-                    tokens_per_s=spread([w["tokens_per_s"] for w in waves]),
-                    waves=waves,
-                    start_s=round(server.ready_s, 1),
-                    **common,
-                )
-                if clock.left_s() < 0:
-                    return
-    except Exception as error:  # an arm that fails must not cost the others
-        tail = log.read_text(errors="replace")[-1500:] if log.exists() else ""
-        records.add("serve", cell(todo[0]), error=repr(error)[:500], log=tail, **common)
+    def __enter__(self) -> ArmServer:
+        """Start it, without a wait."""
+        if not self.todo or self._clock.left_s() < 60:
+            why = "no time left" if self.todo else "done"
+            print(f"serve {self._first.name}: {why}", flush=True)
+            self.todo = {}
+            return self
+        self._pin(self._first)
+        files = {key: f"{FILE_MARK}{path}" for key, path in self._pins.items()}
+        limit = min(START_S, self._clock.left_s())
+        with environment(self._first.env | files):
+            self._process = ServerProcess(
+                self._flags, self._first.name, self._log, timeout_s=limit
+            )
+            self._process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+    def run(self) -> None:
+        """Measure what is to do of each arm."""
+        if self._process is None:
+            return
+        arm = self._first
+        try:
+            self._process.wait_ready()
+            for arm, cells in self.todo.items():
+                self._pin(arm)
+                for n in cells:
+                    self._measure(arm, n, self._process)
+                    if self._clock.left_s() < 0:
+                        return
+        except Exception as error:  # an arm that fails must not cost the others
+            log = self._log
+            tail = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+            cell = self.cell(arm, self._args.concurrency[0])
+            self._records.add(
+                "serve", cell, error=repr(error)[:500], log=tail, **self._common(arm)
+            )
+
+    def _pin(self, arm: Arm) -> None:
+        """Tell the server what this arm has pinned. A file changes as a whole."""
+        for key, path in self._pins.items():
+            beside = path.with_suffix(".new")
+            beside.write_text(arm.env[key])
+            beside.replace(path)
+
+    def _measure(self, arm: Arm, concurrency: int, process: ServerProcess) -> None:
+        args, url = self._args, process.url
+        # Compiles and captures, and lets the policy see this arm.
+        measure(url, args, concurrency, 10_000 + concurrency, arm.fields)
+        waves: list[dict[str, Any]] = []
+        for k in range(args.repeats):
+            if waves and self._clock.left_s() < 0:
+                break
+            seed = 100 * concurrency + k
+            waves.append(measure(url, args, concurrency, seed, arm.fields))
+        self._records.add(
+            "serve",
+            self.cell(arm, concurrency),
+            concurrency=concurrency,
+            context=args.context,
+            output=args.output,
+            window=args.window,
+            tokens_per_s=spread([w["tokens_per_s"] for w in waves]),
+            waves=waves,
+            start_s=round(process.ready_s, 1),
+            **self._common(arm),
+        )
+
+    def _common(self, arm: Arm) -> dict[str, Any]:
+        return {
+            **{"pair": self._args.pair, "arm": arm.name + self._suffix},
+            **{"tp": self._args.tp, "args": [shown_path(f) for f in self._flags]},
+            **{"pinned": arm.pinned, "fields": arm.fields},
+        }
 
 
 def main() -> None:
@@ -270,8 +376,15 @@ def main() -> None:
     args.logs.mkdir(parents=True, exist_ok=True)
     records = Records(args.out / "serve.jsonl")
     clock = Clock(args.budget_s)
-    for arm in arms_of(args):
-        run_arm(arm, args, records, clock)
+    groups = servers_of(arms_of(args))
+    for batch in [groups] if args.together else [[group] for group in groups]:
+        with ExitStack() as stack:
+            started = [
+                stack.enter_context(ArmServer(arms, args, records, clock))
+                for arms in batch
+            ]
+            for server in started:
+                server.run()
     records.exit_on_errors()
 
 

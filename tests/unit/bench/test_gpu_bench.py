@@ -23,7 +23,7 @@ from benchmarks.gpu.pairs import (
 )
 from benchmarks.gpu.records import Clock, Records, timed
 from benchmarks.gpu.run_all import stages_on
-from benchmarks.gpu.serve import arms_of, parser, server_flags
+from benchmarks.gpu.serve import arms_of, parser, server_flags, servers_of
 from sglang_parse.bench.simulate.scenarios import pair_costs
 from sglang_parse.bench.simulate.world import Scenario, World
 from sglang_parse.engine.simulated import PinnedVerdicts
@@ -129,20 +129,35 @@ def test_arms_that_follow_token_by_token_agree_alike(pair, tmp_path):
     where the arm has none."""
     argv = ["--pair", pair, "--out", str(tmp_path), "--models", str(tmp_path)]
     arms = {arm.name: arm for arm in arms_of(parser().parse_args(argv))}
-    assert len(arms) == 16
+    assert len(arms) == 18
     for name, arm in arms.items():
         accept = {"SGLANG_PARSE_TEST_ACCEPT", "SGLANG_SIMULATE_ACC_LEN"} & set(arm.env)
         assert len(accept) == (name != "target")
-        agreement = float(name.partition("-agree-")[2] or 0.8)
+        usual = 0.0 if name == "hostile" else 0.8
+        agreement = float(name.partition("-agree-")[2] or usual)
         tokens = str(round(sum(agreement**i for i in range(6)), 2))
         assert {arm.env[key] for key in accept} <= {tokens}
-        judged = name.startswith("parse-") or name in ("exact", "rounds")
+        judged = name.startswith("parse-") or name in ("exact", "hostile", "rounds")
         assert ("SGLANG_PARSE_TEST_KEEP" in arm.env) == judged
         head = "--speculative-parse-eagle-model-path" in arm.flags
         is_eagle = name.startswith("eagle3")
         assert head == (is_eagle or name == "parse-0.9-eagle3")
         draft = "--speculative-draft-model-path" in arm.flags
         assert draft == (name != "target" and not is_eagle)
+
+
+def test_arms_that_differ_in_made_up_values_share_a_server(tmp_path):
+    """Red if each of them costs a start, or two that start otherwise share one."""
+    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
+    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
+    servers = [[arm.name for arm in group] for group in servers_of(arms)]
+    assert servers[0] == ["target"]
+    assert servers[1] == [
+        *("parse-0.9-adaptive", "exact", "parse-0.8-adaptive", "parse-0.7-adaptive"),
+        *("hostile", *(f"parse-0.9-adaptive-agree-{a}" for a in (0.7, 0.9, 0.95))),
+    ]
+    assert ["sglang-eagle3"] in servers and ["standalone"] in servers
+    assert sum(len(names) for names in servers) == len(arms)
 
 
 def test_made_up_verdicts_measure_what_is_judged(tmp_path):
@@ -166,7 +181,7 @@ def pinned_tokens(recover: int, num_rounds: int = 100) -> float:
         segmenter="fixed:16", window=64, adaptive=False, recover_segments=recover
     )
     world = World(Scenario(pair_costs("32b+1.7b-h200"), config=config, noise=0.0))
-    world.engine.pinned_verdicts = PinnedVerdicts(0.9)
+    world.engine.pinned_verdicts = PinnedVerdicts(lambda: 0.9)
     answer = replace(
         world._answer(), length=100_000, segment_ends=frozenset(), output_ids=[6]
     )

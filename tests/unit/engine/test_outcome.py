@@ -303,7 +303,7 @@ def test_scores_go_to_the_requests_whose_rows_they_are():
     for r, rows in ((first, logits[:2]), (last, logits[2:])):
         expected = verdict_scores(rows, r.state.judge.verdict_ids)
         torch.testing.assert_close(torch.tensor(r.scores), expected)
-    pinned = PinnedVerdicts(1.0)
+    pinned = PinnedVerdicts(lambda: 1.0)
     score(round, logits, question_scores, errors.append, pinned)
     assert not errors
     assert [r.scores for r in round] == [(1.0,) * 2, (), (1.0,) * 3]

@@ -25,7 +25,7 @@ from sglang_parse.requests.round import Draft, RequestRound
 @pytest.mark.parametrize("fraction", [0.0, 0.33, 0.5, 0.9, 1.0])
 def test_kept_share_is_the_fraction_in_the_long_run(fraction):
     """Red if segments round the kept share up or down for good."""
-    pinned = PinnedVerdicts(fraction)
+    pinned = PinnedVerdicts(lambda: fraction)
     boundaries = tuple(range(16, 257, 16))
     kept = 0
     for _ in range(100):
@@ -38,7 +38,7 @@ def test_kept_share_is_the_fraction_in_the_long_run(fraction):
 
 def test_draft_without_boundaries_keeps_nothing_yet():
     """Red if a draft that has no boundary breaks the round."""
-    pinned = PinnedVerdicts(0.5)
+    pinned = PinnedVerdicts(lambda: 0.5)
     assert pinned.scores((), 10) == ()
     assert pinned.scores((5, 10), 10) == (1.0, 1.0)
 
@@ -56,7 +56,7 @@ def test_loud_when_on(monkeypatch, caplog):
     monkeypatch.setenv(KEEP_ENV, "0.9")
     with caplog.at_level(logging.WARNING):
         pinned = pinned_verdicts()
-    assert pinned is not None and pinned.fraction == 0.9
+    assert pinned is not None and pinned.fraction() == 0.9
     assert "VERDICTS ARE MADE UP" in caplog.text
 
 
@@ -68,10 +68,29 @@ def test_bad_value_is_refused(monkeypatch, value):
         pinned_verdicts()
 
 
+def test_a_file_is_read_again_and_again(monkeypatch, tmp_path):
+    """Red if a running server cannot be told another share, or a wrong one starts."""
+    file = tmp_path / "keep"
+    monkeypatch.setenv(KEEP_ENV, f"@{file}")
+    with pytest.raises(FileNotFoundError):
+        pinned_verdicts()
+    file.write_text("2\n")
+    with pytest.raises(ValueError, match=f"{KEEP_ENV} is '2'"):
+        pinned_verdicts()
+    file.write_text("1\n")
+    pinned = pinned_verdicts()
+    assert pinned.scores((4, 8), 8) == (1.0, 1.0)
+    file.write_text("0.5\n")
+    assert pinned.scores((4, 8), 8) == (1.0, 0.0)
+    assert pinned.scores((), 100) == ()
+    file.write_text("0\n")
+    assert pinned.scores((4, 8), 8) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("length", [1.0, 2.5, 3.69, 6.0])
 def test_a_pass_gives_the_pinned_tokens_in_the_long_run(length):
     """Red if fractions are rounded for good, or the target agrees past its share."""
-    pinned, given = PinnedAgreement(length), 0
+    pinned, given = PinnedAgreement(lambda: length), 0
     for i in range(200):
         draft = [i % 3, 1, 0, 5, 6]
         target = pinned.follow(draft, [9, 1, 0, 5, 6, 7])
@@ -83,7 +102,7 @@ def test_a_pass_gives_the_pinned_tokens_in_the_long_run(length):
 
 def test_what_a_draft_is_too_short_for_is_not_owed():
     """Red if one long draft pays for all the short ones before it."""
-    pinned = PinnedAgreement(4.0)
+    pinned = PinnedAgreement(lambda: 4.0)
     for _ in range(10):
         assert pinned.follow([3], [8, 9]) == [3, 9]
     draft = list(range(20))
@@ -98,7 +117,7 @@ def test_agreement_is_off_unless_asked_for_and_loud(monkeypatch, caplog):
         assert not caplog.records
         monkeypatch.setenv(ACCEPT_ENV, "3.69")
         pinned = pinned_agreement()
-    assert pinned is not None and pinned.accept_length == 3.69
+    assert pinned is not None and pinned.accept_length() == 3.69
     assert "TOKENS ARE MADE UP" in caplog.text
 
 
@@ -115,7 +134,7 @@ def agreed(cut: Cut, chosen: list[int], accept_length: float | None = 3.0) -> li
     draft = Draft((1, 2, 3, 4))
     r = RequestRound(None, None, 0, 5, 0, output_len=1, draft=draft, cut=cut)
     r.chosen = chosen
-    return _agreed(r, PinnedAgreement(accept_length) if accept_length else None)
+    return _agreed(r, PinnedAgreement(lambda: accept_length) if accept_length else None)
 
 
 def test_only_what_is_followed_token_by_token_is_pinned():
