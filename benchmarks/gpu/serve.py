@@ -343,7 +343,8 @@ class ArmServer:
     def _measure(self, arm: Arm, concurrency: int, process: ServerProcess) -> None:
         args, url = self._args, process.url
         # Compiles and captures, and lets the policy see this arm.
-        measure(url, args, concurrency, 10_000 + concurrency, arm.fields)
+        first = argparse.Namespace(**vars(args) | {"output": args.output // 2})
+        measure(url, first, concurrency, 10_000 + concurrency, arm.fields)
         waves: list[dict[str, Any]] = []
         for k in range(args.repeats):
             if waves and self._clock.left_s() < 0:

@@ -31,7 +31,7 @@ class Target(Sampler, Protocol):
     """The target model (`target.model.TargetModel`)."""
 
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
-        """One pass over the plan's rows; a `target.passes.PassOutput`."""
+        """One pass over the plan's rows; a `target.output.PassOutput`."""
 
     def decode(
         self, round: Round, go_on: Callable[[list[list[int]], int], bool]

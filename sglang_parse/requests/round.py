@@ -302,7 +302,7 @@ class Round:
     num_steps: int = 1
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
-    #: The target's pass (`target.passes.PassOutput`), once it has run.
+    #: The target's pass (`target.output.PassOutput`), once it has run.
     output: Any = None
     #: Logprobs of the sampled rows, in the order of `RequestRound.places`.
     sampled: Any = None

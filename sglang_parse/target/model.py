@@ -23,7 +23,8 @@ from sglang_parse.runtime.sampling import (
 from sglang_parse.runtime.slots import RoundSlots
 from sglang_parse.runtime.upload import upload
 from sglang_parse.target.layout import VerifyPlan
-from sglang_parse.target.passes import PassOutput, TargetVerifier
+from sglang_parse.target.output import PassOutput
+from sglang_parse.target.passes import TargetVerifier
 
 
 class TargetModel:

@@ -7,9 +7,9 @@ rows inside the pass and behind it, in waves, at the rows the decision needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,8 @@ from sglang_parse.target.backends.registry import (
     choose_route,
 )
 from sglang_parse.target.layout import VerifyPlan
+from sglang_parse.target.lm_head import lm_head_of
+from sglang_parse.target.output import PassOutput
 
 
 def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMetadata:
@@ -59,81 +61,6 @@ def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMe
     if isinstance(spec_info, ParseVerifyInput):
         result.draft_extend_select_index = spec_info.logits_rows
     return result
-
-
-@dataclass(frozen=True)
-class LmHead:
-    """What turns a target's hidden states into logits."""
-
-    weights: Any
-    processor: Any
-
-
-def _ties(part: Any) -> bool:
-    return bool(getattr(getattr(part, "config", None), "tie_word_embeddings", False))
-
-
-def lm_head_of(model: Any) -> LmHead:
-    """The LM head of a model: its own, that of the language model inside a multimodal
-    one (sglang/srt/models/gemma3_mm.py), or the embedding where it has no other
-    (gemma2.py). Raises ValueError."""
-    for part in (model, getattr(model, "language_model", None)):
-        weights = getattr(part, "lm_head", None)
-        if weights is None and _ties(part):
-            weights = getattr(getattr(part, "model", None), "embed_tokens", None)
-        processor = getattr(part, "logits_processor", None)
-        if weights is not None and processor is not None:
-            return LmHead(weights, processor)
-    raise ValueError(
-        f"--model-path: {type(model).__name__} has no lm_head and logits_processor of "
-        "its own, which PARSE needs to read verdicts; choose another target model."
-    )
-
-
-@dataclass(frozen=True)
-class PassOutput:
-    """What one pass of the target computed."""
-
-    #: [rows, hidden] after the final norm, None if nobody needs them.
-    hidden_states: Tensor | None
-    #: [n, vocab] at the rows asked for: the verdict rows request by request, or every
-    #: row of a decode step.
-    logits: Tensor
-    #: [rows, width] what a head reads, None without one.
-    features: Tensor | None = None
-    #: [rows, width] what a probe reads of the layers, None without one.
-    layers: Tensor | None = None
-    #: Whether `logits` has every row of the pass.
-    has_all_logits: bool = False
-    #: Leaves recurrent states at the kept rows of each request, their number request by
-    #: request; None where there are no such states, or they are there already.
-    advance: Callable[[Sequence[int]], None] | None = None
-
-    def features_at(self, rows: Sequence[int]) -> Tensor | None:
-        """[len(rows), width] features of rows of the pass."""
-        if self.features is None:
-            return None
-        first, num = rows[0], len(rows)
-        if list(rows) == list(range(first, first + num)):
-            return self.features[first : first + num]
-        return self.features[upload(rows, self.features.device)]
-
-    def kept(self) -> PassOutput:
-        """The same with states of its own, as a captured graph's next pass writes into
-        the old ones."""
-        states, features = self.hidden_states, self.features
-        return replace(
-            self,
-            hidden_states=None if states is None else states.clone(),
-            features=None if features is None else features.clone(),
-        )
-
-    def states_at(self, rows: Sequence[int]) -> Tensor:
-        """[len(rows), width] what a probe reads at rows of the pass: hidden states of
-        its layers, and the one in front of the LM head."""
-        assert self.hidden_states is not None and self.layers is not None
-        index = torch.tensor(rows, device=self.hidden_states.device)
-        return torch.cat([self.layers[index], self.hidden_states[index]], dim=1)
 
 
 class TargetVerifier:

@@ -20,8 +20,8 @@ pytestmark = [
 ]
 COMMON = (
     *("--model-path", str(TARGET_PATH), "--dtype", "bfloat16"),
-    # Little enough that servers of several test workers stand side by side.
-    *("--mem-fraction-static", "0.3", "--max-total-tokens", "65536"),
+    # Few tokens, so that servers of several test workers stand side by side.
+    *("--mem-fraction-static", "0.8", "--max-total-tokens", "65536"),
     *("--max-running-requests", "16"),
     *("--cuda-graph-max-bs-decode", "16"),
 )

@@ -16,7 +16,7 @@ from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.round import Draft, RequestRound, Round, Shown, Sibling
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.ranks import Ranks
-from sglang_parse.target.passes import PassOutput
+from sglang_parse.target.output import PassOutput
 from tests.support.counting import CountingHead
 
 TABLE = 100 * torch.arange(4)[:, None] + torch.arange(40)

@@ -37,7 +37,7 @@ from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import sampling
 from sglang_parse.target import model
 from sglang_parse.target.model import TargetModel
-from sglang_parse.target.passes import PassOutput
+from sglang_parse.target.output import PassOutput
 
 VOCAB = 50
 

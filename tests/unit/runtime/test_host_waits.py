@@ -26,8 +26,9 @@ from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import graphs, readback, sampling, slots, upload
 from sglang_parse.runtime.slots import RoundSlots
+from sglang_parse.target.lm_head import LmHead
 from sglang_parse.target.model import TargetModel
-from sglang_parse.target.passes import LmHead, TargetVerifier
+from sglang_parse.target.passes import TargetVerifier
 from tests.support.counting import GREEDY, CountingDraft
 from tests.support.device_trace import HostWaits
 from tests.support.fake_engine import request_options

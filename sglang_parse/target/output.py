@@ -1,0 +1,57 @@
+"""What a pass of the target leaves for the rest of the round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sglang_parse.runtime.upload import upload
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """What one pass of the target computed."""
+
+    #: [rows, hidden] after the final norm, None if nobody needs them.
+    hidden_states: Tensor | None
+    #: [n, vocab] at the rows asked for: the verdict rows request by request, or every
+    #: row of a decode step.
+    logits: Tensor
+    #: [rows, width] what a head reads, None without one.
+    features: Tensor | None = None
+    #: [rows, width] what a probe reads of the layers, None without one.
+    layers: Tensor | None = None
+    #: Whether `logits` has every row of the pass.
+    has_all_logits: bool = False
+    #: Leaves recurrent states at the kept rows of each request, their number request by
+    #: request; None where there are no such states, or they are there already.
+    advance: Callable[[Sequence[int]], None] | None = None
+
+    def features_at(self, rows: Sequence[int]) -> Tensor | None:
+        """[len(rows), width] features of rows of the pass."""
+        if self.features is None:
+            return None
+        first, num = rows[0], len(rows)
+        if list(rows) == list(range(first, first + num)):
+            return self.features[first : first + num]
+        return self.features[upload(rows, self.features.device)]
+
+    def kept(self) -> PassOutput:
+        """The same with states of its own, as a captured graph's next pass writes into
+        the old ones."""
+        states, features = self.hidden_states, self.features
+        return replace(
+            self,
+            hidden_states=None if states is None else states.clone(),
+            features=None if features is None else features.clone(),
+        )
+
+    def states_at(self, rows: Sequence[int]) -> Tensor:
+        """[len(rows), width] what a probe reads at rows of the pass: hidden states of
+        its layers, and the one in front of the LM head."""
+        assert self.hidden_states is not None and self.layers is not None
+        index = torch.tensor(rows, device=self.hidden_states.device)
+        return torch.cat([self.layers[index], self.hidden_states[index]], dim=1)
