@@ -336,3 +336,8 @@ def windows(most: int) -> list[int]:
     """Window lengths up to `most`, which is one of them."""
     shorter = [w for w in GRID if w < most]
     return [*shorter, most] if most > 0 else shorter
+
+
+def next_window(num: int) -> int:
+    """The shortest window of those compared that holds `num` draft tokens."""
+    return next((w for w in GRID if w >= num), num)

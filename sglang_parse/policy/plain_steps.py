@@ -12,7 +12,7 @@ from sglang_parse.requests.round import Round
 
 # Most steps of a round, and their milliseconds together: so long a new request waits,
 # and so long a stream gets no token.
-MOST_STEPS, MOST_MS = 8, 100.0
+MOST_STEPS, MOST_MS = 8, 200.0
 # Share of a round's rows that may be behind the ends of answers. A row among many costs
 # far less than the work between two rounds.
 MOST_WASTE = 1 / 8

@@ -9,7 +9,7 @@ from weakref import ref
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.controller import Asked, Controller
 from sglang_parse.policy.copying import Copier, CopyPlanner
-from sglang_parse.policy.goodput import Choice
+from sglang_parse.policy.goodput import Choice, next_window
 from sglang_parse.policy.head import HeadPlanner
 from sglang_parse.policy.learn import (
     learn_confidence,
@@ -139,9 +139,12 @@ class RoundPlanner:
         can_follow = all(
             r.state.options.exact_tail and r.state.client is None for r in semantic
         )
+        most = max(r.window - len(r.state.pending) for r in writing)
+        # Near their ends answers leave less room each round, and the choice stays.
+        longest = max(r.state.options.window for r in writing) or next_window(most)
         asked = Asked(
             bs=len(round),
-            most=max(r.window - len(r.state.pending) for r in writing),
+            most=max(most, min(next_window(most), longest)),
             suffix_len=max((r.suffix_rows for r in semantic), default=0),
             can_judge=bool(semantic),
             can_follow=can_follow,

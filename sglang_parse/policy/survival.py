@@ -3,11 +3,18 @@
 Pure. Lengths are counted in bins, and each bin has a chance a token to end there. What
 is seen only in part (a draft that was cut off while it still agreed) counts for as long
 as it was seen.
+
+What ends early is seen for a few tokens only, and would hardly count beside thousands
+that came before. So a sum test (CUSUM) compares the latest lengths with what was
+expected of them. Once ends come clearly faster, what came before counts no more.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import deque
+from itertools import pairwise
 
 #: First token of each bin, from 0 on.
 STARTS = (
@@ -36,6 +43,11 @@ STARTS = (
 SMOOTHING = 8.0
 # Tokens after which what was seen counts for half, as a rule.
 MEMORY = 4096.0
+# How many times faster ends come where the test is made to see it, and the evidence for
+# that, as the log of a likelihood ratio, at which it is believed.
+FASTER, EVIDENCE = 3.0, 10.0
+# Latest lengths that are kept in mind meanwhile.
+LATEST = 64
 
 
 class Survival:
@@ -60,19 +72,43 @@ class Survival:
         self._memory = memory
         self._ends = [0.0] * len(STARTS)
         self._seen = [0.0] * len(STARTS)
+        #: Log of the likelihood ratio that ends have come faster of late, not below 0,
+        #: and the lengths since it was 0, with whether they ended.
+        self._evidence = 0.0
+        self._latest: deque[tuple[int, bool]] = deque(maxlen=LATEST)
         self._chances: list[float] = []
         #: What `_sums` gave since the last change.
         self._known: dict[float, tuple[float, float]] = {}
 
     def observe(self, length: int, *, ended: bool) -> None:
         """It lasted `length` tokens. ended: whether the next one ended it."""
-        for k, start in enumerate(STARTS):
-            if start > length:
-                break
-            end = STARTS[k + 1] if k + 1 < len(STARTS) else 1 << 30
-            self._seen[k] += min(end, length + ended) - start
-            self._ends[k] += ended and start <= length < end
+        self._look(length, ended)
+        self._add(length, ended)
         self._limit()
+
+    def _look(self, length: int, ended: bool) -> None:
+        """Forget what came before, where the latest lengths say that it no longer
+        holds."""
+        expected = sum(num * self._chance(k) for k, num in parts(length + ended))
+        self._evidence += ended * math.log(FASTER) - (FASTER - 1) * expected
+        if self._evidence <= 0:
+            self._evidence = 0.0
+            self._latest.clear()
+            return
+        if self._evidence > EVIDENCE:
+            self.forget(0.0)
+            for earlier in self._latest:
+                self._add(*earlier)
+            self._evidence = 0.0
+            self._latest.clear()
+            return
+        self._latest.append((length, ended))
+
+    def _add(self, length: int, ended: bool) -> None:
+        for k, num in parts(length + ended):
+            self._seen[k] += num
+        if ended:
+            self._ends[bisect_right(STARTS, length) - 1] += 1
 
     def count(self, num_tokens: int, num_ends: int) -> None:
         """So many ended in so many tokens, whatever their lengths."""
@@ -141,3 +177,12 @@ class Survival:
             ends = self._ends[k] + SMOOTHING * rate
             rate = ends / (self._seen[k] + SMOOTHING)
         return min(max(rate, 1e-6), 0.999)
+
+
+def parts(num: int) -> list[tuple[int, int]]:
+    """The bins that the first `num` tokens lie in, and how many in each."""
+    return [
+        (k, min(num, end) - start)
+        for k, (start, end) in enumerate(pairwise((*STARTS, 1 << 30)))
+        if start < num
+    ]

@@ -39,3 +39,41 @@ def test_what_is_old_fades():
     for _ in range(50):
         one.observe(100, ended=False)
     assert before > 0.2 and one.rate < 0.02
+
+
+@pytest.mark.parametrize("by_length", [True, False])
+def test_a_run_of_early_ends_outweighs_what_came_before(by_length):
+    """Red if twenty drafts that fail at once are lost among thousands of tokens."""
+    one = Survival(0.1, by_length=by_length)
+    for _ in range(500):
+        one.observe(8, ended=False)
+    assert one.mean(8) > 6
+    for _ in range(20):
+        one.observe(0, ended=True)
+    assert one.mean(8) < 2
+
+
+def test_nothing_is_forgotten_while_nothing_changes():
+    """Red if bad luck, as it comes with any chance, throws away what was seen."""
+    least = []
+    for seed in range(20):
+        rng, one = random.Random(seed), Survival(0.2)
+        for k in range(2000):
+            length = 0
+            while length < 8 and rng.random() < 0.8:
+                length += 1
+            one.observe(length, ended=length < 8)
+            if k == 999:
+                least.append(one.num_seen)
+            if k > 999:
+                least[-1] = min(least[-1], one.num_seen)
+    assert sorted(least)[2] > 1500
+
+
+def test_drafts_that_end_at_once_have_no_length():
+    """Red if a draft without a token counts as seen, or if its end is lost."""
+    one = Survival(0.1, by_length=False)
+    one.observe(0, ended=False)
+    assert one.num_seen == one.num_ends == 0
+    one.observe(0, ended=True)
+    assert (one.num_seen, one.num_ends) == (1, 1)
