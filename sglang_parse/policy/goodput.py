@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from sglang_parse.policy.round_costs import RoundCosts
 from sglang_parse.policy.survival import Survival
@@ -82,14 +83,20 @@ class Drafts:
 
     def longest(self, window: int, bs: int) -> float:
         """Mean length of the longest of so many drafts: the steps of a round."""
-        part, rate = window / PARTS, self.ends.rate
-        chances = (math.exp(-rate * part * (k + 0.5)) for k in range(PARTS))
-        return part * sum(1 - (1 - chance) ** bs for chance in chances)
+        return longest_of(bs, window, self.ends.rate)
 
     def no_boundary(self, num: float) -> float:
         """Chance that a segment is longer than so many tokens. Its spread cannot be
         learnt from drafts that are cut off: half of the mean, by a Weibull curve."""
         return math.exp(-((0.886 * num / self.segment_len) ** 2.2))
+
+
+@lru_cache(maxsize=256)
+def longest_of(bs: int, window: int, rate: float) -> float:
+    """Mean length of the longest of `bs` drafts that end at `rate` a token."""
+    part = window / PARTS
+    chances = (math.exp(-rate * part * (k + 0.5)) for k in range(PARTS))
+    return part * sum(1 - (1 - chance) ** bs for chance in chances)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ expected of them. Once ends come clearly faster, what came before counts no more
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import pairwise
 
@@ -76,9 +76,9 @@ class Survival:
         #: and the lengths since it was 0, with whether they ended.
         self._evidence = 0.0
         self._latest: deque[tuple[int, bool]] = deque(maxlen=LATEST)
-        self._chances: list[float] = []
-        #: What `_sums` gave since the last change.
-        self._known: dict[float, tuple[float, float]] = {}
+        #: What follows from the counts, until they change.
+        self._rate: float | None = None
+        self._bins: list[tuple[float, float, float, float]] = []
 
     def observe(self, length: int, *, ended: bool) -> None:
         """It lasted `length` tokens. ended: whether the next one ended it."""
@@ -119,13 +119,13 @@ class Survival:
     def _limit(self) -> None:
         if sum(self._seen) > self._memory:
             self.forget(0.5)
-        self._chances, self._known = [], {}
+        self._rate, self._bins = None, []
 
     def forget(self, share: float) -> None:
         """Let what was seen count for this share of what it did."""
         self._ends = [share * x for x in self._ends]
         self._seen = [share * x for x in self._seen]
-        self._chances, self._known = [], {}
+        self._rate, self._bins = None, []
 
     @property
     def num_seen(self) -> float:
@@ -140,8 +140,10 @@ class Survival:
     @property
     def rate(self) -> float:
         """Chance a token to end, over all lengths."""
-        ends = sum(self._ends) + self._prior * self._weight
-        return ends / (sum(self._seen) + self._weight)
+        if self._rate is None:
+            ends = sum(self._ends) + self._prior * self._weight
+            self._rate = ends / (sum(self._seen) + self._weight)
+        return self._rate
 
     def survive(self, num: float) -> float:
         """Chance that it is longer than `num` tokens."""
@@ -153,23 +155,28 @@ class Survival:
 
     def _sums(self, num: float) -> tuple[float, float]:
         """-log of the chance to be longer than num, and the mean up to it."""
-        if num in self._known:
-            return self._known[num]
-        if not self._chances:
-            self._chances = [self._chance(k) for k in range(len(STARTS))]
-        log = mean = 0.0
-        for k, start in enumerate(STARTS):
-            if start >= num:
-                break
-            end = min(num, STARTS[k + 1]) if k + 1 < len(STARTS) else num
-            hazard = -math.log1p(-self._chances[k])
-            # Tokens of this bin that are reached: a geometric sum, one by one.
-            here = math.exp(-log) * (1 - math.exp(-hazard * (end - start)))
-            here *= (1 - self._chances[k]) / self._chances[k]
-            mean += here
+        if num <= 0:
+            return 0.0, 0.0
+        if not self._bins:
+            self._bins = self._sum_up()
+        k = bisect_left(STARTS, num) - 1
+        log, mean, hazard, per_end = self._bins[k]
+        log_here = hazard * (num - STARTS[k])
+        # Tokens of this bin that are reached: a geometric sum, one by one.
+        here = math.exp(-log) * (1 - math.exp(-log_here)) * per_end
+        return log + log_here, mean + here
+
+    def _sum_up(self) -> list[tuple[float, float, float, float]]:
+        """Of each bin: `_sums` at its start, and two figures of its chance."""
+        bins, log, mean = [], 0.0, 0.0
+        for k, (start, end) in enumerate(pairwise((*STARTS, 1 << 30))):
+            chance = self._chance(k)
+            hazard, per_end = -math.log1p(-chance), (1 - chance) / chance
+            bins.append((log, mean, hazard, per_end))
+            reached = 1 - math.exp(-hazard * (end - start))
+            mean += math.exp(-log) * reached * per_end
             log += hazard * (end - start)
-        self._known[num] = log, mean
-        return log, mean
+        return bins
 
     def _chance(self, k: int) -> float:
         rate = self.rate
