@@ -142,7 +142,6 @@ def _number(
         def read() -> float:
             return parse(path.read_text(encoding="utf-8").strip())
 
-        read()
         return read
     number = parse(value)
     return lambda: number

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_parse.policy.survival import Survival
+from sglang_parse.policy.survival import STARTS, Survival
 
 
 def test_a_constant_chance_is_found():
@@ -51,6 +51,7 @@ def test_a_run_of_early_ends_outweighs_what_came_before(by_length):
     for _ in range(20):
         one.observe(0, ended=True)
     assert one.mean(8) < 2
+    assert one.num_ends == 20
 
 
 def test_nothing_is_forgotten_while_nothing_changes():
@@ -77,3 +78,20 @@ def test_drafts_that_end_at_once_have_no_length():
     assert one.num_seen == one.num_ends == 0
     one.observe(0, ended=True)
     assert (one.num_seen, one.num_ends) == (1, 1)
+
+
+@pytest.mark.parametrize("by_length", [True, False])
+def test_lengths_are_summed_token_by_token(by_length):
+    """Red if a length inside a bin, or at its edge, is summed by another bin."""
+    rng, one = random.Random(4), Survival(0.1, by_length=by_length)
+    for _ in range(400):
+        one.observe(rng.choice([0, 0, 1, 5, 9, 30, 90]), ended=rng.random() < 0.7)
+    edges = [*STARTS, 1 << 30]
+    reached, mean = 1.0, 0.0
+    for num in range(1, 300):
+        k = next(i for i, edge in enumerate(edges) if edge >= num) - 1
+        reached *= 1 - one._chance(k)
+        mean += reached
+        assert one.survive(num) == pytest.approx(reached)
+        assert one.mean(num) == pytest.approx(mean)
+    assert (one.survive(0), one.mean(0)) == (1.0, 0.0)
