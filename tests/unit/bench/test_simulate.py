@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks.simulate.measure import leaving_rate
 from benchmarks.simulate.validate import compare, drafts_of
+from benchmarks.simulate.waves import compare as compare_waves
+from benchmarks.simulate.waves import table as waves_table
 from sglang_parse.bench.estimate import EstimateOptions, estimate
 from sglang_parse.bench.simulate.costs import DATA, MeasuredCosts
 from sglang_parse.bench.simulate.drafts import WRONG, Drafts, error_rate
@@ -186,3 +188,32 @@ def test_an_estimate_names_a_bad_value(tmp_path):
         next(estimate(options))
     with pytest.raises(ValueError, match="config.json"):
         next(estimate(replace(options, kept=0.9)))
+
+
+def test_waves_of_a_gpu_are_simulated_cell_by_cell():
+    """Red if a cell is left out, or has another mode or made-up values than measured."""
+    cell = {"concurrency": 2, "context": 100, "output": 64, "waves": [{}, {}]}
+    arms = [
+        ("target", {}, {}, 100.0),
+        ("parse-1.0", {"kept_fraction": 1.0, "accept_length": 1.0}, {}, 400.0),
+        (
+            "exact",
+            {"kept_fraction": 1.0, "accept_length": 5.0},
+            {"parse_mode": "exact"},
+            200.0,
+        ),
+        ("eagle3", {"accept_length": 5.0}, {}, 150.0),
+    ]
+    records = [
+        cell
+        | {"arm": arm, "pinned": pinned, "fields": fields}
+        | {"tokens_per_s": {"median": rate}}
+        for arm, pinned, fields, rate in arms
+    ]
+    found = compare_waves([*records, {"arm": "target", "error": "none"}], COSTS)
+    assert [(w.arm, w.concurrency, w.measured) for w in found] == [
+        (arm, 2, rate) for arm, _, _, rate in arms[:3]
+    ]
+    alone, parse, exact = (w.simulated for w in found)
+    assert parse > exact > 1.5 * alone
+    assert waves_table(found).splitlines()[-1].startswith("| exact | 2 | 200 | ")

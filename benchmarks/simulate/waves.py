@@ -1,0 +1,143 @@
+"""Does the simulator agree with what whole servers on a GPU gave?
+
+    python -m benchmarks.gpu.serve --pair qwen3-32b-1.7b --out DIR
+    python -m benchmarks.simulate.waves DIR/serve.jsonl
+
+The arms that share PARSE's server are simulated in the order in which they were
+measured, by one policy that learns on: waves of requests that begin at once, with the
+same made-up verdicts and agreement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sglang_parse.bench.simulate.costs import Costs
+from sglang_parse.bench.simulate.drafts import Drafts
+from sglang_parse.bench.simulate.scenarios import PAIRS, pair_costs
+from sglang_parse.bench.simulate.world import Scenario, World
+from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
+from sglang_parse.options.server import ParseConfig
+
+# Rows of a verdict in those servers: the default question, in the shipped tokenizer.
+SUFFIX_LEN = 15
+# Random weights agree nowhere but where it is made up.
+RANDOM = Drafts(agreement=0.0)
+# As benchmarks/gpu/serve.py starts PARSE.
+CONFIG = ParseConfig(segmenter="fixed:16", max_segments=16, recover_segments=0)
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Tokens a second of one cell."""
+
+    arm: str
+    concurrency: int
+    measured: float
+    simulated: float
+
+    @property
+    def difference(self) -> float:
+        return self.simulated / self.measured - 1
+
+
+class Waves(World):
+    """All requests of a wave begin at once, and the next wave behind the last of them.
+
+    keep, accept_length: what verdicts keep of a draft, and tokens of a pass where the
+    target is followed.
+    """
+
+    def __init__(self, costs: Costs, context: int, mode: str = "semantic") -> None:
+        super().__init__(
+            Scenario(
+                costs,
+                mode=mode,
+                prompts=(context, context),
+                suffix_len=SUFFIX_LEN,
+                config=CONFIG,
+                drafts=RANDOM,
+            )
+        )
+        self.keep, self.accept_length = 0.9, 1.0
+        self.engine.pinned_verdicts = PinnedVerdicts(lambda: self.keep)
+        self.engine.pinned_agreement = PinnedAgreement(lambda: self.accept_length)
+
+    def _arrive(self) -> None:
+        """Nobody comes while a wave runs (`wave`)."""
+
+    def wave(self, concurrency: int, output: int, mode: str) -> float:
+        """Tokens a second of a wave."""
+        self.scenario = replace(
+            self.scenario, concurrency=concurrency, answers=(output, output), mode=mode
+        )
+        self.waiting = [self._answer() for _ in range(concurrency)]
+        start_ms, start = self.clock.ms, self.tokens
+        while self.waiting or self.active:
+            self._step()
+        return 1000 * (self.tokens - start) / (self.clock.ms - start_ms)
+
+
+def compare(records: Sequence[dict[str, Any]], costs: Costs) -> list[Wave]:
+    """The target alone, and the arms that PARSE's server gave, as in `serve.jsonl`."""
+    parse: Waves | None = None
+    found = []
+    for r in records:
+        alone = r["arm"] == "target"
+        if "tokens_per_s" not in r or not (alone or "kept_fraction" in r["pinned"]):
+            continue
+        n, output = r["concurrency"], r["output"]
+        if alone:
+            world, mode = Waves(costs, r["context"], mode="off"), "off"
+        else:
+            world = parse = parse or Waves(costs, r["context"])
+            world.keep = r["pinned"]["kept_fraction"]
+            world.accept_length = r["pinned"]["accept_length"]
+            mode = r.get("fields", {}).get("parse_mode", "semantic")
+        world.wave(n, output // 2, mode)
+        rates = [world.wave(n, output, mode) for _ in r["waves"]]
+        measured = r["tokens_per_s"]["median"]
+        found.append(Wave(r["arm"], n, measured, sum(rates) / len(rates)))
+    return found
+
+
+def table(found: Sequence[Wave]) -> str:
+    """Rows of Markdown, speeds over the target alone beside tokens a second."""
+    alone = {w.concurrency: w for w in found if w.arm == "target"}
+    lines = [
+        "| arm | requests | measured, tokens/s | simulated | difference "
+        "| over the target, measured | simulated |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for w in found:
+        own = alone.get(w.concurrency)
+        ratios = ("-", "-")
+        if own is not None and w is not own:
+            ratios = (
+                f"{w.measured / own.measured:.2f}x",
+                f"{w.simulated / own.simulated:.2f}x",
+            )
+        cells = (w.arm, w.concurrency, f"{w.measured:.0f}", f"{w.simulated:.0f}")
+        lines.append(
+            f"| {' | '.join(map(str, cells))} | {w.difference:+.0%} "
+            f"| {' | '.join(ratios)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("records", type=Path, help="serve.jsonl of benchmarks.gpu.serve")
+    p.add_argument("--costs", choices=list(PAIRS), default="32b+1.7b-h200")
+    args = p.parse_args()
+    lines = args.records.read_text(encoding="utf-8").splitlines()
+    print(table(compare([json.loads(line) for line in lines], pair_costs(args.costs))))
+
+
+if __name__ == "__main__":
+    main()
