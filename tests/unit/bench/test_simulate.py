@@ -191,7 +191,7 @@ def test_an_estimate_names_a_bad_value(tmp_path):
 
 
 def test_waves_of_a_gpu_are_simulated_cell_by_cell():
-    """Red if a cell is left out, or has another mode or made-up values than measured."""
+    """Red if a cell is left out, or has another mode or other made-up values."""
     cell = {"concurrency": 2, "context": 100, "output": 64, "waves": [{}, {}]}
     arms = [
         ("target", {}, {}, 100.0),
