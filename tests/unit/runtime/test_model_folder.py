@@ -29,8 +29,9 @@ def test_names_that_are_not_on_this_disk_pass(path):
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "a/b/c", "../x"])
-def test_missing_folders_are_told(path):
+def test_missing_folders_are_told(path, tmp_path, monkeypatch):
     """Red if a path that can only be a folder goes on to the hub."""
+    monkeypatch.chdir(tmp_path)  # whatever stands beside a checkout
     assert "is not a folder" in model_folder.problem_of(path)
 
 
