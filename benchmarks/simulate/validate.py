@@ -46,7 +46,7 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """Speed of an arm over the target alone."""
+    """Speed of an arm, in the same unit twice."""
 
     arm: str
     concurrency: int

@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulate.validate import Compared
 from sglang_parse.bench.simulate.costs import Costs
 from sglang_parse.bench.simulate.drafts import Drafts
 from sglang_parse.bench.simulate.scenarios import PAIRS, pair_costs
@@ -30,20 +31,6 @@ SUFFIX_LEN = 15
 RANDOM = Drafts(agreement=0.0)
 # As benchmarks/gpu/serve.py starts PARSE.
 CONFIG = ParseConfig(segmenter="fixed:16", max_segments=16, recover_segments=0)
-
-
-@dataclass(frozen=True)
-class Wave:
-    """Tokens a second of one cell."""
-
-    arm: str
-    concurrency: int
-    measured: float
-    simulated: float
-
-    @property
-    def difference(self) -> float:
-        return self.simulated / self.measured - 1
 
 
 class Waves(World):
@@ -83,8 +70,9 @@ class Waves(World):
         return 1000 * (self.tokens - start) / (self.clock.ms - start_ms)
 
 
-def compare(records: Sequence[dict[str, Any]], costs: Costs) -> list[Wave]:
-    """The target alone, and the arms that PARSE's server gave, as in `serve.jsonl`."""
+def compare(records: Sequence[dict[str, Any]], costs: Costs) -> list[Compared]:
+    """Tokens a second of the target alone, and of the arms that PARSE's server gave, as
+    in `serve.jsonl`."""
     parse: Waves | None = None
     found = []
     for r in records:
@@ -102,11 +90,11 @@ def compare(records: Sequence[dict[str, Any]], costs: Costs) -> list[Wave]:
         world.wave(n, output // 2, mode)
         rates = [world.wave(n, output, mode) for _ in r["waves"]]
         measured = r["tokens_per_s"]["median"]
-        found.append(Wave(r["arm"], n, measured, sum(rates) / len(rates)))
+        found.append(Compared(r["arm"], n, measured, sum(rates) / len(rates)))
     return found
 
 
-def table(found: Sequence[Wave]) -> str:
+def table(found: Sequence[Compared]) -> str:
     """Rows of Markdown, speeds over the target alone beside tokens a second."""
     alone = {w.concurrency: w for w in found if w.arm == "target"}
     lines = [

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import plot
+from benchmarks.gpu.arms import arms_of, servers_of
 from benchmarks.gpu.pairs import (
     CONFIGS,
     HEADED,
@@ -23,7 +24,7 @@ from benchmarks.gpu.pairs import (
 )
 from benchmarks.gpu.records import Clock, Records, timed
 from benchmarks.gpu.run_all import stages_on
-from benchmarks.gpu.serve import arms_of, parser, server_flags, servers_of
+from benchmarks.gpu.serve import parser, server_flags
 from sglang_parse.bench.simulate.scenarios import pair_costs
 from sglang_parse.bench.simulate.world import Scenario, World
 from sglang_parse.engine.simulated import PinnedVerdicts
