@@ -11,84 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
-from sglang_parse.engine.client_text import Bounds, cost, draft_of, fitting
+from sglang_parse.engine.client_text import Bounds, Text, draft_of
 from sglang_parse.engine.failures import guard
-from sglang_parse.engine.outcome import (
-    choose_cuts,
-    cut_of,
-    follow_target,
-    record,
-    record_of,
-)
+from sglang_parse.engine.outcome import choose_cuts, follow_target, record
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.shown import lay_out
-from sglang_parse.judging.decide import Decision
-from sglang_parse.requests.refusal import (
-    Refusal,
-    bad_request,
-    cannot_judge,
-    internal_error,
-    try_again,
-)
-from sglang_parse.requests.round import Draft, RequestRound, Round
-from sglang_parse.requests.state import RequestState
+from sglang_parse.engine.verifications import Verifications
+from sglang_parse.requests.refusal import Refusal, internal_error
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.runtime.protocols import (
     RoundBatch,
     SchedulerBatch,
     SchedulerRequest,
 )
-
-# Seconds that the passes over one text may take in all.
-MAX_VERIFY_SECONDS = 120.0
-# Seconds that a pass over texts that are judged alone is to take: others wait for it,
-# and probes of /health give up after 20 s. One verdict is always judged.
-STEP_SECONDS = 4.0
-# Rows of such a pass before any was timed.
-FIRST_ROWS = 512
-
-
-@dataclass
-class Verification:
-    """A text that is judged alone, while its verdicts are not complete.
-
-    It is kept in `RequestState.verification`, so it refers to no request.
-    """
-
-    draft: Draft
-    boundaries: tuple[int, ...]
-    #: When it was first seen or last judged, in seconds of the clock.
-    since: float
-    #: Verdicts so far, of the first boundaries.
-    scores: tuple[float, ...] = ()
-    num_passes: int = 0
-    #: Seconds that its passes took.
-    seconds: float = 0.0
-
-    @property
-    def left(self) -> tuple[int, ...]:
-        """Boundaries without a verdict."""
-        return self.boundaries[len(self.scores) :]
-
-
-@dataclass(frozen=True)
-class Text:
-    """A request of a batch with a client's text behind its prompt."""
-
-    #: Its place in the batch.
-    index: int
-    req: SchedulerRequest
-    state: RequestState
-    #: Its row of req_to_token.
-    row: int
-
-    def round(self) -> RequestRound:
-        """A record whose pass starts at the prompt's last token."""
-        prompt = self.req.origin_input_ids
-        return RequestRound(
-            self.req, self.state, self.row, len(prompt) - 1, prompt[-1], output_len=0
-        )
 
 
 class ClientPass:
@@ -117,11 +53,15 @@ class ClientPass:
         self.view = view
         self.refuse = refuse
         self.hold = hold
-        self.release = release
-        self.step_rows = step_rows
         self.clock = clock
-        #: Seconds that a row of a pass takes here, 0 before any was timed.
-        self.row_seconds = 0.0
+        self.verifications = Verifications(
+            engine.ranks,
+            refuse=refuse,
+            release=release,
+            page_size=engine.slots.page_size,
+            step_rows=step_rows,
+            clock=clock,
+        )
 
     def begin(
         self, batch: SchedulerBatch, texts: Sequence[Text]
@@ -168,7 +108,7 @@ class ClientPass:
             except Refusal as refusal:
                 self.refuse(text.req, refusal)
                 continue
-            text.state.verification = Verification(r.draft, r.boundaries, self.clock())
+            self.verifications.begin(text, r)
             alone.append(text)
         return kept, alone
 
@@ -216,7 +156,7 @@ class ClientPass:
         slots, room = self.engine.slots, self._room(batch, len(kept))
         num_kept = share_verdicts([r for _, r in kept], room)
         room -= num_kept
-        chosen = [*kept, *self._parts(waiting, room, self._timely_rows(num_kept))]
+        chosen = [*kept, *self.verifications.parts(waiting, room, num_kept)]
         if not chosen:
             return
         started = self.clock()
@@ -231,55 +171,11 @@ class ClientPass:
         self.engine.verify(round, plan)
         self._keep(batch, round, [text.index for text, _ in kept])
         seconds = self.clock() - started
-        latest = seconds / max(1, plan.num_verify_tokens)
-        self.row_seconds = (self.row_seconds or latest) / 2 + latest / 2
+        self.verifications.time(plan.num_verify_tokens, seconds)
         for text, r in chosen:
             if text.state.verification is not None:
-                self._settle(text, r, seconds)
+                self.verifications.settle(text, r, seconds)
         slots.trim_rows(view, [end_of(r) for r in round])
-
-    def _timely_rows(self, num_kept: int) -> int:
-        """Rows for texts that are judged alone, beside `num_kept` others; by the first
-        rank's clock, as all ranks lay out the same pass."""
-        known = self.row_seconds
-        rows = round_down(STEP_SECONDS / known) if known else FIRST_ROWS
-        rows = min(rows, self.step_rows)
-        return max(0, self.engine.ranks.agree_all([[rows]])[0][0] - num_kept)
-
-    def _parts(
-        self, waiting: Sequence[Text], room: int, timely: int
-    ) -> list[tuple[Text, RequestRound]]:
-        """What is judged of the texts that wait: those with the fewest passes first, at
-        least one verdict and otherwise `timely` rows, in `room` rows."""
-        chosen: list[tuple[Text, RequestRound]] = []
-        unused = self.engine.slots.page_size - 1  # of the last page of a text
-        order = sorted(waiting, key=lambda text: text.state.verification.num_passes)
-        for text in order:
-            r = self._part(text, room - unused, timely, is_first=not chosen)
-            if r is not None:
-                taken = cost(r, r.boundaries)
-                room, timely = room - taken - unused, timely - taken
-                chosen.append((text, r))
-        return chosen
-
-    def _part(
-        self, text: Text, room: int, timely: int, *, is_first: bool
-    ) -> RequestRound | None:
-        """As many of the verdicts that are left as fit into the rows."""
-        one: Verification = text.state.verification
-        if text.req.to_finish is not None:
-            text.state.verification = None
-            return None
-        r = text.round()
-        part = fitting(one.left, len(r.state.suffix), min(room, timely))
-        if not part and is_first:
-            part = fitting(one.left[:1], len(r.state.suffix), room)
-        if not part:
-            self._give_up_waiting(text, one)
-            return None
-        r.draft = replace(one.draft, tokens=one.draft.tokens[: part[-1]])
-        r.boundaries = part
-        return r
 
     def _keep(self, batch: SchedulerBatch, round: Round, index: Sequence[int]) -> None:
         """Decide what is kept of the texts that become output."""
@@ -302,69 +198,6 @@ class ClientPass:
         if r.error is not None:
             self.refuse(r.req, internal_error(r.error))
         return r.error is not None
-
-    # -- Texts that are judged alone -------------------------------------------
-
-    def _settle(self, text: Text, r: RequestRound, seconds: float) -> None:
-        """Take the verdicts of a pass; what that raises ends this request alone."""
-        guard(r, lambda r: self._note(text, r, seconds))
-        if r.error is not None:
-            self._end(text, internal_error(r.error))
-
-    def _note(self, text: Text, now: RequestRound, seconds: float) -> None:
-        """Add the verdicts of a pass; end the request with the last of them."""
-        one: Verification = text.state.verification
-        if not now.scores:  # the judge failed, which is counted and logged
-            self._end(text, cannot_judge("the judge failed"))
-            return
-        one.scores += now.scores
-        one.num_passes += 1
-        one.seconds += seconds
-        one.since = self.clock()
-        if not one.left:
-            self._complete(text, one)
-        elif self._exceeds(one.seconds):
-            message = (
-                f"custom_params.parse_verify asks for {len(one.boundaries)} verdicts "
-                f"and {len(one.scores)} of them took {one.seconds:.0f} s; expected at "
-                f"most {MAX_VERIFY_SECONDS:.0f} s for all: give fewer segments or a "
-                "shorter custom_params.parse_judge_suffix."
-            )
-            self._end(text, bad_request(message))
-
-    def _complete(self, text: Text, one: Verification) -> None:
-        r = text.round()
-        r.draft, r.boundaries, r.scores = one.draft, one.boundaries, one.scores
-        r.cut = cut_of(r)
-        r.decision = Decision((), r.cut.num_kept, 0, ())
-        r.state.report.record(replace(record_of(r), num_passes=one.num_passes))
-        text.state.verification = None
-        self.release(text.req)
-
-    def _give_up_waiting(self, text: Text, one: Verification) -> None:
-        """There is no room now, and nobody waits for ever."""
-        waited = self.clock() - one.since
-        if self._exceeds(waited):
-            message = (
-                f"custom_params.parse_verify waited {waited:.0f} s for room beside the "
-                "requests that run now"
-            )
-            self._end(text, try_again(message))
-
-    def _exceeds(self, seconds: float) -> bool:
-        """Whether the first rank has measured too long: all ranks end a request
-        together."""
-        measured = [[int(seconds > MAX_VERIFY_SECONDS)]]
-        return bool(self.engine.ranks.agree_all(measured)[0][0])
-
-    def _end(self, text: Text, refusal: Refusal) -> None:
-        text.state.verification = None
-        self.refuse(text.req, refusal)
-
-
-def round_down(rows: float) -> int:
-    """Rows as a whole number that every rank can hold."""
-    return int(min(rows, 1 << 30))
 
 
 def share_verdicts(texts: Sequence[RequestRound], room: int) -> int:

@@ -11,10 +11,31 @@ from sglang_parse.options.request import MAX_VERIFY_SEGMENTS
 from sglang_parse.policy.windows import draft_window, fit_windows, longest_draft
 from sglang_parse.requests.refusal import bad_request, cannot_judge
 from sglang_parse.requests.round import Draft, RequestRound
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.protocols import SchedulerRequest
 
 # Rows that all passes over one text may have: eight prefills of 8192 tokens.
 MAX_VERIFY_ROWS = 1 << 16
 UNBOUNDED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Text:
+    """A request of a batch with a client's text behind its prompt."""
+
+    #: Its place in the batch.
+    index: int
+    req: SchedulerRequest
+    state: RequestState
+    #: Its row of req_to_token.
+    row: int
+
+    def round(self) -> RequestRound:
+        """A record whose pass starts at the prompt's last token."""
+        prompt = self.req.origin_input_ids
+        return RequestRound(
+            self.req, self.state, self.row, len(prompt) - 1, prompt[-1], output_len=0
+        )
 
 
 @dataclass(frozen=True)

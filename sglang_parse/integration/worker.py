@@ -1,4 +1,4 @@
-"""ParseWorker: what SGLang calls. Rounds are in `engine/round.py`."""
+"""ParseWorker: what SGLang calls. `batches.py` runs what it is given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sglang.srt.utils import get_available_gpu_memory
 from sglang_parse.drafting.base import DrafterContext, DrafterResources
 from sglang_parse.drafting.registry import create_drafters
 from sglang_parse.drafting.runner import DraftRunner
-from sglang_parse.engine.client_pass import ClientPass, Text
+from sglang_parse.engine.client_pass import ClientPass
 from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
 from sglang_parse.engine.outcome import largest_wave
 from sglang_parse.engine.prefill import PrefillEngine
@@ -27,31 +27,21 @@ from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting, padded_texts
 from sglang_parse.engine.simulated import pinned_agreement, pinned_verdicts
+from sglang_parse.integration.batches import Batches
 from sglang_parse.integration.checks import penalty_sentence
 from sglang_parse.integration.ending import refuse
 from sglang_parse.integration.extensions import warn_of_broken
 from sglang_parse.integration.flags import config_from_server_args
 from sglang_parse.integration.hooks import check_hooks
-from sglang_parse.integration.last_words import last_words
 from sglang_parse.integration.probe_pairs import open_collector
 from sglang_parse.integration.probes import layers_to_show, read_probe
-from sglang_parse.integration.result import (
-    Emitted,
-    ParseDraftInput,
-    build_result,
-    emit,
-)
-from sglang_parse.integration.rounds import open_prefill, open_round
 from sglang_parse.judging.judges import open_judge
 from sglang_parse.judging.probe_guard import ProbeGuard
 from sglang_parse.judging.segmenter import build_token_texts
 from sglang_parse.options.server import ParseConfig, flag_name
-from sglang_parse.policy.learn import round_timing
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting import telemetry
-from sglang_parse.requests.refusal import internal_error
 from sglang_parse.requests.registry import RequestStates
-from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.runtime.architecture import check_architecture, has_recurrent_state
 from sglang_parse.runtime.capacity import (
     describe_pools,
@@ -63,8 +53,6 @@ from sglang_parse.runtime.capacity import (
 from sglang_parse.runtime.compat.backends import plan_plain_decode
 from sglang_parse.runtime.compat.models import capture_hidden_states
 from sglang_parse.runtime.compat.requests import (
-    emits_nothing,
-    emits_undrafted,
     hold,
     release,
 )
@@ -245,7 +233,7 @@ class ParseWorker(BaseSpecWorker):
             self.drafters,
             context_len=self.context_len,
         )
-        self.engine = RoundEngine(
+        engine = RoundEngine(
             target=target,
             slots=self.slots,
             drafters=guarded,
@@ -258,8 +246,8 @@ class ParseWorker(BaseSpecWorker):
             pinned_agreement=pinned_agreement(),
             probing=self._probing(target),
         )
-        self.client_pass = ClientPass(
-            self.engine,
+        client_pass = ClientPass(
+            engine,
             context_len=self.context_len,
             view=batch_view,
             refuse=refuse,
@@ -267,11 +255,17 @@ class ParseWorker(BaseSpecWorker):
             release=release,
             step_rows=longest_prefill(),
         )
-        self.prefills = PrefillEngine(
-            target=target,
-            drafters=guarded,
-            client_pass=self.client_pass,
-            brings_back=self.slots.brings_back,
+        self.batches = Batches(
+            engine,
+            prefills=PrefillEngine(
+                target=target,
+                drafters=guarded,
+                client_pass=client_pass,
+                brings_back=self.slots.brings_back,
+            ),
+            client_pass=client_pass,
+            requests=self.requests,
+            telemetry=self.telemetry,
         )
 
     def _probing(self, target: TargetModel) -> Probing | None:
@@ -335,69 +329,6 @@ class ParseWorker(BaseSpecWorker):
         self, batch: SchedulerBatch, on_publish: Any = None, **_: Any
     ) -> GenerationBatchResult:
         """One prefill or one PARSE round (contract: managers/scheduler.py)."""
-        if not batch.forward_mode.is_extend():
-            with last_words(batch.reqs, "round"):
-                return self._decode(batch)
-        with last_words(batch.reqs, "prefill"):
-            result = self.prefills.run(open_prefill(batch, self.requests))
-        result.new_seq_lens = batch.seq_lens
-        result.next_draft_input = ParseDraftInput()
-        return result
-
-    def _decode(self, batch: SchedulerBatch) -> GenerationBatchResult:
-        """A round, and one pass for texts that wait for verdicts beside it."""
-        states = [self.requests.of(req) for req in batch.reqs]
-        index = [i for i, s in enumerate(states) if s.verification is None]
-        round = None
-        if index:
-            round = open_round(
-                batch, states, index, has_state=self.requests.has_recurrent_state
-            )
-        emitted = [Emitted()] * len(states)
-        if round is not None:
-            self.engine.run(round)
-            self._tell(round)
-            for i, r in zip(index, round, strict=True):
-                emitted[i] = self._emit(r)
-        if len(index) < len(states):
-            rows = batch.req_pool_indices.tolist()
-            self.client_pass.go_on(
-                batch,
-                [
-                    Text(i, req, states[i], rows[i])
-                    for i, req in enumerate(batch.reqs)
-                    if states[i].verification is not None
-                ],
-            )
-        for req, one in zip(batch.reqs, emitted, strict=True):
-            if not one.tokens:
-                emits_nothing(req)
-            elif len(one.tokens) > 1 and not one.num_drafted:
-                emits_undrafted(req, len(one.tokens))
-        return build_result(
-            emitted,
-            round,
-            seq_lens=batch.seq_lens,
-            return_logprob=batch.return_logprob,
-            return_hidden_states=batch.return_hidden_states,
-            reqs=batch.reqs,
-        )
-
-    def _emit(self, r: RequestRound) -> Emitted:
-        """What a request gets; nothing where a stage raised, and the error ends it."""
-        if r.error is None:
-            return emit(r)
-        refuse(r.req, internal_error(r.error))
-        return Emitted(r=r)
-
-    def _tell(self, round: Round) -> None:
-        """Count the time of a round by stage, and the rows of a judged pass by kind."""
-        seconds = dict(round.seconds)
-        if "layout" in seconds:
-            seconds["verify"] += seconds.pop("layout")
-        self.telemetry.add_seconds(**seconds)
-        if round.judged and round.num_rows:
-            draft = round.num_draft_rows
-            self.telemetry.add_rows(draft=draft, verdict=round.num_rows - draft)
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("PARSE round: %s", round_timing(round))
+        if batch.forward_mode.is_extend():
+            return self.batches.prefill(batch)
+        return self.batches.decode(batch)

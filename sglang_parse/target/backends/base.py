@@ -51,7 +51,7 @@ class ParseVerifyInput(SpecInput):
 
     @abstractmethod
     def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
-        """Rows for the torch backend (cpu/attention.py, `plan_tiles`): who sees what,
+        """Rows for the torch backend (cpu/tiles.py, `plan_tiles`): who sees what,
         queries per sequence, and KV slots per sequence."""
 
     @abstractmethod

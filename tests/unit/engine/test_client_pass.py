@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.engine import client_text
-from sglang_parse.engine.client_pass import (
+from sglang_parse.engine.client_pass import ClientPass
+from sglang_parse.engine.client_text import Text, fitting
+from sglang_parse.engine.verifications import (
     FIRST_ROWS,
     MAX_VERIFY_SECONDS,
     STEP_SECONDS,
-    ClientPass,
-    Text,
 )
-from sglang_parse.engine.client_text import fitting
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.requests.client_text import ClientText
 from tests.support.fake_engine import LINE, FakeServer, FakeTarget, make_request

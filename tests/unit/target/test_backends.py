@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_parse.cpu.attention import attend, plan_tiles
+from sglang_parse.cpu.tiles import attend, plan_tiles
 from sglang_parse.options.table import VERIFY_ROUTES
 from sglang_parse.runtime.compat.backends import room_for
 from sglang_parse.target.backends import registry

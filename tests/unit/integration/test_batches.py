@@ -1,12 +1,12 @@
-"""A decode step of the worker: a round, and texts that wait beside it."""
+"""A decode step: a round, and texts that wait beside it."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sglang_parse.integration import worker as worker_module
-from sglang_parse.integration.worker import ParseWorker
+from sglang_parse.integration import batches as batches_module
+from sglang_parse.integration.batches import Batches
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_batch import plain_sampling
@@ -40,8 +40,8 @@ class Engine:
 
 @pytest.fixture
 def decode(monkeypatch):
-    """Kinds of requests -> the worker, the requests and SGLang's result."""
-    monkeypatch.setattr(worker_module, "round_timing", lambda round: None)
+    """Kinds of requests -> what was told, the requests and SGLang's result."""
+    monkeypatch.setattr(batches_module, "round_timing", lambda round: None)
     view = "sglang_parse.runtime.views.expand_rows"
     monkeypatch.setattr(view, lambda info, rows, device: info)
 
@@ -53,18 +53,18 @@ def decode(monkeypatch):
             )
             for req in reqs
         }
-        worker = object.__new__(ParseWorker)
-        worker.requests = SimpleNamespace(
-            of=states.__getitem__, has_recurrent_state=False
-        )
-        worker.engine = Engine()
-        worker.seconds, worker.rows, worker.texts = [], [], []
-        worker.telemetry = SimpleNamespace(
-            add_seconds=lambda **s: worker.seconds.append(s),
-            add_rows=lambda **rows: worker.rows.append(rows),
-        )
-        worker.client_pass = SimpleNamespace(
-            go_on=lambda batch, texts: worker.texts.extend(texts)
+        told = SimpleNamespace(seconds=[], rows=[], texts=[])
+        batches = Batches(
+            Engine(),
+            prefills=None,
+            client_pass=SimpleNamespace(
+                go_on=lambda batch, texts: told.texts.extend(texts)
+            ),
+            requests=SimpleNamespace(of=states.__getitem__, has_recurrent_state=False),
+            telemetry=SimpleNamespace(
+                add_seconds=lambda **s: told.seconds.append(s),
+                add_rows=lambda **rows: told.rows.append(rows),
+            ),
         )
         num = len(reqs)
         batch = SimpleNamespace(
@@ -75,7 +75,7 @@ def decode(monkeypatch):
             return_logprob=False, return_hidden_states=False,
             top_logprobs_nums=None, token_ids_logprobs=None,
         )  # fmt: skip
-        return worker, reqs, worker._decode(batch)
+        return told, reqs, batches.decode(batch)
 
     return run
 
@@ -83,10 +83,10 @@ def decode(monkeypatch):
 def test_texts_wait_beside_a_round(decode):
     """Red if a request that waits for verdicts takes part in a round, or the others get
     its place in the batch."""
-    worker, reqs, result = decode("", WAITS, "")
+    told, reqs, result = decode("", WAITS, "")
     assert result.accept_lens.tolist() == [1, 0, 1]
     assert result.next_token_ids.tolist() == [7, 0, 7]
-    ((index, req, row),) = [(t.index, t.req, t.row) for t in worker.texts]
+    ((index, req, row),) = [(t.index, t.req, t.row) for t in told.texts]
     assert (index, req, row) == (1, reqs[1], 11)
     # SGLang counts the number of tokens less one as correct drafts.
     assert [r.spec_num_correct_drafts for r in reqs] == [0, 1, 0]
@@ -95,9 +95,9 @@ def test_texts_wait_beside_a_round(decode):
 def test_texts_that_wait_alone_need_no_round(decode):
     """Red if a batch without anybody to decode for stops the scheduler, or costs a
     pass."""
-    worker, _, result = decode(WAITS, WAITS)
+    told, _, result = decode(WAITS, WAITS)
     assert result.accept_lens.tolist() == [0, 0]
-    assert len(worker.texts) == 2 and worker.seconds == []
+    assert len(told.texts) == 2 and told.seconds == []
 
 
 def test_a_request_that_failed_ends_alone(decode):
@@ -111,11 +111,11 @@ def test_a_request_that_failed_ends_alone(decode):
 
 def test_time_of_a_round_is_told_by_stage(decode):
     """Red if laying a pass out is lost from the time of verifying."""
-    worker, *_ = decode("")
-    assert worker.seconds == [{"draft": 0.1, "verify": 0.5, "decide": 0.4}]
+    told, *_ = decode("")
+    assert told.seconds == [{"draft": 0.1, "verify": 0.5, "decide": 0.4}]
 
 
 def test_rows_of_a_judged_pass_are_told_by_kind(decode):
     """Red if the rows of the draft are counted among those of the verdicts."""
-    worker, *_ = decode("", "")
-    assert worker.rows == [{"draft": 2, "verdict": 3}]
+    told, *_ = decode("", "")
+    assert told.rows == [{"draft": 2, "verdict": 3}]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from sglang_parse.cpu.attention import (
+from sglang_parse.cpu.tiles import (
     AttentionTile,
     attend,
     group_alike,

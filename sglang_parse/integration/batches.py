@@ -1,0 +1,119 @@
+"""A batch of SGLang's scheduler as a prefill or as a round, and its result."""
+
+from __future__ import annotations
+
+import logging
+
+from sglang.srt.managers.utils import GenerationBatchResult
+
+from sglang_parse.engine.client_pass import ClientPass
+from sglang_parse.engine.client_text import Text
+from sglang_parse.engine.prefill import PrefillEngine
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.integration.ending import refuse
+from sglang_parse.integration.last_words import last_words
+from sglang_parse.integration.result import (
+    Emitted,
+    ParseDraftInput,
+    build_result,
+    emit,
+)
+from sglang_parse.integration.rounds import open_prefill, open_round
+from sglang_parse.policy.learn import round_timing
+from sglang_parse.reporting.telemetry import Telemetry
+from sglang_parse.requests.refusal import internal_error
+from sglang_parse.requests.registry import RequestStates
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.runtime.compat.requests import emits_nothing, emits_undrafted
+from sglang_parse.runtime.protocols import SchedulerBatch
+
+logger = logging.getLogger(__name__)
+
+
+class Batches:
+    """Runs what the scheduler asks for; an error of ours is told before it spreads."""
+
+    def __init__(
+        self,
+        engine: RoundEngine,
+        *,
+        prefills: PrefillEngine,
+        client_pass: ClientPass,
+        requests: RequestStates,
+        telemetry: Telemetry,
+    ) -> None:
+        self.engine = engine
+        self.prefills = prefills
+        self.client_pass = client_pass
+        self.requests = requests
+        self.telemetry = telemetry
+
+    def prefill(self, batch: SchedulerBatch) -> GenerationBatchResult:
+        """The prompts of new requests, and the texts that came with them."""
+        with last_words(batch.reqs, "prefill"):
+            result = self.prefills.run(open_prefill(batch, self.requests))
+        result.new_seq_lens = batch.seq_lens
+        result.next_draft_input = ParseDraftInput()
+        return result
+
+    def decode(self, batch: SchedulerBatch) -> GenerationBatchResult:
+        """A round, and one pass for texts that wait for verdicts beside it."""
+        with last_words(batch.reqs, "round"):
+            return self._decode(batch)
+
+    def _decode(self, batch: SchedulerBatch) -> GenerationBatchResult:
+        states = [self.requests.of(req) for req in batch.reqs]
+        index = [i for i, s in enumerate(states) if s.verification is None]
+        round = None
+        if index:
+            round = open_round(
+                batch, states, index, has_state=self.requests.has_recurrent_state
+            )
+        emitted = [Emitted()] * len(states)
+        if round is not None:
+            self.engine.run(round)
+            self._tell(round)
+            for i, r in zip(index, round, strict=True):
+                emitted[i] = self._emit(r)
+        if len(index) < len(states):
+            rows = batch.req_pool_indices.tolist()
+            self.client_pass.go_on(
+                batch,
+                [
+                    Text(i, req, states[i], rows[i])
+                    for i, req in enumerate(batch.reqs)
+                    if states[i].verification is not None
+                ],
+            )
+        for req, one in zip(batch.reqs, emitted, strict=True):
+            if not one.tokens:
+                emits_nothing(req)
+            elif len(one.tokens) > 1 and not one.num_drafted:
+                emits_undrafted(req, len(one.tokens))
+        return build_result(
+            emitted,
+            round,
+            seq_lens=batch.seq_lens,
+            return_logprob=batch.return_logprob,
+            return_hidden_states=batch.return_hidden_states,
+            reqs=batch.reqs,
+        )
+
+    def _emit(self, r: RequestRound) -> Emitted:
+        """What a request gets; nothing where a stage raised, and the error ends it."""
+        if r.error is None:
+            return emit(r)
+        refuse(r.req, internal_error(r.error))
+        return Emitted(r=r)
+
+    def _tell(self, round: Round) -> None:
+        """Count the time of a round by stage, and the rows of a judged pass by kind."""
+        seconds = dict(round.seconds)
+        if "layout" in seconds:
+            seconds["verify"] += seconds.pop("layout")
+        self.telemetry.add_seconds(**seconds)
+        if round.judged and round.num_rows:
+            draft = round.num_draft_rows
+            self.telemetry.add_rows(draft=draft, verdict=round.num_rows - draft)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("PARSE round: %s", round_timing(round))
