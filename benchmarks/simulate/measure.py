@@ -84,7 +84,14 @@ def table(rounds: Rounds, keep: float) -> dict[str, float]:
         "host_base": 0.0,  # part of the pass
         "host_request": pass_fit[2],
         "head_base": step_fit[1],
+        "between": between_ms(rounds),
     }
+
+
+def between_ms(rounds: Rounds) -> float:
+    """Usual time between two rounds; 0 where the log does not tell it."""
+    known = [ms for r in rounds if (ms := r.get("between_ms"))]
+    return float(np.median(known)) if known else 0.0
 
 
 def leaving_rate(rounds: Rounds) -> float:

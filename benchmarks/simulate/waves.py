@@ -40,11 +40,12 @@ class Waves(World):
     target is followed.
     """
 
-    def __init__(self, costs: Costs, context: int, mode: str = "semantic") -> None:
+    def __init__(self, costs: Costs, context: int, *, alone: bool = False) -> None:
         super().__init__(
             Scenario(
                 costs,
-                mode=mode,
+                mode="off" if alone else "semantic",
+                overlaps=alone,
                 prompts=(context, context),
                 suffix_len=SUFFIX_LEN,
                 config=CONFIG,
@@ -81,7 +82,7 @@ def compare(records: Sequence[dict[str, Any]], costs: Costs) -> list[Compared]:
             continue
         n, output = r["concurrency"], r["output"]
         if alone:
-            world, mode = Waves(costs, r["context"], mode="off"), "off"
+            world, mode = Waves(costs, r["context"], alone=True), "off"
         else:
             world = parse = parse or Waves(costs, r["context"])
             world.keep = r["pinned"]["kept_fraction"]

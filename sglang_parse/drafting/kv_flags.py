@@ -44,30 +44,13 @@ class KvFlags:
         table: req_to_token. spans: (row, start, valid_end, end). Columns [start,
         valid_end) of the row hold the drafter's KV, [valid_end, end) do not.
         """
-        if all(end == start + 1 for _, start, _, end in spans):
-            self._mark_each(table, spans)
-            return
-        numbers = torch.tensor(spans, dtype=torch.int64).view(-1, 4)
-        row, start, valid_end, end = numbers.unbind(1)
-        # Columns are counted on the host, as arrays: a span may be a whole prompt.
-        lens = end - start
-        first = start - (lens.cumsum(0) - lens)
-        column = torch.arange(int(lens.sum())) + first.repeat_interleave(lens)
-        if not len(column):
-            return
-        valid = column < valid_end.repeat_interleave(lens)
-        place = torch.stack([row.repeat_interleave(lens), column, valid.long()])
-        place = upload(place, table.device)
-        self._valid[table[place[0], place[1]].long()] = place[2].bool()
-
-    def _mark_each(
-        self, table: Tensor, spans: Sequence[tuple[int, int, int, int]]
-    ) -> None:
-        """The same of one column of each row, as in a plain round."""
+        spans = [span for span in spans if span[1] < span[3]]
         if not spans:
             return
-        place = upload(
-            [[row, start, valid_end > start] for row, start, valid_end, _ in spans],
-            table.device,
-        )
-        self._valid[table[place[:, 0], place[:, 1]].long()] = place[:, 2].bool()
+        place = upload(spans, table.device)
+        row, start, valid_end, end = place.unsqueeze(-1).unbind(1)
+        most = max(end - start for _, start, _, end in spans)
+        # Behind the end of a shorter span its last column is set again, to the same.
+        column = start + torch.arange(most, device=table.device)
+        column = torch.minimum(column, end - 1)
+        self._valid[table[row, column].long()] = column < valid_end

@@ -69,6 +69,12 @@ class RoundEngine:
         self.pinned_agreement = pinned_agreement
         self.probing = probing
         self.clock = clock
+        #: When the last round ended, None where other work followed it.
+        self._ended: float | None = None
+
+    def interrupt(self) -> None:
+        """The next round does not begin right behind the last one."""
+        self._ended = None
 
     def run(self, round: Round) -> None:
         """Plan, draft, segment, lay out, one pass, score, cut, follow, commit, observe.
@@ -77,6 +83,8 @@ class RoundEngine:
         set afterwards.
         """
         started = self.clock()
+        if self._ended is not None:
+            round.between = started - self._ended
         if self.probing is not None:
             self.probing.open(round)
         if self._is_free:
@@ -99,7 +107,7 @@ class RoundEngine:
         self.commit(round)
         self.planner.adapt(round)
         self.drafters.after_pass(round)
-        ended = self.clock()
+        self._ended = ended = self.clock()
         round.seconds = {
             "draft": drafted - started,
             "layout": planned - drafted,
@@ -117,11 +125,12 @@ class RoundEngine:
             r.state.follow_verdict(len(r.decision.accept_tokens), 0)
         decided = self.clock()
         self.drafters.after_pass(round)
+        self._ended = ended = self.clock()
         # What a plain round takes where nothing reads on behind it.
         round.seconds = {
             "draft": drafted - started,
             "plain": decided - drafted,
-            "follow": self.clock() - decided,
+            "follow": ended - decided,
         }
         self.planner.observe(round)
 

@@ -50,6 +50,7 @@ class Batches:
 
     def prefill(self, batch: SchedulerBatch) -> GenerationBatchResult:
         """The prompts of new requests, and the texts that came with them."""
+        self.engine.interrupt()
         with last_words(batch.reqs, "prefill"):
             result = self.prefills.run(open_prefill(batch, self.requests))
         result.new_seq_lens = batch.seq_lens
@@ -85,6 +86,7 @@ class Batches:
                     if states[i].verification is not None
                 ],
             )
+            self.engine.interrupt()
         for req, one in zip(batch.reqs, emitted, strict=True):
             if not one.tokens:
                 emits_nothing(req)

@@ -66,9 +66,9 @@ def _bin(chance: float) -> int:
 class ChainRule:
     """What a round's chains are cut by.
 
-    costs: of rounds of about `bs` requests. plain_ms: of a plain round. rate: tokens a
-    millisecond that rounds give now. agreement: of chains so far, by their lengths.
-    siblings: how often those stand.
+    costs: of rounds of about `bs` requests. plain_ms: of a plain round of one step, as
+    those beside a head are. rate: tokens a millisecond that rounds give now.
+    agreement: of chains so far, by their lengths. siblings: how often those stand.
     """
 
     bs: int

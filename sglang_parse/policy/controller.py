@@ -112,7 +112,9 @@ class Controller:
         kept = self._kept
         if kept is None or kept.asked != asked or kept.rounds == 0:
             choice, reason = self._best(asked)
-            rounds = KEPT_ROUNDS if self._num_rounds > SEEN_ROUNDS else 1
+            is_measured = bool(asked.most) and self._measures_plain(asked)
+            is_kept = self._num_rounds > SEEN_ROUNDS and not is_measured
+            rounds = KEPT_ROUNDS if is_kept else 1
             kept = self._kept = _Kept(asked, choice, rounds, reason)
         kept.rounds -= 1
         self.chosen = kept.choice
@@ -146,7 +148,8 @@ class Controller:
     def _lost_by_head(self, bs: int, steps: int) -> float:
         """Milliseconds that a round loses by asking it; less than 0 where it gains."""
         plain_ms = self.costs.plain_ms(bs)
-        model = Goodput(bs, self.costs.at(bs), self.drafts, 0, plain_ms)
+        single_ms = self.costs.plain_ms(bs, 1)
+        model = Goodput(bs, self.costs.at(bs), self.drafts, 0, single_ms)
         choice = model.token_level(steps)
         return choice.round_ms * (HEAD_MARGIN - choice.rate * plain_ms / bs)
 
@@ -161,7 +164,7 @@ class Controller:
         return ChainRule(
             bs,
             costs,
-            plain_ms,
+            costs.plain_ms(1),
             rate,
             self.confidence,
             self.drafts.token_level,
@@ -215,7 +218,7 @@ class Controller:
             self.costs.nearest(asked.bs),
             self.drafts,
             asked.suffix_len,
-            plain_ms,
+            self.costs.plain_ms(asked.bs, 1),
         )
         plain = Choice(judged=asked.can_judge, rate=asked.bs / plain_ms)
         if not asked.most or self._measures_plain(asked):

@@ -241,10 +241,10 @@ class CopyPlanner:
             return own.verify.ms(rows)
         scale = 1.0
         if near is PRIOR and own.plain.count:
-            scale = own.plain.ms / PRIOR.verify.ms(bs)
+            scale = own.plain_ms(1) / PRIOR.verify.ms(bs)
         return scale * near.verify.ms(rows)
 
     def _plain_ms(self, bs: int) -> float:
-        """Milliseconds of a plain round."""
-        plain = self.controller.costs.at(bs).plain
-        return plain.ms if plain.count > 1 else self.pass_ms(bs, bs)
+        """Milliseconds of a plain round, which has one step beside copies."""
+        own = self.controller.costs.at(bs)
+        return own.plain_ms(1) if own.plain.count > 1 else self.pass_ms(bs, bs)

@@ -126,7 +126,8 @@ class Choice:
 class Goodput:
     """Rates of `bs` requests.
 
-    suffix_len: rows of the pass that a verdict takes. plain_ms: of a plain round.
+    suffix_len: rows of the pass that a verdict takes. plain_ms: of a plain round of one
+    step, as those of recovery are.
     """
 
     bs: int

@@ -119,6 +119,7 @@ def round_timing(round_: Round) -> dict[str, float]:
         "read": round_.num_read,
         "plain_steps": round_.num_steps if "plain" in round_.seconds else 0,
         "tokens": sum(len(r.decision.accept_tokens) for r in round_),
+        "between_ms": 1000 * round_.between,
         **{f"{name}_ms": 1000 * s for name, s in round_.seconds.items()},
     }
 
@@ -130,23 +131,27 @@ def learn_costs(
     elsewhere: Sequence[str] = (),
     token_level: Sequence[str] = (),
 ) -> float:
-    """Milliseconds of the round. What they tell of rounds to come is learnt.
+    """Milliseconds of the round and of the scheduler before it. What they tell of
+    rounds to come is learnt.
 
     elsewhere: drafters that work on another machine. token_level: those of single
     tokens.
     """
     seconds, bs = round_.seconds, len(round_)
-    ms = 1000 * sum(seconds.values())
     own = costs.at(bs)
+    if round_.between:
+        own.between.add(bs, 1000 * round_.between, tells_speed=False)
+    between_ms = 1000 * round_.between or own.between.ms
+    ms = 1000 * sum(seconds.values()) + between_ms
     if not round_.judged and any(r.budgets.keys() & token_level for r in round_):
         tokens = sum(len(r.decision.accept_tokens) for r in round_)
         own.asked.add(tokens, ms, tells_speed=False)
     if "plain" in seconds:
-        own.plain.add(bs, 1000 * seconds["plain"] / round_.num_steps)
+        steps_ms = 1000 * seconds["plain"]
+        own.plain.add(bs, steps_ms / round_.num_steps)
+        own.around.add(bs, ms - steps_ms, tells_speed=False)
         return ms
-    own.verify.add(
-        round_.num_rows, 1000 * sum(seconds[k] for k in ("layout", "verify", "decide"))
-    )
+    own.verify.add(round_.num_rows, ms - 1000 * seconds["draft"])
     steps = max(r.draft.num_segment_level for r in round_)
     token_steps = max(r.draft.num_token_level - r.draft.num_copied for r in round_)
     if steps and all(

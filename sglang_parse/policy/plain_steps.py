@@ -12,7 +12,9 @@ from sglang_parse.requests.round import Round
 
 # Most steps of a round, and their milliseconds together: so long a new request waits,
 # and so long a stream gets no token.
-MOST_STEPS, MOST_MS = 8, 200.0
+MOST_STEPS, MOST_MS = 16, 200.0
+# Most steps of the first rounds, which tell what a step costs.
+FIRST_STEPS = 4
 # Share of a round's rows that may be behind the ends of answers. A row among many costs
 # far less than the work between two rounds.
 MOST_WASTE = 1 / 8
@@ -24,9 +26,14 @@ def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
     if not (round.may_repeat and step_ms) or round.num_waiting:
         return 1
     room = min(context_len - r.seq_len - 1 for r in round)
-    most = min(MOST_STEPS, int(MOST_MS / step_ms), room)
+    most = min(most_steps(step_ms), room)
     left = [r.tokens_left for r in round]
     return next((num for num in range(most, 1, -1) if pays(left, num)), 1)
+
+
+def most_steps(step_ms: float) -> int:
+    """Steps of a round, where nothing else bounds them."""
+    return max(1, min(MOST_STEPS, int(MOST_MS / max(1e-9, step_ms))))
 
 
 def pays(lens: Sequence[int], num: int) -> bool:

@@ -18,7 +18,7 @@ from sglang_parse.policy.learn import (
     learn_siblings,
 )
 from sglang_parse.policy.own_windows import OwnWindows
-from sglang_parse.policy.plain_steps import plain_steps
+from sglang_parse.policy.plain_steps import FIRST_STEPS, plain_steps
 from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
 from sglang_parse.policy.windows import SHORT_WINDOW, fit_windows, longest_window
 from sglang_parse.requests.round import RequestRound, Round
@@ -93,7 +93,7 @@ class RoundPlanner:
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
-        round.num_steps = self._plain_steps(round)
+        round.num_steps = self._plain_steps(round, paused=paused)
 
     # -- How much --------------------------------------------------------------
 
@@ -214,22 +214,25 @@ class RoundPlanner:
                     budgets[drafter.name] = r.window
             r.budgets = {name: num for name, num in budgets.items() if num}
 
-    def _plain_steps(self, round: Round) -> int:
+    def _plain_steps(self, round: Round, *, paused: bool) -> int:
         """Decode steps if nobody drafts. One, where somebody is asked to, may copy what
-        comes next, or reads each step's hidden states; or where drafts soon go on
-        behind a segment that failed."""
+        comes next, or reads each step's hidden states; or where drafts go on behind a
+        segment that failed, as they do unless they are paused."""
         if not self.adaptive or self.copying is not None:
             return 1
         if any(r.window or self.head.writer(r) for r in round):
             return 1
-        if any(r.state.recovering and not r.state.is_exact for r in round):
+        recovering = any(r.state.recovering and not r.state.is_exact for r in round)
+        if recovering and not paused:
             return 1
         bs = len(round)
-        plain = self.controller.costs.at(bs).plain
-        known_ms = plain.ms if plain.count > 1 else 0.0
-        steps = self.ranks.agree(
-            plain_steps(round, step_ms=known_ms, context_len=self.context_len)
+        costs = self.controller.costs
+        steps = plain_steps(
+            round, step_ms=costs.step_ms(bs), context_len=self.context_len
         )
+        if not costs.knows_plain(bs):
+            steps = min(steps, FIRST_STEPS)
+        steps = self.ranks.agree(steps)
         if steps > 1 and self.slots.num_free(round.batch.tree_cache, bs) < bs * steps:
             return 1
         return steps

@@ -14,6 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sglang_parse.policy.plain_steps import most_steps
+
 # Weight of a new time in its bin, once there are many.
 SMOOTHING = 0.15
 # The same of a round that a drafter of single tokens was asked in, whose tokens differ
@@ -34,6 +36,9 @@ SPEED_FORGETS = 0.002
 # Weight of a new time in what reading costs, once there are many. Share of a draft's
 # time that its steps take at least.
 READING_SMOOTHING, LEAST_STEPS = 0.03, 0.1
+# A round of which its steps took a smaller share says nothing of them, once two others
+# did: what it read takes about as long as that, and never exactly.
+MOSTLY_READ = 0.5
 # Rounds after which the fit of it is mostly believed, and how much the tokens that were
 # read have to differ.
 FEW_ROUNDS, FEW_TOKENS = 4.0, 4.0
@@ -268,12 +273,17 @@ class Reading:
 class RoundCosts:
     """Costs of rounds of about as many requests (a power of two)."""
 
-    #: Of the draft loop over its steps, and of all that follows over the pass's rows.
+    #: Of the draft loop over its steps, and of all that follows over the pass's rows,
+    #: up to the next draft.
     draft: Curve = field(default_factory=lambda: Curve(fixed=FIXED_STEPS))
     verify: Curve = field(default_factory=Curve)
     #: Of a drafter that works token by token, over its steps.
     token_draft: Curve = field(default_factory=Curve)
+    #: Of a decode step; of what a round of such steps takes beside them; and of the
+    #: scheduler between two rounds.
     plain: _Point = field(default_factory=_Point)
+    around: _Point = field(default_factory=_Point)
+    between: _Point = field(default_factory=_Point)
     #: Of whole rounds in which such a drafter was asked, over the tokens they gave.
     asked: _Point = field(default_factory=_Point)
     #: Of the texts that the draft model read before it drafted.
@@ -284,15 +294,29 @@ class RoundCosts:
         """Of a machine whose slowness all of them share."""
         plain, asked = _Point(slow), _Point(slow, smoothing=ASKED_SMOOTHING)
         verify = Curve(slow, least=plain)
-        return cls(Curve(slow, FIXED_STEPS), verify, Curve(slow), plain, asked)
+        return cls(
+            Curve(slow, FIXED_STEPS),
+            verify,
+            Curve(slow),
+            plain,
+            around=_Point(slow),
+            between=_Point(slow),
+            asked=asked,
+        )
 
     def add_draft(self, steps: int, num_read: int, ms: float) -> None:
         """A draft loop took so long, with the reading of so many tokens."""
         self.reading.add(steps, num_read, ms)
-        self.draft.add(steps, max(LEAST_STEPS * ms, ms - self.reading_ms(num_read)))
+        steps_ms = ms - self.reading_ms(num_read)
+        if self.draft.count < 2 or steps_ms > MOSTLY_READ * ms:
+            self.draft.add(steps, max(LEAST_STEPS * ms, steps_ms))
 
     def reading_ms(self, num_read: int) -> float:
         return self.reading.ms(num_read)
+
+    def plain_ms(self, num_steps: int) -> float:
+        """Milliseconds a decode step of rounds of so many."""
+        return self.plain.ms + self.around.ms / num_steps
 
     @property
     def is_known(self) -> bool:
@@ -334,11 +358,27 @@ class CostModel:
         near = sorted(self._by_size, key=lambda k: abs(k - key))
         return next((c for k in near if (c := self._by_size[k]).is_known), PRIOR)
 
-    def plain_ms(self, bs: int) -> float:
-        """A plain round. Until two were seen, at most what a pass of a row a request
-        would take: a first plain round may hold a kernel's first use."""
-        own = self.at(bs).plain
+    def knows_plain(self, bs: int) -> bool:
+        """Whether two plain rounds were seen: a first one tells little."""
+        return self.at(bs).plain.count > 1
+
+    def step_ms(self, bs: int) -> float:
+        """A decode step. Until two plain rounds were seen, what a pass of a row a
+        request takes; 0 while nothing is known."""
+        own = self.at(bs)
+        if self.knows_plain(bs):
+            return own.plain.ms
+        return own.verify.ms(bs) if own.is_known else 0.0
+
+    def plain_ms(self, bs: int, num_steps: int = 0) -> float:
+        """A step of plain rounds of so many steps, 0 for as many as they may have.
+
+        Until two rounds were seen, at most what a pass of a row a request would take: a
+        first plain round may hold a kernel's first use.
+        """
+        own = self.at(bs)
         guess = self.nearest(bs).verify.ms(bs)
-        if own.count > 1:
-            return own.ms
-        return min(own.ms, guess) if own.count else guess
+        if not own.plain.count:
+            return guess
+        ms = own.plain_ms(num_steps or most_steps(own.plain.ms))
+        return ms if self.knows_plain(bs) else min(ms, guess)

@@ -5,8 +5,9 @@ is seen only in part (a draft that was cut off while it still agreed) counts for
 as it was seen.
 
 What ends early is seen for a few tokens only, and would hardly count beside thousands
-that came before. So a sum test (CUSUM) compares the latest lengths with what was
-expected of them. Once ends come clearly faster, what came before counts no more.
+that came before. What lasts long again is seen seldom, as nobody drafts much then. So
+sum tests (CUSUM) compare the latest lengths with what was expected of them. Once ends
+come clearly faster or more slowly, what came before counts no more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 
 #: First token of each bin, from 0 on.
@@ -43,11 +45,41 @@ STARTS = (
 SMOOTHING = 8.0
 # Tokens after which what was seen counts for half, as a rule.
 MEMORY = 4096.0
-# How many times faster ends come where the test is made to see it, and the evidence for
-# that, as the log of a likelihood ratio, at which it is believed.
-FASTER, EVIDENCE = 3.0, 10.0
+# How many times faster, or more slowly, ends come where a test is made to see it. The
+# evidence for that, as the log of a likelihood ratio, at which it is believed.
+CHANGE, EVIDENCE = 3.0, 10.0
 # Latest lengths that are kept in mind meanwhile.
 LATEST = 64
+
+
+class _Test:
+    """Whether ends come so many times as often as they did.
+
+    evidence: log of the likelihood ratio for that, not below 0. latest: the lengths
+    since it was 0, with whether they ended. before: the chances to end then, by bin.
+    """
+
+    def __init__(self, times: float) -> None:
+        self._times = times
+        self.clear()
+
+    def clear(self) -> None:
+        self.evidence = 0.0
+        self.latest: deque[tuple[int, bool]] = deque(maxlen=LATEST)
+        self.before: list[float] = []
+
+    def look(
+        self, length: int, ended: bool, chances: Callable[[], list[float]]
+    ) -> bool:
+        """Whether it is believed now. chances: to end, by bin, as they are known."""
+        self.before = self.before or chances()
+        expected = sum(num * self.before[k] for k, num in parts(length + ended))
+        self.evidence += ended * math.log(self._times) - (self._times - 1) * expected
+        if self.evidence <= 0:
+            self.clear()
+            return False
+        self.latest.append((length, ended))
+        return self.evidence > EVIDENCE
 
 
 class Survival:
@@ -72,37 +104,24 @@ class Survival:
         self._memory = memory
         self._ends = [0.0] * len(STARTS)
         self._seen = [0.0] * len(STARTS)
-        #: Log of the likelihood ratio that ends have come faster of late, not below 0,
-        #: and the lengths since it was 0, with whether they ended.
-        self._evidence = 0.0
-        self._latest: deque[tuple[int, bool]] = deque(maxlen=LATEST)
+        self._tests = (_Test(CHANGE), _Test(1 / CHANGE))
         #: What follows from the counts, until they change.
         self._rate: float | None = None
         self._bins: list[tuple[float, float, float, float]] = []
 
     def observe(self, length: int, *, ended: bool) -> None:
         """It lasted `length` tokens. ended: whether the next one ended it."""
-        self._look(length, ended)
-        self._add(length, ended)
-        self._limit()
-
-    def _look(self, length: int, ended: bool) -> None:
-        """Forget what came before, where the latest lengths say that it no longer
-        holds."""
-        expected = sum(num * self._chance(k) for k, num in parts(length + ended))
-        self._evidence += ended * math.log(FASTER) - (FASTER - 1) * expected
-        if self._evidence <= 0:
-            self._evidence = 0.0
-            self._latest.clear()
-            return
-        if self._evidence > EVIDENCE:
+        believed = [t for t in self._tests if t.look(length, ended, self._chances)]
+        if believed:
+            # What came before no longer holds.
             self.forget(0.0)
-            for earlier in self._latest:
-                self._add(*earlier)
-            self._evidence = 0.0
-            self._latest.clear()
-            return
-        self._latest.append((length, ended))
+            for latest in believed[0].latest:
+                self._add(*latest)
+            for test in self._tests:
+                test.clear()
+        else:
+            self._add(length, ended)
+        self._limit()
 
     def _add(self, length: int, ended: bool) -> None:
         for k, num in parts(length + ended):
@@ -177,6 +196,9 @@ class Survival:
             mean += math.exp(-log) * reached * per_end
             log += hazard * (end - start)
         return bins
+
+    def _chances(self) -> list[float]:
+        return [self._chance(k) for k in range(len(STARTS))]
 
     def _chance(self, k: int) -> float:
         rate = self.rate

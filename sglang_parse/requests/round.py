@@ -308,6 +308,9 @@ class Round:
     sampled: Any = None
     #: Rows of the pass.
     num_rows: int = 0
+    #: Seconds from the end of the round before it, which the scheduler took; 0 where
+    #: other work lay between them.
+    between: float = 0.0
     #: Seconds by stage: draft, layout, verify, decide; or draft, plain, follow.
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -44,6 +44,18 @@ class Costs(Protocol):
     def host_ms(self, bs: int) -> float:
         """Python and launches of a drafted round that nothing hides."""
 
+    @property
+    def draft_host_ms(self) -> float:
+        """What a draft loop takes beside its steps."""
+
+    @property
+    def plain_host_ms(self) -> float:
+        """The same of a round of decode steps. Stock SGLang hides it."""
+
+    @property
+    def between_ms(self) -> float:
+        """The scheduler's, from one round to the next. Stock SGLang hides it."""
+
     def head_step_ms(self, bs: int) -> float:
         """A step of the head, its reading of the pass spread over the steps."""
 
@@ -69,6 +81,9 @@ class Device:
     graph_moe_layer_ms: float
     host_round_ms: float
     host_request_ms: float
+    host_draft_ms: float
+    host_plain_ms: float
+    host_between_ms: float
     head_step_ms: float
 
     @classmethod
@@ -130,6 +145,18 @@ class GpuCosts:
 
     def host_ms(self, bs: int) -> float:
         return self.device.host_round_ms + self.device.host_request_ms * bs
+
+    @property
+    def draft_host_ms(self) -> float:
+        return self.device.host_draft_ms
+
+    @property
+    def plain_host_ms(self) -> float:
+        return self.device.host_plain_ms
+
+    @property
+    def between_ms(self) -> float:
+        return self.device.host_between_ms
 
     def head_step_ms(self, bs: int) -> float:
         if self.ships_head:
@@ -212,6 +239,7 @@ class MeasuredCosts:
     host_base: float
     host_request: float
     head_base: float
+    between: float = 0.0
     name: str = "measured"
 
     @classmethod
@@ -241,6 +269,18 @@ class MeasuredCosts:
 
     def host_ms(self, bs: int) -> float:
         return self.host_base + self.host_request * bs
+
+    @property
+    def draft_host_ms(self) -> float:
+        return 0.0  # part of catching up
+
+    @property
+    def plain_host_ms(self) -> float:
+        return 0.0  # part of the step, which the target alone takes as well
+
+    @property
+    def between_ms(self) -> float:
+        return self.between
 
     def head_step_ms(self, bs: int) -> float:
         return self.head_base

@@ -117,11 +117,15 @@ class Answer:
 
 
 class FakeTarget:
-    """Agrees with draft tokens as their kind says, and judges by their errors."""
+    """Agrees with draft tokens as their kind says, and judges by their errors.
 
-    def __init__(self, costs: Costs, clock: Clock) -> None:
+    overlaps: whether Python runs while the device computes, as in stock SGLang.
+    """
+
+    def __init__(self, costs: Costs, clock: Clock, *, overlaps: bool = False) -> None:
         self.costs = costs
         self.clock = clock
+        self.plain_host_ms = 0.0 if overlaps else costs.plain_host_ms
 
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         bs, rows = len(round), plan.num_verify_tokens
@@ -146,7 +150,7 @@ class FakeTarget:
             self.clock.spend("plain", self.costs.plain_ms(bs), kernel)
             places = [(answer_of(r), r.output_len + len(steps)) for r in round]
             steps.append([answer.token(at, TARGETS_OWN) for answer, at in places])
-        self.clock.spend("host", min(1.0, 0.3 * self.costs.host_ms(bs)))
+        self.clock.spend("host", self.plain_host_ms)
         for r in round:
             answer_of(r).num_passes += len(steps)
         return steps
@@ -288,7 +292,7 @@ class FakeDrafter:
             missing.append(end - min(answer_of(r).num_cached, end - 1))
             answer_of(r).num_cached = end + num - 1
         catch_up_ms = self.costs.catch_up_ms(sum(missing), max(missing), bs)
-        self.clock.spend("catch up", catch_up_ms)
+        self.clock.spend("catch up", catch_up_ms + self.costs.draft_host_ms)
         ms = (steps - 1) * self.costs.step_ms(bs)
         self.clock.spend("draft", ms, kernel=("draft", bs.bit_length()))
         return sum(missing) - bs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sglang_parse.bench.simulate.world import Result, Scenario, World
+from sglang_parse.bench.simulate.world import Result, Scenario, World, target_alone
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.windows import longest_window
 from sglang_parse.requests.round import Round
@@ -22,7 +22,7 @@ EVERY = (2, 3)
 class Setting:
     """One way to run all rounds of a server.
 
-    window: new draft tokens a request, 0 for plain decoding. recovery: the same while
+    window: new draft tokens a request, 0 for the target alone. recovery: the same while
     the target rewrites a segment. every: boundaries from one verdict to the next.
     """
 
@@ -67,7 +67,9 @@ class FixedPlanner(RoundPlanner):
 
 
 def run_fixed(scenario: Scenario, setting: Setting) -> Result:
-    """A scenario with one setting throughout."""
+    """A scenario with one setting throughout; without drafts by stock SGLang."""
+    if not setting.window:
+        return target_alone(scenario)
     return World(scenario, partial(FixedPlanner, setting)).run()
 
 

@@ -40,7 +40,8 @@ class Scenario:
 
     concurrency: requests at most. arrivals_s: seconds between arrivals on average, 0
     where the next comes as one ends. head: steps of an EAGLE-3 head, 0 without one.
-    busy: by how much a neighbour slows the machine, and seconds of every ten.
+    busy: by how much a neighbour slows the machine, and seconds of every ten. overlaps:
+    whether Python runs beside decode steps, as in stock SGLang.
     """
 
     costs: Costs
@@ -61,6 +62,7 @@ class Scenario:
     config: ParseConfig = field(
         default_factory=lambda: ParseConfig(segmenter="line", mode="semantic")
     )
+    overlaps: bool = False
     seed: int = 0
 
 
@@ -115,7 +117,7 @@ class World:
             head = FakeDrafter("eagle3", s.costs, self.clock, self._head, s.head)
             drafters.insert(0, head)
         return RoundEngine(
-            target=FakeTarget(s.costs, self.clock),
+            target=FakeTarget(s.costs, self.clock, overlaps=s.overlaps),
             slots=slots,
             drafters=GuardedDrafters(drafters),
             planner=planner(s.config, ranks, slots, drafters, context_len=1 << 20),
@@ -162,6 +164,8 @@ class World:
             self.clock.ms = max(self.clock.ms, self.next_arrival_ms)
             return
         before = self.clock.ms
+        if not self.scenario.overlaps:
+            self.clock.spend("scheduler", self.scenario.costs.between_ms)
         round = self.open_round()
         self.engine.run(round)
         self._emit(round)
@@ -185,6 +189,7 @@ class World:
         while self.waiting and len(self.active) < s.concurrency:
             answer = self.waiting.pop(0)
             self.clock.spend("prefill", s.costs.prefill_ms(answer.prompt_len))
+            self.engine.interrupt()
             answer.output_ids.append(answer.token(0, 3))
             answer.first_token_ms = self.clock.ms
             self.waits_ms.append(self.clock.ms - answer.arrived_ms)
@@ -278,4 +283,4 @@ def kind_of(round: Round) -> str:
 
 def target_alone(scenario: Scenario) -> Result:
     """The same requests by the target alone, as stock SGLang serves them."""
-    return World(replace(scenario, mode="off")).run()
+    return World(replace(scenario, mode="off", overlaps=True)).run()

@@ -73,7 +73,7 @@ def test_errors_keep_the_share_that_is_asked_for(kept):
 def test_the_target_alone_takes_its_time():
     """Red if the virtual clock loses or invents time."""
     result = target_alone(Scenario(COSTS, num_tokens=500, noise=0.0))
-    ms = COSTS.plain_ms(1) + 0.3 * COSTS.host_ms(1)
+    ms = COSTS.plain_ms(1)  # its Python runs beside the steps
     prefill_ms = result.spent["prefill"]
     assert result.ms - prefill_ms == pytest.approx(500 * ms, rel=0.03)
     assert sum(result.spent.values()) == pytest.approx(result.ms)

@@ -196,7 +196,7 @@ def test_plain_round_of_several_steps(monkeypatch):
     """Red if several steps of the target give other tokens than one at a time, go on
     behind the end of an answer, lack KV rows, or count as one pass."""
     server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
-    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round: 4)
+    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round, paused: 4)
     one, other = make_request("off"), make_request("off", output=(12, *DRAFT[:3]))
     round = server.round(one, other)
     assert one.output_ids == [12, *DRAFT[:4]]
@@ -211,12 +211,23 @@ def test_plain_round_of_several_steps(monkeypatch):
 def test_plain_steps_end_where_answers_end(monkeypatch, has_other, num):
     """Red if steps are taken for nobody, or if one end of two ends a round at once."""
     server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
-    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round: 8)
+    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round, paused: 8)
     monkeypatch.setattr(server.engine.planner, "observe", lambda round: None)
     ends = make_request("off", output=(12, *DRAFT[:3]))
     round = server.round(ends, *[make_request("off")] * has_other)
     assert ends.output_ids == [12, *DRAFT[:5], STOP]
     assert target.num_decodes == round.num_steps == num
+
+
+def test_the_schedulers_time_belongs_to_the_next_round():
+    """Red if it is lost, or if a prefill in between counts as the scheduler's."""
+    server, _, _ = serve()
+    clock = iter(range(100))
+    server.engine.clock = lambda: float(next(clock))
+    first, second = server.round(make_request()), server.round(make_request())
+    assert (first.between, second.between) == (0.0, 1.0)
+    server.engine.interrupt()
+    assert server.round(make_request()).between == 0.0
 
 
 def test_a_clients_text_is_judged_without_a_drafter():

@@ -29,6 +29,12 @@ class Req:
 class Engine:
     """Decides token 7 for every request of a round but those that fail."""
 
+    #: Whether the next round begins right behind the last one.
+    follows = True
+
+    def interrupt(self) -> None:
+        self.follows = False
+
     def run(self, round) -> None:
         for row, r in enumerate(round):
             r.root_row, r.decision = row, Decision((7,), 0, 0, ())
@@ -53,9 +59,10 @@ def decode(monkeypatch):
             )
             for req in reqs
         }
-        told = SimpleNamespace(seconds=[], rows=[], texts=[])
+        engine = Engine()
+        told = SimpleNamespace(seconds=[], rows=[], texts=[], engine=engine)
         batches = Batches(
-            Engine(),
+            engine,
             prefills=None,
             client_pass=SimpleNamespace(
                 go_on=lambda batch, texts: told.texts.extend(texts)
@@ -86,6 +93,7 @@ def test_texts_wait_beside_a_round(decode):
     told, reqs, result = decode("", WAITS, "")
     assert result.accept_lens.tolist() == [1, 0, 1]
     assert result.next_token_ids.tolist() == [7, 0, 7]
+    assert not told.engine.follows
     ((index, req, row),) = [(t.index, t.req, t.row) for t in told.texts]
     assert (index, req, row) == (1, reqs[1], 11)
     # SGLang counts the number of tokens less one as correct drafts.
@@ -119,3 +127,4 @@ def test_rows_of_a_judged_pass_are_told_by_kind(decode):
     """Red if the rows of the draft are counted among those of the verdicts."""
     told, *_ = decode("", "")
     assert told.rows == [{"draft": 2, "verdict": 3}]
+    assert told.engine.follows

@@ -39,7 +39,7 @@ def off_round(*, left: int = 100, seq_len: int = 10, **more) -> Round:
         (0.0, off_round(), 1),  # nothing is known
         (5.0, off_round(num_waiting=1), 1),
         (5.0, off_round(may_repeat=False), 1),
-        (5.0, off_round(left=6), MOST_STEPS),  # two rows of sixteen are for nothing
+        (5.0, off_round(left=12), MOST_STEPS),  # four rows of 32 are for nothing
         (5.0, off_round(left=3), 4),
         (5.0, off_round(left=2), 2),
         (5.0, off_round(left=0), 1),

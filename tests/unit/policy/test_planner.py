@@ -10,7 +10,7 @@ from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import FADES, error_at
-from sglang_parse.policy.plain_steps import MOST_STEPS
+from sglang_parse.policy.plain_steps import FIRST_STEPS, MOST_STEPS
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
 from sglang_parse.policy.round_costs import Curve
@@ -236,6 +236,34 @@ def test_limits_bind_the_head_too():
 
 def chosen(plan: RoundPlanner, choice: Choice) -> None:
     plan.controller.choose = lambda one: (choice, "")
+
+
+def test_a_segment_that_failed_bounds_plain_rounds_only_where_drafts_go_on():
+    """Red if a server whose drafts do not pay takes one step a round until each failed
+    segment is written; or several where the next draft could begin behind it."""
+    plan = planner(head_steps=0)
+    fast_plain_rounds(plan, bs=1)
+    failed = state(recovering=1)
+    chosen(plan, Choice(0))
+    assert num_steps(plan, make_round(failed, may_repeat=True)) == MOST_STEPS
+    chosen(plan, Choice(32, recovery=0))
+    round = make_round(failed, may_repeat=True)
+    assert num_steps(plan, round) == 1 and not round.requests[0].window
+
+
+def test_the_first_plain_rounds_are_short():
+    """Red if a step that nobody has timed yet is taken sixteen times in a row, or once
+    only, which tells little of a step."""
+    plan = planner(has_model=False, head_steps=0)
+    costs = plan.controller.costs.at(1)
+    for _ in range(2):
+        costs.draft.add(8, 8.0)
+        costs.verify.add(8, 5.0)
+    one = make_round(state("off"), may_repeat=True)
+    assert num_steps(plan, one) == FIRST_STEPS
+    fast_plain_rounds(plan, bs=1)
+    one = make_round(state("off"), may_repeat=True)
+    assert num_steps(plan, one) == MOST_STEPS
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,34 @@ def test_a_first_plain_round_concludes_nothing():
     assert costs.plain_ms(1) == pytest.approx(12.0)
 
 
+def test_a_plain_step_costs_its_share_of_what_lies_between_rounds():
+    """Red if Python between rounds counts for nothing, or in full for each step of a
+    long round; or if nothing is known of a step until two plain rounds were seen."""
+    costs = CostModel()
+    own = costs.at(1)
+    assert costs.step_ms(1) == 0.0
+    for _ in range(3):
+        own.draft.add(16, 16.0)
+        own.verify.add(1, 30.0)
+    assert costs.step_ms(1) == pytest.approx(30.0)
+    for _ in range(3):
+        own.plain.add(1, 20.0)
+        own.around.add(1, 10.0)
+    assert costs.step_ms(1) == pytest.approx(20.0)
+    assert costs.plain_ms(1, 1) == pytest.approx(30.0)
+    assert costs.plain_ms(1) == pytest.approx(21.0)  # ten steps in 200 ms
+
+
+def test_rounds_that_mostly_read_say_nothing_of_steps():
+    """Red if a draft that is tried seldom, and then reads thousands of tokens, looks
+    dearer with each trial: what they take is never known exactly."""
+    own, rng = CostModel().at(8), random.Random(0)
+    for k in range(60):
+        num_read = rng.randrange(500) if k < 40 else rng.randrange(6000, 9000)
+        own.add_draft(4, num_read, 30.0 + 0.13 * num_read * rng.uniform(0.9, 1.1))
+    assert own.draft.ms(4) == pytest.approx(30.0, rel=0.2)
+
+
 def test_a_slow_start_is_brought_down_by_later_rounds():
     """Red if the seconds that kernels' first uses take stay the cost of short passes,
     which are never made again."""
