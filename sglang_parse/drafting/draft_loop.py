@@ -26,6 +26,8 @@ from sglang_parse.runtime.upload import upload
 
 # Missing tokens up to which catching up is decode steps, where these are captured.
 CAPTURED_CATCH_UP = 2
+# A decode step: input ids, rows, positions on the device and on the host, req_to_token.
+LastStep = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 # Missing tokens up to which a request is read whole in any round.
 SHORT_GAP = 64
 
@@ -158,17 +160,18 @@ class DraftModel(DraftRunner):
         self, requests: Sequence[DraftRequest], table: Tensor, sampling: Any
     ) -> DraftProposal:
         device = table.device
-        rows = upload([r.row for r in requests], device)
         # Positions are kept on the host too, so that no step asks the device for them.
         position_cpu = torch.tensor([len(r.tokens) - 1 for r in requests])
-        end_cpu = torch.tensor([len(r.tokens) + r.num_new - 2 for r in requests])
-        position, end = upload(position_cpu, device), upload(end_cpu, device)
+        end_cpu = position_cpu + torch.tensor([r.num_new - 1 for r in requests])
+        rows_cpu = torch.tensor([r.row for r in requests])
+        last_cpu = torch.tensor([self._readable(r.tokens[-1]) for r in requests])
+        numbers = torch.stack([last_cpu, rows_cpu, position_cpu, end_cpu])
+        input_ids, rows, position, end = upload(numbers, device)
         chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
         ends = TextEnds([r.num_new for r in requests], [r.stop_ids for r in requests])
         steps = StepTokens(device)
-        logits = self._catch_up(requests, rows, table)
-        last = [self._readable(r.tokens[-1]) for r in requests]
-        input_ids = upload(last, device)
+        last = (input_ids, rows, position, position_cpu, table)
+        logits = self._catch_up(requests, last)
         while True:
             if logits.shape[-1] > self.vocab_size:
                 logits = logits[:, : self.vocab_size].contiguous()
@@ -208,20 +211,20 @@ class DraftModel(DraftRunner):
             ),
         )
 
-    def _catch_up(
-        self, requests: Sequence[DraftRequest], rows: Tensor, table: Tensor
-    ) -> Tensor:
+    def _catch_up(self, requests: Sequence[DraftRequest], last: LastStep) -> Tensor:
         """Forward the tokens the draft has no KV for; logits [bs, vocab] at the last.
 
-        Unrotated ids at true positions (unlike EAGLE's draft extend). Whole prompts may
-        be among them: no forward is longer than a prefill.
+        last: what `decode` takes for the last token of each text. Unrotated ids stand
+        at true positions (unlike EAGLE's draft extend). Whole prompts may be among
+        them: no forward is longer than a prefill.
         """
+        _, rows, _, _, table = last
         spans = [(r.num_cached, len(r.tokens)) for r in requests]
         most = max(end - start for start, end in spans)
         if most <= CAPTURED_CATCH_UP and self._captures_steps:
-            return self._step_to_the_end(requests, most, rows, table)
+            return self._step_to_the_end(requests, most, last)
         batches = split_spans(spans, self.longest_extend)
-        last = []
+        ends_of_texts = []
         for parts in batches:
             index = [i for i, _, _ in parts]
             logits = self.extend(
@@ -238,8 +241,8 @@ class DraftModel(DraftRunner):
             if len(batches) == 1:
                 return logits
             ended = [k for k, (i, _, end) in enumerate(parts) if end == spans[i][1]]
-            last.append(logits[ended])
-        return torch.cat(last)
+            ends_of_texts.append(logits[ended])
+        return torch.cat(ends_of_texts)
 
     @property
     def _captures_steps(self) -> bool:
@@ -247,25 +250,26 @@ class DraftModel(DraftRunner):
         return getattr(self.runner, "decode_cuda_graph_runner", None) is not None
 
     def _step_to_the_end(
-        self, requests: Sequence[DraftRequest], most: int, rows: Tensor, table: Tensor
+        self, requests: Sequence[DraftRequest], most: int, last: LastStep
     ) -> Tensor:
         """The last `most` tokens as decode steps, for all; logits [bs, vocab] at the
         last. A token whose KV is there is computed once more, and gives the same."""
+        _, rows, _, _, table = last
         device = table.device
-        for back in range(most, 0, -1):
+        for back in range(most, 1, -1):
             at = [max(0, len(r.tokens) - back) for r in requests]
             ids = [
                 self._readable(r.tokens[n]) for r, n in zip(requests, at, strict=True)
             ]
             position_cpu = torch.tensor(at)
-            logits = self.decode(
+            self.decode(
                 upload(ids, device),
                 rows,
                 upload(position_cpu, device),
                 position_cpu,
                 table,
-            ).next_token_logits
-        return logits
+            )
+        return self.decode(*last).next_token_logits
 
     def _readable(self, token: int) -> int:
         """The token, or another where the draft has no row for it: the target's padding

@@ -29,14 +29,16 @@ class _NoPenalizer:
 
 
 def expand_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
-    """A copy of forward-only `sampling_info` with one row per entry of `index`."""
+    """A copy of forward-only `sampling_info` with one row per entry of `index`; it
+    shares the rows where these are all of them, in their order."""
     info = dataclasses.replace(sampling_info, penalizer_orchestrator=_NoPenalizer())
-    rows = upload(index, device, torch.int64)
-    info.filter_batch(index, rows)
-    for name in ("acc_additive_penalties", "acc_scaling_penalties"):
-        value = getattr(info, name)
-        if value is not None:
-            setattr(info, name, value[rows])
+    if index != list(range(len(sampling_info))):
+        rows = upload(index, device, torch.int64)
+        info.filter_batch(index, rows)
+        for name in ("acc_additive_penalties", "acc_scaling_penalties"):
+            value = getattr(info, name)
+            if value is not None:
+                setattr(info, name, value[rows])
     # Grammar masks are per row here (grammar.py), not per request.
     info.grammars = None
     info.penalizer_orchestrator = None

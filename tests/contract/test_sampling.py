@@ -40,6 +40,12 @@ def test_filter_batch_repeats_and_reorders_rows():
     assert rows.acc_additive_penalties[0].tolist() == [8.0, 9.0, 10.0, 11.0]
     assert info.top_ks.tolist() == [1, 2, 3], "the batch's own record was changed"
     assert rows.penalizer_orchestrator is None
+    assert len(info) == 3
+    for index in ([0, 1, 2], [0, 1]):
+        some = expand_rows(info, index, "cpu")
+        assert some is not info and some.penalizer_orchestrator is None
+        assert some.temperatures.flatten().tolist() == [k + 1.0 for k in index]
+        assert len(some.acc_additive_penalties) == len(index)
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])

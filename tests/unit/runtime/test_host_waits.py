@@ -40,7 +40,7 @@ BUDGET = 40
 
 @dataclasses.dataclass
 class Sampling:
-    """The fields and the one method of SGLang's that rows are made from."""
+    """The fields and methods of SGLang's that rows are made from."""
 
     penalizer_orchestrator: Any = None
     acc_additive_penalties: Any = None
@@ -48,6 +48,9 @@ class Sampling:
     grammars: Any = None
     sampling_mask_batch_indices: Any = None
     vocab_size: int = VOCAB
+
+    def __len__(self) -> int:
+        return 0
 
     def filter_batch(self, index, rows) -> None: ...
     def apply_logits_bias(self, logits) -> None: ...
