@@ -13,8 +13,9 @@ from sglang_parse.requests.round import Round
 # Most steps of a round, and their milliseconds together: so long a new request waits,
 # and so long a stream gets no token.
 MOST_STEPS, MOST_MS = 16, 200.0
-# Most steps of the first rounds, which tell what a step costs.
-FIRST_STEPS = 4
+# The same of the first rounds, which tell what a step costs; and of requests with stop
+# strings, which SGLang finds behind the round.
+FIRST_STEPS = STOP_STEPS = 4
 # Share of a round's rows that may be behind the ends of answers. A row among many costs
 # far less than the work between two rounds.
 MOST_WASTE = 1 / 8
@@ -27,6 +28,9 @@ def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
         return 1
     room = min(context_len - r.seq_len - 1 for r in round)
     most = min(most_steps(step_ms), room)
+    num_stops = sum(r.has_stop_text for r in round)
+    if num_stops > MOST_WASTE * len(round):
+        most = min(most, STOP_STEPS)
     left = [r.tokens_left for r in round]
     return next((num for num in range(most, 1, -1) if pays(left, num)), 1)
 

@@ -241,6 +241,12 @@ class RequestRound:
         return max(1, self.req.sampling_params.max_new_tokens - self.output_len)
 
     @property
+    def has_stop_text(self) -> bool:
+        """Whether its answer may end at a string or an expression."""
+        params = self.req.sampling_params
+        return bool(params.stop_strs or params.stop_regex_strs)
+
+    @property
     def new_len(self) -> int:
         """Tokens before the next round's bonus token."""
         return self.seq_len + len(self.decision.accept_tokens)

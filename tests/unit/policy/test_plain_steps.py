@@ -9,6 +9,7 @@ import pytest
 from sglang_parse.policy.plain_steps import (
     MOST_MS,
     MOST_STEPS,
+    STOP_STEPS,
     pays,
     plain_steps,
 )
@@ -17,11 +18,15 @@ from sglang_parse.requests.round import RequestRound, Round
 CONTEXT = 1000
 
 
-def off_round(*, left: int = 100, seq_len: int = 10, **more) -> Round:
+def off_round(*, left: int = 100, seq_len: int = 10, stops=(), **more) -> Round:
     """Two requests; the second may write `left` tokens and has `seq_len` behind it."""
     requests = [
         RequestRound(
-            SimpleNamespace(sampling_params=SimpleNamespace(max_new_tokens=5 + num)),
+            SimpleNamespace(
+                sampling_params=SimpleNamespace(
+                    max_new_tokens=5 + num, stop_strs=stops, stop_regex_strs=None
+                )
+            ),
             state=None, row=row, seq_len=length, bonus_token=1, output_len=5,
         )
         for row, (num, length) in enumerate([(100, 10), (left, seq_len)])
@@ -44,6 +49,7 @@ def off_round(*, left: int = 100, seq_len: int = 10, **more) -> Round:
         (5.0, off_round(left=2), 2),
         (5.0, off_round(left=0), 1),
         (5.0, off_round(seq_len=CONTEXT - 3), 2),
+        (5.0, off_round(stops=("\n\n",)), STOP_STEPS),  # it is found behind the round
     ],
 )
 def test_several_short_steps_where_nobody_waits(step_ms, round, num):
