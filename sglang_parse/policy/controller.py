@@ -148,8 +148,7 @@ class Controller:
     def _lost_by_head(self, bs: int, steps: int) -> float:
         """Milliseconds that a round loses by asking it; less than 0 where it gains."""
         plain_ms = self.costs.plain_ms(bs)
-        single_ms = self.costs.plain_ms(bs, 1)
-        model = Goodput(bs, self.costs.at(bs), self.drafts, 0, single_ms)
+        model = Goodput(bs, self.costs.at(bs), self.drafts, 0, plain_ms)
         choice = model.token_level(steps)
         return choice.round_ms * (HEAD_MARGIN - choice.rate * plain_ms / bs)
 

@@ -33,9 +33,8 @@ SPEED_SMOOTHING, SPEED_SEEN = 0.3, 3
 # Share of the machine's slowness that is forgotten with each time. Else it drifts while
 # only one kind of work is done, and what other work took would look dearer or cheaper.
 SPEED_FORGETS = 0.002
-# Weight of a new time in what reading costs, once there are many. Share of a draft's
-# time that its steps take at least.
-READING_SMOOTHING, LEAST_STEPS = 0.03, 0.1
+# Weight of a new time in what reading costs, once there are many.
+READING_SMOOTHING = 0.03
 # A round of which its steps took a smaller share says nothing of them, once two others
 # did: what it read takes about as long as that, and never exactly.
 MOSTLY_READ = 0.5
@@ -309,7 +308,7 @@ class RoundCosts:
         self.reading.add(steps, num_read, ms)
         steps_ms = ms - self.reading_ms(num_read)
         if self.draft.count < 2 or steps_ms > MOSTLY_READ * ms:
-            self.draft.add(steps, max(LEAST_STEPS * ms, steps_ms))
+            self.draft.add(steps, steps_ms)
 
     def reading_ms(self, num_read: int) -> float:
         return self.reading.ms(num_read)
