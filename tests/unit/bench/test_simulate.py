@@ -1,7 +1,9 @@
 """The simulator of rounds, its costs, and the estimate made with it."""
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,7 @@ from sglang_parse.bench.simulate.scenarios import (
 )
 from sglang_parse.bench.simulate.world import Scenario, World, target_alone
 
+REPOSITORY = Path(__file__).parents[3]
 COSTS = pair_costs("32b+1.7b-h200")
 
 
@@ -217,3 +220,14 @@ def test_waves_of_a_gpu_are_simulated_cell_by_cell():
     alone, parse, exact = (w.simulated for w in found)
     assert parse > exact > 1.5 * alone
     assert waves_table(found).splitlines()[-1].startswith("| exact | 2 | 200 | ")
+
+
+def test_the_simulator_is_held_to_what_a_card_measured():
+    """Red if the host's time is lost from the costs, or the target alone pays for it:
+    exact mode at one request was 27% too fast then."""
+    records = REPOSITORY / "benchmarks" / "results" / "gpu_second" / "serve.jsonl"
+    rows = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
+    rows = [r for r in rows if r["arm"] in ("target", "exact")]
+    found = compare_waves(rows, pair_costs("32b+1.7b-h200"))
+    assert len(found) == 6
+    assert max(abs(one.difference) for one in found) < 0.1

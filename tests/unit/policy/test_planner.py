@@ -8,12 +8,12 @@ import pytest
 from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy.curves import Curve
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import FADES, error_at
 from sglang_parse.policy.plain_steps import FIRST_STEPS, MOST_STEPS
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
-from sglang_parse.policy.round_costs import Curve
 from sglang_parse.policy.windows import longest_draft
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState

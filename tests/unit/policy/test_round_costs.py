@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from sglang_parse.policy.round_costs import FIXED_STEPS, CostModel, Curve
+from sglang_parse.policy.curves import FIXED_STEPS, Curve
+from sglang_parse.policy.round_costs import CostModel
 
 
 def test_a_curve_goes_through_what_was_measured():
