@@ -206,6 +206,9 @@ def decode(round: Round, target: Target) -> None:
 
     def go_on(steps: list[list[int]], num: int) -> bool:
         ends.see(steps)
+        if num == round.num_steps:
+            # One more would be the next round's: it has to be everybody's.
+            return min(ends.lens) > num
         return pays(ends.lens, num + 1)
 
     steps = target.decode(round, go_on)

@@ -40,7 +40,8 @@ class Target(Sampler, Protocol):
         each step. Fills `output`, of the last step, and `sampled` of the round.
 
         go_on: asked before each step but the first, with the tokens of the steps that
-        are known and the number of all.
+        are known and the number of all; before one that runs ahead of the next round
+        too, where `goes_on` allows it.
         """
 
     def keep(self, round: Round) -> None:

@@ -96,7 +96,7 @@ class RoundEngine:
         if not round.is_drafted:
             self._run_plain(round, started)
             return
-        round.num_steps = 1
+        round.num_steps, round.goes_on = 1, False
         self.segment(round)
         plan = lay_out(round)
         planned = self.clock()
@@ -144,7 +144,8 @@ class RoundEngine:
     def draft(self, round: Round) -> None:
         """Every drafter in its turn, behind what is pending."""
         wanted = [
-            r.seq_len + max(1 + r.window + r.most_siblings, round.num_steps)
+            r.seq_len
+            + max(1 + r.window + r.most_siblings, round.num_steps + round.goes_on)
             for r in round
         ]
         self.slots.extend_rows(round.batch, wanted)

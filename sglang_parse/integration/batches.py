@@ -77,7 +77,7 @@ class Batches:
             for i, r in zip(index, round, strict=True):
                 emitted[i] = self._emit(r)
         if len(index) < len(states):
-            rows = batch.req_pool_indices.tolist()
+            rows = batch.req_pool_indices_cpu.tolist()
             self.client_pass.go_on(
                 batch,
                 [
@@ -96,6 +96,7 @@ class Batches:
             emitted,
             round,
             seq_lens=batch.seq_lens,
+            host_lens=batch.seq_lens_cpu,
             return_logprob=batch.return_logprob,
             return_hidden_states=batch.return_hidden_states,
             reqs=batch.reqs,

@@ -151,9 +151,9 @@ HOOKS = (
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
-        lazy("sglang_parse.integration.scheduler_hooks:note_waiting"),
-        HookType.BEFORE,
-        "rounds are shorter while requests wait",
+        lazy("sglang_parse.integration.scheduler_hooks:run_round"),
+        HookType.AROUND,
+        "rounds are shorter while requests wait, and nothing is read back behind them",
     ),
     Hook(
         "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",

@@ -61,25 +61,52 @@ def emit(r: RequestRound) -> Emitted:
     )
 
 
+@dataclass
+class HostResult(GenerationBatchResult):
+    """A result that the host has already.
+
+    Behind it the device may run a step for the next round (target/steps.py). SGLang
+    would wait for that too: for a copy of the tokens, and of the new lengths.
+    """
+
+    #: [bs] int64, tokens with KV behind the round, on the device and on the host. They
+    #: stand for `new_seq_lens` (scheduler_hooks.py).
+    lens: Tensor | None = None
+    host_lens: Tensor | None = None
+
+    def copy_to_cpu(
+        self, return_logprob: bool, return_hidden_states: bool = True
+    ) -> None:
+        """Only what the requests asked for besides has to be copied."""
+        output = self.logits_output
+        has_masks = output is not None and output.sampling_mask_output is not None
+        if return_logprob or return_hidden_states or has_masks:
+            super().copy_to_cpu(return_logprob, return_hidden_states)
+        else:
+            self.copy_done = None
+
+
 def build_result(
     emitted: Sequence[Emitted],
     round: Round | None,
     *,
     seq_lens: Tensor,
+    host_lens: Tensor,
     return_logprob: bool,
     return_hidden_states: bool,
     reqs: Sequence[SchedulerRequest] = (),
-) -> GenerationBatchResult:
+) -> HostResult:
     """Pad the tokens to one stride (sglang/srt/managers/utils.py).
 
-    round: of the requests that took part. seq_lens: [bs] before the round. reqs: of the
-    batch, to be asked which of them want to know what their tokens are drawn from.
+    round: of the requests that took part. seq_lens, host_lens: [bs] before the round,
+    on the device and on the host. reqs: of the batch, to be asked which of them want to
+    know what their tokens are drawn from.
     """
     device = seq_lens.device
     lens = [len(one.tokens) for one in emitted]
     stride = max(1, *lens)
     tokens = [[*one.tokens, *[0] * (stride - len(one.tokens))] for one in emitted]
-    accept_lens = upload(lens, device, torch.int32)
+    num_new = torch.tensor(lens)
     num_drafted = [one.num_drafted for one in emitted]
     output = LogitsProcessorOutput(next_token_logits=None)
     if round is not None and return_logprob:
@@ -87,13 +114,14 @@ def build_result(
     if round is not None and return_hidden_states:
         _fill_hidden_states(output, emitted, round, stride)
     _fill_sampling_masks(output, emitted, round, reqs, device)
-    return GenerationBatchResult(
+    return HostResult(
         logits_output=output,
-        next_token_ids=upload(tokens, device).flatten(),
-        accept_lens=accept_lens,
-        cap_lens=upload(num_drafted, device, torch.int32),
+        next_token_ids=torch.tensor(tokens).flatten(),
+        accept_lens=num_new.to(torch.int32),
+        cap_lens=torch.tensor(num_drafted, dtype=torch.int32),
         speculative_output_stride=stride,
-        new_seq_lens=seq_lens + accept_lens.to(seq_lens.dtype),
+        lens=seq_lens + upload(num_new, device),
+        host_lens=host_lens + num_new,
         next_draft_input=ParseDraftInput(),
         can_run_cuda_graph=False,
     )

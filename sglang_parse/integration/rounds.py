@@ -36,7 +36,7 @@ def open_prefill(batch: SchedulerBatch, requests: RequestStates) -> Prefill:
             )
             for req, row, num_cached, num_computed in zip(
                 batch.reqs,
-                batch.req_pool_indices.tolist(),
+                batch.req_pool_indices_cpu.tolist(),
                 batch.prefix_lens,
                 batch.extend_lens,
                 strict=True,
@@ -58,7 +58,7 @@ def open_round(
     state.
     """
     view = batch_view(batch, index)
-    rows = view.req_pool_indices.tolist()
+    rows = view.req_pool_indices_cpu.tolist()
     lens = view.seq_lens_cpu.tolist()
     vocab_size = batch.sampling_info.vocab_size
     chosen = [

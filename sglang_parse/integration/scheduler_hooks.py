@@ -12,19 +12,44 @@ from sglang_parse.runtime.capacity import longest_pass
 from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
 
 
-def note_waiting(scheduler: Any, batch: SchedulerBatch, *_: Any, **__: Any) -> None:
-    """BEFORE hook on Scheduler.run_batch: how many requests wait for the round to end.
+def run_round(
+    original: Callable[..., Any],
+    scheduler: Any,
+    batch: SchedulerBatch,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """AROUND hook on Scheduler.run_batch, where PARSE serves: what a round has to know
+    of the scheduler, and what the scheduler need not read back from the device."""
+    if not serves_parse():
+        return original(scheduler, batch, *args, **kwargs)
+    note_waiting(scheduler, batch)
+    result = original(scheduler, batch, *args, **kwargs)
+    keep_lens(batch, result)
+    return result
+
+
+def note_waiting(scheduler: Any, batch: SchedulerBatch) -> None:
+    """How many requests wait for the round to end.
 
     Those that nothing but the end of others would let in are not helped by shorter
-    rounds, so only as many as there are free rows. Only where PARSE serves.
+    rounds, so only as many as there are free rows.
     """
-    if not serves_parse():
-        return
     waiting = len(scheduler.waiting_queue)
     if waiting:
         free = scheduler.get_num_allocatable_reqs(len(batch.reqs))
         waiting = min(waiting, max(0, free))
     setattr(batch, NUM_WAITING, waiting)
+
+
+def keep_lens(batch: SchedulerBatch, result: Any) -> None:
+    """The lengths of a round's requests behind it.
+
+    SGLang would copy them back from the device, and wait for all that runs there.
+    """
+    if (lens := getattr(result, "host_lens", None)) is not None:
+        batch.seq_lens, batch.seq_lens_cpu = result.lens, lens
+        batch.seq_lens_sum = int(lens.sum())
 
 
 def admit_texts(

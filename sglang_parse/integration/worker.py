@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
+import torch
 from sglang.srt.arg_groups.model_override_base import (
     attention_backends_of,
     resolved_view,
@@ -223,7 +224,8 @@ class ParseWorker(BaseSpecWorker):
 
     def _build_engine(self) -> None:
         """The round, on top of models, pools and drafters."""
-        target = TargetModel(self.verifier, self.slots)
+        on_host = torch.device(self.verifier.runner.device).type == "cpu"
+        target = TargetModel(self.verifier, self.slots, runs_ahead=not on_host)
         count = partial(self.telemetry.add_extension_error, "drafter")
         guarded = GuardedDrafters(self.drafters, count)
         planner = RoundPlanner(

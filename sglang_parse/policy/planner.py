@@ -75,7 +75,7 @@ class RoundPlanner:
 
     def plan(self, round: Round) -> None:
         """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
-        `judge_every`, `reason` and `num_steps`."""
+        `judge_every`, `reason`, `num_steps` and `goes_on`."""
         for r in round:
             r.limit = longest_window(r, self.context_len)
         if self.adaptive and any(r.state.options.mode == "off" for r in round):
@@ -94,6 +94,9 @@ class RoundPlanner:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
         round.num_steps = self._plain_steps(round, paused=paused)
+        # A round that measures a step is followed by one with a draft.
+        is_known = self.controller.costs.knows_plain(len(round))
+        round.goes_on = round.num_steps > 1 and is_known
 
     # -- How much --------------------------------------------------------------
 
@@ -233,9 +236,9 @@ class RoundPlanner:
         if not costs.knows_plain(bs):
             steps = min(steps, FIRST_STEPS)
         steps = self.ranks.agree(steps)
-        if steps > 1 and self.slots.num_free(round.batch.tree_cache, bs) < bs * steps:
-            return 1
-        return steps
+        # One more runs ahead of the next round.
+        room = self.slots.num_free(round.batch.tree_cache, bs)
+        return steps if room >= bs * (steps + 1) else 1
 
     def _drafts(self, r: RequestRound) -> bool:
         """Whether a drafter of whole segments writes for this request.

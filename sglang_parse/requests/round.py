@@ -306,6 +306,8 @@ class Round:
     num_read: int = 0
     #: Decode steps, and so tokens of each request, where nobody holds a draft.
     num_steps: int = 1
+    #: Whether the next round will be one of decode steps too, as far as is known.
+    goes_on: bool = False
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
     #: The target's pass (`target.output.PassOutput`), once it has run.

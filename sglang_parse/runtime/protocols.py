@@ -110,8 +110,9 @@ class RoundBatch(Protocol):
 
     #: The requests, in the order of everything below.
     reqs: Sequence[SchedulerRequest]
-    #: [bs] int64, their rows of req_to_token.
+    #: [bs] int64, their rows of req_to_token, on the device and on the host.
     req_pool_indices: Tensor
+    req_pool_indices_cpu: Tensor
     #: [bs] int64, tokens with KV, on the device and on the host.
     seq_lens: Tensor
     seq_lens_cpu: Tensor
@@ -141,5 +142,7 @@ class SchedulerBatch(RoundBatch, Protocol):
     extend_lens: Sequence[int]
     #: [tokens] int64, the KV slots that a prefill writes.
     out_cache_loc: Tensor
+    #: Sum of `seq_lens`.
+    seq_lens_sum: int
     #: Which hidden states its requests want (`CaptureHiddenMode`).
     return_hidden_states_mode: Any

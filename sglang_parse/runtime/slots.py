@@ -117,7 +117,7 @@ class RoundSlots:
         """Free the columns past lens[i] that the scheduler would not reserve anyway."""
         reserve = get_alloc_reserve_per_decode()
         freed = []
-        rows = batch.req_pool_indices.tolist()
+        rows = batch.req_pool_indices_cpu.tolist()
         for req, row, n in zip(batch.reqs, rows, lens, strict=True):
             keep = self._whole_pages(n + reserve)
             if req.kv.kv_allocated_len > keep:

@@ -20,6 +20,7 @@ class BatchView:
 
     reqs: Sequence[SchedulerRequest]
     req_pool_indices: Tensor
+    req_pool_indices_cpu: Tensor
     seq_lens: Tensor
     seq_lens_cpu: Tensor
     sampling_info: Any
@@ -40,6 +41,7 @@ def batch_view(batch: RoundBatch, index: Sequence[int]) -> RoundBatch:
     return BatchView(
         reqs=[batch.reqs[i] for i in rows],
         req_pool_indices=batch.req_pool_indices[rows],
+        req_pool_indices_cpu=batch.req_pool_indices_cpu[rows],
         seq_lens=batch.seq_lens[rows],
         seq_lens_cpu=batch.seq_lens_cpu[rows],
         sampling_info=expand_rows(batch.sampling_info, rows, batch.device),

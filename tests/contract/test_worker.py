@@ -85,6 +85,26 @@ def test_batch_result_fields_we_fill_exist():
     }
 
 
+def test_the_scheduler_waits_for_a_round_only_where_we_let_it():
+    """Red if the scheduler copies lengths back that we keep ourselves (`keep_lens`), or
+    waits for a copy that there is none of (`HostResult`)."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.batch_result_processor import (
+        SchedulerBatchResultProcessor,
+    )
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+    run = inspect.getsource(inspect.unwrap(Scheduler.run_batch))
+    assert "if new_seq_lens is not None and new_seq_lens is not batch.seq_lens" in run
+    assert run.index("new_seq_lens.to(") < run.rindex("batch_result.copy_to_cpu(")
+    copy = GenerationBatchResult.copy_to_cpu
+    assert parameters(copy) == ["self", "return_logprob", "return_hidden_states"]
+    process = SchedulerBatchResultProcessor.process_batch_result_decode
+    process = inspect.getsource(inspect.unwrap(process))
+    assert process.count("copy_done") == 2
+    assert "if result.copy_done is not None:" in process
+
+
 def test_prefill_batch_names_its_unfinished_request():
     """Red if a client's text could be judged before its prompt is whole."""
     from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch

@@ -21,6 +21,7 @@ from sglang_parse.embedded import (
 )
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import CHUNK, Server, chat_ids
+from tests.support.made_plugin import write_plugin
 from tests.support.other_drafts import OTHER_MARKERS, write_permuted_draft
 from tests.support.warm_servers import WarmServer
 
@@ -48,6 +49,27 @@ EAGLE = (
 SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 RETRACTED = ("small", "other")
+# A step runs ahead of the next round as it does on a GPU, where it costs nothing. Here
+# it is done when the round goes on, and what becomes of it is the same.
+AHEAD = ("default", "small", "ranks")
+AHEAD_PLUGIN = """
+    def register():
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        engine = "sglang_parse.integration.worker.ParseWorker._build_engine"
+        HookRegistry.register(engine, switch_on, HookType.AFTER)
+        rows = "sglang_parse.target.steps.StepAhead.rows_of"
+        HookRegistry.register(rows, tell, HookType.AFTER)
+
+
+    def switch_on(_, worker):
+        worker.batches.engine.target.steps.runs_ahead = True
+
+
+    def tell(rows, ahead, round):
+        print("test: a step ahead is", "left" if rows is None else "taken", flush=True)
+        return rows
+"""
 # What SGLang serves only where it is switched on.
 MORE = ("--enable-return-hidden-states", "--enable-custom-logit-processor")
 FLAGS = {
@@ -111,6 +133,9 @@ class ServerPool:
 
     def __init__(self, log_dir):
         self.log_dir = log_dir
+        self.ahead_plugin = write_plugin(
+            log_dir / "plugin", "parse_ahead", AHEAD_PLUGIN
+        )
         self.alive: dict[str, ServerProcess] = {}
         given = os.environ.get("SGLANG_PARSE_TEST_URLS", "")
         self.given = dict(pair.split("=", 1) for pair in given.split(",") if pair)
@@ -123,6 +148,8 @@ class ServerPool:
         with pytest.MonkeyPatch.context() as environment:
             for key, value in RETRACTING.items() if name in RETRACTED else ():
                 environment.setenv(key, value)
+            if name in AHEAD:
+                environment.setenv("PYTHONPATH", str(self.ahead_plugin), prepend=":")
             flags = FLAGS[name]
             if name == "permuted":
                 draft = write_permuted_draft(self.log_dir / name, OTHER_MARKERS)
@@ -149,6 +176,10 @@ class ServerPool:
 
     def stop(self, name: str) -> None:
         self.alive.pop(name).stop()
+
+    def log(self, name: str) -> str:
+        """What a server has written."""
+        return (self.log_dir / f"{name}.log").read_text()
 
 
 @pytest.fixture(scope="session")

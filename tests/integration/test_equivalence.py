@@ -88,7 +88,8 @@ RARE = 5  # outcomes expected less often count as one
 
 def test_off_under_default_flags(pool, prompts, expected):
     """Red if several decode steps in a row, which only an adaptive server takes, change
-    a token or a log-probability, go over a stop, or count as drafts."""
+    a token or a log-probability, go over a stop, or count as drafts; or if a step that
+    runs ahead is lost, or given to another request."""
     target, server = pool.get("target"), pool.get("default")
     top = {"return_logprob": True, "top_logprobs_num": 2}
     off = {"custom": {"parse_mode": "off"}}
@@ -109,6 +110,12 @@ def test_off_under_default_flags(pool, prompts, expected):
         assert sum(m["spec_num_correct_drafts"] for m in seen) == 0
     *_, last = server.stream(prompts[0], **off)
     assert last["text"] == expected[0][1]
+    # Answers end at other steps, and others take their places.
+    ours = server.generate_all(prompts, 5, **off)
+    assert differing(ours, expected) == []
+    log = pool.log("default")
+    taken, left = (log.count(f"a step ahead is {word}") for word in ("taken", "left"))
+    assert taken > 30 and left > 0, (taken, left)
 
 
 def chances(model, prompt: list[int]) -> dict[tuple[int, ...], float]:

@@ -4,7 +4,6 @@ survives ends the server at once and says whose request it was.
 The faults come from a plugin of this test, which SGLang finds on PYTHONPATH.
 """
 
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ from benchmarks.reliability.traffic import used_tokens, wait_idle
 from sglang_parse.bench.servers import ServerError
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import Server
+from tests.support.made_plugin import write_plugin
 from tests.support.warm_servers import WarmServer
 
 # What is done for one request; it fails for the request that is named after it.
@@ -52,16 +52,7 @@ PLUGIN = f"""
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    """A package with an entry point, as pip would install it."""
-    (tmp_path / "parse_fault.py").write_text(textwrap.dedent(PLUGIN))
-    info = tmp_path / "parse_fault-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: parse-fault\nVersion: 1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nparse_fault = parse_fault:register\n"
-    )
+    write_plugin(tmp_path, "parse_fault", PLUGIN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 
 

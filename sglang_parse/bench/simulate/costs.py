@@ -56,6 +56,10 @@ class Costs(Protocol):
     def between_ms(self) -> float:
         """The scheduler's, from one round to the next. Stock SGLang hides it."""
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a decode step may run beside the host's work between two rounds."""
+
     def head_step_ms(self, bs: int) -> float:
         """A step of the head, its reading of the pass spread over the steps."""
 
@@ -112,7 +116,8 @@ class GpuCosts:
     """Modelled from the shapes of a pair: what its memory and its arithmetic take.
 
     graphs: whether verify passes and the draft's catching up replay graphs. ships_head:
-    whether the target's head is its own MTP head, and no EAGLE-3 head.
+    whether the target's head is its own MTP head, and no EAGLE-3 head. ahead: whether a
+    decode step runs beside the host's work between two rounds.
     """
 
     target: ModelShape
@@ -123,6 +128,7 @@ class GpuCosts:
     context: int = CONTEXT
     name: str = ""
     ships_head: bool = False
+    ahead: bool = True
 
     def plain_ms(self, bs: int) -> float:
         return self._decode_ms(self.target, bs)
@@ -157,6 +163,10 @@ class GpuCosts:
     @property
     def between_ms(self) -> float:
         return self.device.host_between_ms
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self.ahead
 
     def head_step_ms(self, bs: int) -> float:
         if self.ships_head:
@@ -281,6 +291,10 @@ class MeasuredCosts:
     @property
     def between_ms(self) -> float:
         return self.between
+
+    @property
+    def runs_ahead(self) -> bool:
+        return False  # a CPU, which is the host
 
     def head_step_ms(self, bs: int) -> float:
         return self.head_base

@@ -54,6 +54,8 @@ class Clock:
         self._first_use_ms = first_use_ms
         self._busy = busy
         self._used: set[Any] = set()
+        #: When the device is done with what it does beside the host.
+        self._busy_until = 0.0
 
     def __call__(self) -> float:
         return self.ms / 1000
@@ -69,6 +71,16 @@ class Clock:
             ms += self._first_use_ms
         self.ms += ms
         self.spent[what] = self.spent.get(what, 0.0) + ms
+
+    def start(self, what: str, ms: float) -> None:
+        """Let the device work for this time while the host goes on."""
+        before = self.ms
+        self.spend(what, ms)
+        self.ms, self._busy_until = before, self.ms
+
+    def join(self) -> None:
+        """Wait until the device is free."""
+        self.ms = max(self.ms, self._busy_until)
 
 
 @dataclass(eq=False)
@@ -126,8 +138,11 @@ class FakeTarget:
         self.costs = costs
         self.clock = clock
         self.plain_host_ms = 0.0 if overlaps else costs.plain_host_ms
+        #: Whose next step runs beside the host, with the tokens in front of it.
+        self._ahead: dict[int, int] = {}
 
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
+        self._ahead = {}
         bs, rows = len(round), plan.num_verify_tokens
         ms = self.costs.pass_ms(rows, bs)
         self.clock.spend("pass", ms, kernel=("pass", bs.bit_length()))
@@ -143,14 +158,23 @@ class FakeTarget:
         bs = len(round)
         kernel = ("plain", bs.bit_length())
         steps: list[list[int]] = []
+        self.clock.spend("host", self.plain_host_ms)
+        self.clock.join()
+        runs = all(self._ahead.get(id(r.req)) == r.output_len for r in round)
+        self._ahead = {}
         # A device is at the last step when the next one is launched.
         while not steps or (
             len(steps) < round.num_steps and go_on(steps[:-1], len(steps))
         ):
-            self.clock.spend("plain", self.costs.plain_ms(bs), kernel)
+            if steps or not runs:
+                self.clock.spend("plain", self.costs.plain_ms(bs), kernel)
             places = [(answer_of(r), r.output_len + len(steps)) for r in round]
             steps.append([answer.token(at, TARGETS_OWN) for answer, at in places])
-        self.clock.spend("host", self.plain_host_ms)
+        num = len(steps)
+        is_whole = num == round.num_steps and round.goes_on
+        if self.costs.runs_ahead and is_whole and go_on(steps[:-1], num):
+            self.clock.start("plain", self.costs.plain_ms(bs))
+            self._ahead = {id(r.req): r.output_len + num for r in round}
         for r in round:
             answer_of(r).num_passes += len(steps)
         return steps
@@ -247,6 +271,7 @@ class FakeDrafter:
         orders = [(r, num) for r, num in orders if num > 0]
         if not orders:
             return
+        self.clock.join()
         steps = max(num for _, num in orders)
         if self.token_level:
             if round.chains is not None:

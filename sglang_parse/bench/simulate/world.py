@@ -188,6 +188,7 @@ class World:
         s = self.scenario
         while self.waiting and len(self.active) < s.concurrency:
             answer = self.waiting.pop(0)
+            self.clock.join()
             self.clock.spend("prefill", s.costs.prefill_ms(answer.prompt_len))
             self.engine.interrupt()
             answer.output_ids.append(answer.token(0, 3))

@@ -35,7 +35,7 @@ from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.round import Draft, RequestRound, Round, Sibling
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import sampling
-from sglang_parse.target import model
+from sglang_parse.target import drawing
 from sglang_parse.target.model import TargetModel
 from sglang_parse.target.output import PassOutput
 
@@ -83,7 +83,7 @@ def follow(monkeypatch):
     """Requests of (seq_len, draft, cut) and the target's own tokens behind each of
     their rows -> the round followed, and the rows asked for."""
     info = SimpleNamespace(apply_logits_bias=lambda logits: None)
-    monkeypatch.setattr(model, "expand_rows", lambda *_: info)
+    monkeypatch.setattr(drawing, "expand_rows", lambda *_: info)
     monkeypatch.setattr(sampling, "agree_across_ranks", lambda: None)
 
     def run(requests, own, top_nums=None, siblings=()):

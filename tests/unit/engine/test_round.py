@@ -219,6 +219,34 @@ def test_plain_steps_end_where_answers_end(monkeypatch, has_other, num):
     assert target.num_decodes == round.num_steps == num
 
 
+@pytest.mark.parametrize(
+    ("output", "tokens_left", "goes_on"),
+    [((), 40, True), ((12, *DRAFT[:3]), 40, False), ((), 4, False)],
+    ids=["open", "a stop", "the longest length"],
+)
+def test_a_step_ahead_is_everybodys(monkeypatch, output, tokens_left, goes_on):
+    """Red if a step runs ahead for an answer that ends in this round, or if it has no
+    column for its KV."""
+    server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
+    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round, paused: 4)
+    monkeypatch.setattr(
+        server.engine.planner.controller.costs, "knows_plain", lambda bs: True
+    )
+    asked, decode = [], target.decode
+
+    def ask(round, go_on):
+        steps = decode(round, go_on)
+        asked.append(len(steps) == round.num_steps and go_on(steps[:-1], len(steps)))
+        return steps
+
+    monkeypatch.setattr(target, "decode", ask)
+    one, other = make_request("off"), make_request("off", output=output)
+    other.sampling_params.max_new_tokens = len(other.output_ids) + tokens_left
+    assert server.round(one, other).goes_on
+    assert asked == [goes_on]
+    assert server.slots.extended[-1][0] == 2 + 4 + 1
+
+
 def test_the_schedulers_time_belongs_to_the_next_round():
     """Red if it is lost, or if a prefill in between counts as the scheduler's."""
     server, _, _ = serve()

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
@@ -34,6 +35,7 @@ def result_of(emitted, round, *, return_logprob=False, return_hidden_states=Fals
         emitted,
         round,
         seq_lens=torch.tensor([5] * len(emitted)),
+        host_lens=torch.tensor([5] * len(emitted)),
         return_logprob=return_logprob,
         return_hidden_states=return_hidden_states,
     )
@@ -67,11 +69,27 @@ def test_tokens_are_padded_to_one_stride():
     assert result.speculative_output_stride == 3
     assert result.accept_lens.tolist() == [3, 1, 0]
     assert result.cap_lens.tolist() == [4, 0, 0]
-    assert result.new_seq_lens.tolist() == [8, 6, 5]
+    assert result.lens.tolist() == result.host_lens.tolist() == [8, 6, 5]
     # A batch of which nobody gets a token has a stride that SGLang can divide by.
     result = result_of([Emitted()], None, return_logprob=True)
     assert result.speculative_output_stride == 1
     assert result.accept_lens.tolist() == [0]
+
+
+@pytest.mark.parametrize("asked", ["", "logprobs", "hidden", "masks"])
+def test_what_the_host_has_is_not_waited_for(asked):
+    """Red if SGLang waits for the step that runs ahead, or reads what requests asked for
+    besides before it is there."""
+    recorded = []
+    result = result_of([Emitted((5,))], None)
+    result.copy_done = SimpleNamespace(record=lambda: recorded.append(1))
+    if asked == "masks":
+        masks = SimpleNamespace(map_device_tensors=lambda copy: None)
+        result.logits_output.sampling_mask_output = masks
+    result.copy_to_cpu(asked == "logprobs", asked == "hidden")
+    assert (result.copy_done is None) == (not asked)
+    assert recorded == [1] * bool(asked)
+    assert result.next_token_ids.is_cpu and result.accept_lens.is_cpu
 
 
 def test_each_token_has_its_own_logprob():

@@ -16,21 +16,30 @@ SCHEDULER = SimpleNamespace(
 
 
 @pytest.mark.parametrize(("num_running", "num_waiting"), [(4, 3), (7, 0), (8, 0)])
-def test_only_those_count_for_whom_there_is_a_row(
-    monkeypatch, num_running, num_waiting
-):
+def test_only_those_count_for_whom_there_is_a_row(num_running, num_waiting):
     """Red if rounds are shortened for requests that only the end of others lets in."""
-    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: True)
     batch = SimpleNamespace(reqs=[1] * num_running)
-    scheduler_hooks.note_waiting(SCHEDULER, batch, pp_proxy_tensors=None)
+    scheduler_hooks.note_waiting(SCHEDULER, batch)
     assert getattr(batch, NUM_WAITING) == num_waiting
 
 
-def test_batches_of_other_servers_are_left_alone():
-    """Red if our hook looks at the queue of a server without PARSE."""
-    batch = SimpleNamespace()
-    scheduler_hooks.note_waiting(SimpleNamespace(), batch)
-    assert not hasattr(batch, NUM_WAITING)
+@pytest.mark.parametrize("serves", [True, False])
+def test_batches_of_other_servers_are_left_alone(monkeypatch, serves):
+    """Red if our hook looks at the queue of a server without PARSE, or changes its
+    batches; or if a round does not know who waits, or its batch how long it is."""
+    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: serves)
+    result = SimpleNamespace(lens="device", host_lens=torch.tensor([3, 4]))
+    seen = []
+
+    def run_batch(scheduler, batch, pp_proxy_tensors=None):
+        seen.append(getattr(batch, NUM_WAITING, None))
+        return result
+
+    batch = SimpleNamespace(reqs=[1], seq_lens=1, seq_lens_cpu=2, seq_lens_sum=3)
+    args = (run_batch, SCHEDULER, batch)
+    assert scheduler_hooks.run_round(*args, pp_proxy_tensors=None) is result
+    assert seen == [6 if serves else None]
+    assert batch.seq_lens_sum == (7 if serves else 3)
 
 
 def test_a_round_goes_on_behind_what_is_decided_ahead():
@@ -38,7 +47,7 @@ def test_a_round_goes_on_behind_what_is_decided_ahead():
     written again; or if what the hook has noted does not reach the round."""
     batch = SimpleNamespace(
         reqs=[SimpleNamespace(output_ids=[1, 2], grammar=None)],
-        req_pool_indices=torch.tensor([3]),
+        req_pool_indices_cpu=torch.tensor([3]),
         seq_lens_cpu=torch.tensor([9]),
         sampling_info=plain_sampling(64),
         return_hidden_states=False,
@@ -50,6 +59,18 @@ def test_a_round_goes_on_behind_what_is_decided_ahead():
     assert round.num_waiting == 0
     setattr(batch, NUM_WAITING, 3)
     assert open_round(batch, [state], [0]).num_waiting == 3
+
+
+def test_the_lengths_of_a_round_are_not_read_back():
+    """Red if SGLang goes on from lengths of before the round, or those of a prefill,
+    which it keeps itself, are touched."""
+    known = SimpleNamespace(lens="device", host_lens=torch.tensor([3, 4]))
+    batch = SimpleNamespace(seq_lens=1, seq_lens_cpu=2, seq_lens_sum=3)
+    scheduler_hooks.keep_lens(batch, known)
+    assert (batch.seq_lens, batch.seq_lens_sum) == ("device", 7)
+    assert batch.seq_lens_cpu.tolist() == [3, 4]
+    scheduler_hooks.keep_lens(batch, SimpleNamespace())
+    assert batch.seq_lens_sum == 7
 
 
 def text_request(text, *, field="parse_draft", output=()) -> SimpleNamespace:

@@ -211,10 +211,9 @@ def test_exact_mode_notices_a_draft_that_gets_better(pair, concurrency):
     size = {"concurrency": concurrency, "num_tokens": 4000 * concurrency}
     one = Scenario(costs, drafts=HOSTILE, mode="exact", **size)
     world = World(one)
-    # Plain rounds lose 4% or 5% to Python, which stock SGLang hides.
-    assert world.run().rate > 0.94 * target_alone(one).rate
+    assert world.run().rate > 0.97 * target_alone(one).rate
     world.scenario = replace(
-        one, drafts=Drafts(0.9, 0.95), num_tokens=20_000 * concurrency
+        one, drafts=Drafts(0.9, 0.95), num_tokens=40_000 * concurrency
     )
     world.rounds = {}
     world.run()

@@ -160,10 +160,13 @@ def test_several_steps_where_nobody_drafts_or_reads():
     one = planner(has_model=False, head_steps=0)
     off = [state("off"), state("off")]
     fast_plain_rounds(one)
-    assert num_steps(one, make_round(*off, may_repeat=True)) == MOST_STEPS
-    assert num_steps(one, make_round(*off)) == 1
-    one.slots.num_free = lambda *_: 7
-    assert num_steps(one, make_round(*off, may_repeat=True)) == 1
+    long, short = make_round(*off, may_repeat=True), make_round(*off)
+    assert num_steps(one, long) == MOST_STEPS and long.goes_on
+    assert num_steps(one, short) == 1 and not short.goes_on
+    # With room for the step that runs ahead of the next round.
+    for room, steps in ((2 * MOST_STEPS + 2, MOST_STEPS), (2 * MOST_STEPS + 1, 1)):
+        one.slots.num_free = lambda *_, room=room: room
+        assert num_steps(one, make_round(*off, may_repeat=True)) == steps
 
     failed = [state("off"), state("off", recovering=1)]
     one = planner(has_model=False, head_steps=0)
@@ -260,7 +263,7 @@ def test_the_first_plain_rounds_are_short():
         costs.draft.add(8, 8.0)
         costs.verify.add(8, 5.0)
     one = make_round(state("off"), may_repeat=True)
-    assert num_steps(plan, one) == FIRST_STEPS
+    assert num_steps(plan, one) == FIRST_STEPS and not one.goes_on
     fast_plain_rounds(plan, bs=1)
     one = make_round(state("off"), may_repeat=True)
     assert num_steps(plan, one) == MOST_STEPS

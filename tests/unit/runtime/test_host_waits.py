@@ -19,6 +19,8 @@ from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.integration.result import build_result, emit
+from sglang_parse.integration.rounds import open_round
+from sglang_parse.integration.scheduler_hooks import keep_lens
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
@@ -46,6 +48,7 @@ class Sampling:
     acc_additive_penalties: Any = None
     acc_scaling_penalties: Any = None
     grammars: Any = None
+    has_custom_logit_processor: bool = False
     sampling_mask_batch_indices: Any = None
     vocab_size: int = VOCAB
 
@@ -112,6 +115,8 @@ def make_round(num: int, config: ParseConfig) -> Round:
             origin_input_ids=[5] * SEQ_LEN,
             output_ids=[6],
             grammar=None,
+            return_sampling_mask=False,
+            multimodal_inputs=None,
             kv=SimpleNamespace(kv_allocated_len=SEQ_LEN + 1),
             sampling_params=SimpleNamespace(
                 max_new_tokens=400,
@@ -130,6 +135,7 @@ def make_round(num: int, config: ParseConfig) -> Round:
     batch = SimpleNamespace(
         reqs=[r.req for r in requests],
         req_pool_indices=torch.empty(num, dtype=torch.int64, device="cuda"),
+        req_pool_indices_cpu=torch.arange(num),
         seq_lens=torch.empty(num, dtype=torch.int64, device="cuda"),
         sampling_info=Sampling(),
         tree_cache=SimpleNamespace(evictable_size=lambda: 0),
@@ -204,6 +210,7 @@ def waits_of(num: int, monkeypatch) -> HostWaits:
             [emit(r) for r in round],
             round,
             seq_lens=round.batch.seq_lens,
+            host_lens=torch.full((num,), SEQ_LEN),
             return_logprob=False,
             return_hidden_states=False,
         )
@@ -260,6 +267,63 @@ def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
     assert not waits.counts
     assert seen == [(0, 1), (1, 2), (2, 3)]
     assert waited == [(0, 2), (1, 3), (2, 4), (3, 4)]
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_nothing_waits_for_the_step_that_runs_ahead(no_gpu, monkeypatch, num):
+    """Red if the end of a plain round, what SGLang copies of it, or the beginning of
+    the next one waits for the device, which is at that next round's first step."""
+    launched, waited = [], []
+    forward = Steps.forward_batch_generation
+
+    def launch(self, **batch):
+        launched.append(1)
+        return forward(self, **batch)
+
+    def mark(device):
+        at = len(launched)
+        return SimpleNamespace(synchronize=lambda: waited.append((at, len(launched))))
+
+    monkeypatch.setattr(Steps, "forward_batch_generation", launch)
+    monkeypatch.setattr(readback, "mark", mark)
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, _ = make_engine(ParseConfig())
+        engine.target.verifier.target_worker = Steps()
+        engine.target.steps.runs_ahead = True
+
+        def plan(round):
+            round.num_steps, round.goes_on = 4, True
+
+        monkeypatch.setattr(engine.planner, "plan", plan)
+        first = make_round(num, ParseConfig())
+        batch, states = first.batch, [r.state for r in first]
+        batch.return_hidden_states = False
+        batch.seq_lens_cpu = torch.full((num,), SEQ_LEN)
+        for _ in range(2):
+            round = open_round(batch, states, range(num))
+            engine.run(round)
+            result = build_result(
+                [emit(r) for r in round],
+                round,
+                seq_lens=batch.seq_lens,
+                host_lens=batch.seq_lens_cpu,
+                return_logprob=False,
+                return_hidden_states=False,
+                reqs=batch.reqs,
+            )
+            result.copy_done = Copied()
+            result.copy_to_cpu(False, False)
+            assert result.copy_done is None
+            keep_lens(batch, result)
+            for r in round:
+                r.req.output_ids += r.decision.accept_tokens
+    assert all(r.error is None for r in round), [r.error for r in round]
+    assert not waits.counts
+    assert len(launched) == 5 + 4 and batch.seq_lens_cpu.tolist() == [SEQ_LEN + 8] * num
+    # Each wait is for a step that another one was launched behind.
+    assert len(waited) == 8 and all(step < last for step, last in waited)
 
 
 def test_a_wait_is_counted(no_gpu):

@@ -32,6 +32,7 @@ def test_view_of_some_requests_keeps_what_belongs_to_them(monkeypatch):
     batch = SimpleNamespace(
         reqs=["a", "b", "c"],
         req_pool_indices=torch.tensor([7, 8, 9]),
+        req_pool_indices_cpu=torch.tensor([7, 8, 9]),
         seq_lens=torch.tensor([1, 2, 3]),
         seq_lens_cpu=torch.tensor([1, 2, 3]),
         sampling_info=None,
@@ -46,6 +47,7 @@ def test_view_of_some_requests_keeps_what_belongs_to_them(monkeypatch):
     view = batch_view(batch, [0, 2])
     assert view.reqs == ["a", "c"] and view.sampling_info == [0, 2]
     assert view.req_pool_indices.tolist() == [7, 9]
+    assert view.req_pool_indices_cpu.tolist() == [7, 9]
     assert view.seq_lens.tolist() == view.seq_lens_cpu.tolist() == [1, 3]
     assert view.top_logprobs_nums == [4, 6]
     assert view.token_ids_logprobs == [None, None]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.target import model as module
+from sglang_parse.requests.state import RequestState
+from sglang_parse.target import drawing, model
 from sglang_parse.target.model import TargetModel
 
 VOCAB = 50
@@ -37,31 +38,41 @@ def places(monkeypatch) -> list[list[int]]:
         places.append(positions.tolist())
         return logits.argmax(-1), len(places)
 
-    monkeypatch.setattr(module, "sample_rows", sample_rows)
-    monkeypatch.setattr(module, "expand_rows", lambda *_: None)
-    monkeypatch.setattr(module, "token_needs", lambda batch, owner: None)
-    monkeypatch.setattr(module, "join_outputs", list)
+    monkeypatch.setattr(drawing, "sample_rows", sample_rows)
+    monkeypatch.setattr(drawing, "expand_rows", lambda *_: None)
+    monkeypatch.setattr(drawing, "token_needs", lambda batch, owner: None)
+    monkeypatch.setattr(model, "join_outputs", list)
     return places
 
 
-def make_round(num_steps: int) -> Round:
+def new_state() -> RequestState:
+    return RequestState(None, frozenset(), None, None)
+
+
+STATES = [new_state(), new_state()]
+PLACES = [(STATES[0], 5, 7), (STATES[1], 9, 20)]
+
+
+def make_round(num_steps: int, places=PLACES, **more) -> Round:
+    """places: of each request its state, tokens with KV, and its last token."""
     req = SimpleNamespace(multimodal_inputs=None)
     requests = [
-        RequestRound(req=req, state=None, row=k, seq_len=n, bonus_token=t, output_len=1)
-        for k, (n, t) in enumerate([(5, 7), (9, 20)])
+        RequestRound(req=req, state=s, row=k, seq_len=n, bonus_token=t, output_len=1)
+        for k, (s, n, t) in enumerate(places)
     ]
     batch = SimpleNamespace(
-        reqs=[req, req], req_pool_indices=torch.tensor([0, 1]), sampling_info=None,
-        seq_lens=torch.tensor([5, 9]), return_hidden_states=False,
+        reqs=[req] * len(places), req_pool_indices=torch.arange(len(places)),
+        seq_lens=torch.zeros(len(places)), sampling_info=None,
+        return_hidden_states=False, return_logprob=False,
     )  # fmt: skip
-    return Round(batch, requests, num_steps=num_steps, head_rests=True)
+    return Round(batch, requests, num_steps=num_steps, head_rests=True, **more)
 
 
 def test_each_step_goes_on_from_what_the_last_one_sampled(monkeypatch, places):
     """Red if a later step gets another token, place or length than a round of its own
     would have, whatever the machine's speed."""
     expanded = []
-    monkeypatch.setattr(module, "expand_rows", lambda *_: expanded.append(1))
+    monkeypatch.setattr(drawing, "expand_rows", lambda *_: expanded.append(1))
     round, verifier = make_round(3), Verifier()
     target = TargetModel(verifier, SimpleNamespace(table=None))
     steps = target.decode(round, lambda steps, num: True)
@@ -88,3 +99,100 @@ def test_steps_end_where_they_no_longer_pay(places):
     assert target.decode(round, go_on) == [[8, 21], [9, 22]]
     assert asked == [[[8, 21]], [[8, 21], [9, 22]]]
     assert len(verifier.asked) == len(places) == 2
+
+
+def always(steps, num) -> bool:
+    return True
+
+
+@pytest.fixture
+def ahead(places):
+    """A target whose device works beside the host, behind a round of two steps that
+    goes on: its next step, the third, runs already."""
+    verifier = Verifier()
+    target = TargetModel(verifier, SimpleNamespace(table=None), runs_ahead=True)
+    steps = target.decode(make_round(2, goes_on=True), always)
+    assert steps == [[8, 21], [9, 22]]
+    assert [one["ids"] for one in verifier.asked] == [[7, 20], [8, 21], [9, 22]]
+    verifier.asked.clear()
+    places.clear()
+    return target
+
+
+def test_a_step_that_runs_ahead_is_the_next_rounds_first(ahead, places):
+    """Red if a token is computed twice or lost, or stands at another place, where a step
+    runs beside the scheduler's work."""
+    asked = ahead.verifier.asked
+    round = make_round(3, [(STATES[0], 7, 9), (STATES[1], 11, 22)], goes_on=True)
+    seen = []
+    go_on = lambda steps, num: seen.append((len(steps), num)) or True  # noqa: E731
+    assert ahead.decode(round, go_on) == [[10, 23], [11, 24], [12, 25]]
+    assert [one["ids"] for one in asked] == [[10, 23], [11, 24], [12, 25]]
+    assert places == [[8, 12], [9, 13], [10, 14]] and len(round.sampled) == 3
+    assert seen == [(1, 1), (2, 2), (3, 3)]
+    # A round of one step has it already, and only starts the next one.
+    asked.clear()
+    round = make_round(1, [(STATES[0], 10, 12), (STATES[1], 14, 25)], goes_on=True)
+    assert ahead.decode(round, always) == [[13, 26]]
+    assert [one["ids"] for one in asked] == [[13, 26]]
+
+
+def test_those_who_are_left_go_on_from_their_own_rows(ahead):
+    """Red if a request gets the token of one that has ended beside it."""
+    round = make_round(2, [(STATES[1], 11, 22)])
+    assert ahead.decode(round, always) == [[23], [24]]
+    assert [one["ids"] for one in ahead.verifier.asked] == [[23]]
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        [(STATES[0], 7, 9), (STATES[1], 11, 22), (new_state(), 4, 3)],
+        [(STATES[0], 6, 9), (STATES[1], 11, 22)],
+        [(new_state(), 7, 9), (STATES[1], 11, 22)],
+    ],
+    ids=["another request", "another length", "a new beginning"],
+)
+def test_a_step_that_is_not_everybodys_next_is_left_aside(ahead, begins):
+    """Red if a request is given a token that the target wrote at another place."""
+    first = [token for _, _, token in begins]
+    assert ahead.decode(make_round(1, begins), always) == [[t + 1 for t in first]]
+    assert [one["ids"] for one in ahead.verifier.asked] == [first]
+
+
+def test_a_pass_leaves_a_step_ahead_aside(ahead):
+    """Red if a plain round behind a pass takes a step from before it."""
+    ahead.slots.take_scratch = ahead.slots.release_scratch = lambda *_: None
+    ahead.verifier.verify = lambda plan, **_: None
+    judged = make_round(1)
+    judged.batch.tree_cache = None
+    ahead.verify(judged, SimpleNamespace(num_suffix_tokens=0))
+    ahead.decode(make_round(1, [(STATES[0], 7, 9), (STATES[1], 11, 22)]), always)
+    assert [one["ids"] for one in ahead.verifier.asked] == [[9, 22]]
+
+
+@pytest.mark.parametrize(
+    ("on_device", "more", "asked"),
+    [
+        (False, {"goes_on": True}, {}),
+        (True, {}, {}),
+        (True, {"goes_on": True, "has_state": True}, {}),
+        (True, {"goes_on": True}, {"return_logprob": True}),
+        (True, {"goes_on": True}, {"return_hidden_states": True}),
+    ],
+    ids=["CPU", "drafts are due", "a recurrent state", "logprobs", "hidden states"],
+)
+def test_no_step_runs_ahead_that_may_be_lost(places, on_device, more, asked):
+    """Red if a step is computed that no round will take, or a state reads a token that
+    the answer may not have."""
+    target = TargetModel(Verifier(), SimpleNamespace(table=None), runs_ahead=on_device)
+    round = make_round(2, **more)
+    vars(round.batch).update(asked)
+    assert len(target.decode(round, always)) == len(target.verifier.asked) == 2
+
+
+def test_nobody_runs_ahead_of_an_end(places):
+    """Red if a step runs ahead where somebody is asked and says no: an answer ends."""
+    target = TargetModel(Verifier(), SimpleNamespace(table=None), runs_ahead=True)
+    assert len(target.decode(make_round(2, goes_on=True), lambda _, n: n < 2)) == 2
+    assert len(target.verifier.asked) == 2

@@ -1,0 +1,168 @@
+"""The target's decode steps in a row, and the one that runs ahead of the next round.
+
+Between two rounds a device would wait for the host. Where the next round will be plain
+too, its first step is launched before the host reads what this round gave. A round that
+turns out otherwise leaves that step aside, and writes the same KV in its place again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import ref
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from torch import Tensor
+
+from sglang_parse.requests.round import Round
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.batches import mrope_shifts
+from sglang_parse.runtime.readback import StepTokens
+from sglang_parse.runtime.upload import upload
+from sglang_parse.target.drawing import draw, sampling_state
+from sglang_parse.target.output import PassOutput
+from sglang_parse.target.passes import TargetVerifier
+
+# Asked before each step but the first, with the tokens of the steps that are known and
+# the number of all: whether there is another one.
+GoOn = Callable[[list[list[int]], int], bool]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decode step. tokens: [requests] int64, what it samples, on the device."""
+
+    output: PassOutput
+    tokens: Tensor
+    sampled: LogitsProcessorOutput
+
+
+@dataclass(frozen=True)
+class StepAhead:
+    """The step behind a round's last one, and whose next step it is."""
+
+    step: Step
+    #: By row, what PARSE remembers of the request; another one if it begins anew.
+    states: tuple[ref[RequestState], ...]
+    #: By row, the tokens with KV before the step.
+    lens: tuple[int, ...]
+
+    def rows_of(self, round: Round) -> list[int] | None:
+        """Its row of each request of a round; None where it is not the next step of
+        all of them."""
+        row_of = {id(state()): row for row, state in enumerate(self.states)}
+        rows = [row_of.get(id(r.state)) for r in round]
+        found = [
+            row
+            for row, r in zip(rows, round, strict=True)
+            if row is not None and self.lens[row] == r.seq_len
+        ]
+        return found if len(found) == len(rows) else None
+
+
+class DecodeSteps:
+    """Runs decode steps of one round after another.
+
+    runs_ahead: whether the device computes while the host does something else.
+    """
+
+    def __init__(self, verifier: TargetVerifier, *, runs_ahead: bool = False) -> None:
+        self.verifier = verifier
+        self.runs_ahead = runs_ahead
+        self._ahead: StepAhead | None = None
+
+    def forget(self) -> None:
+        """The next round is not plain."""
+        self._ahead = None
+
+    def run(
+        self, round: Round, table: Tensor, go_on: GoOn
+    ) -> tuple[list[list[int]], list[LogitsProcessorOutput]]:
+        """Tokens and logprobs of up to `num_steps` steps behind each bonus token; the
+        round's `output` is the last one's.
+
+        Between steps the host never waits for the one that runs. go_on is asked before
+        the step that runs ahead too.
+        """
+        chain = _Chain(self.verifier, round, table)
+        tokens, samples = StepTokens(round.batch.seq_lens.device), []
+        ahead, self._ahead = self._ahead, None
+        rows = ahead.rows_of(round) if ahead is not None else None
+
+        def goes_on() -> bool:
+            return not samples or go_on(tokens.known(), len(samples))
+
+        while len(samples) < round.num_steps and goes_on():
+            if ahead is not None and rows is not None and not samples:
+                step = chain.take(ahead.step, rows)
+            else:
+                step = chain.run()
+            tokens.add(step.tokens)
+            samples.append(step.sampled)
+            round.output = step.output
+        if len(samples) == round.num_steps and self._may_run_ahead(round) and goes_on():
+            lens = [r.seq_len + len(samples) for r in round]
+            states = tuple(ref(r.state) for r in round)
+            self._ahead = StepAhead(chain.run(), states, tuple(lens))
+        return tokens.all(), samples
+
+    def _may_run_ahead(self, round: Round) -> bool:
+        """Not where more than tokens is asked for, nor where a recurrent state would
+        have read what the answer may not have."""
+        if not (self.runs_ahead and round.goes_on) or round.has_state:
+            return False
+        return not (round.batch.return_logprob or round.batch.return_hidden_states)
+
+
+class _Chain:
+    """Steps of a round, each behind what the one before it samples."""
+
+    def __init__(self, verifier: TargetVerifier, round: Round, table: Tensor) -> None:
+        device = round.batch.seq_lens.device
+        self._verifier = verifier
+        self._round = round
+        self._table = table
+        self._info = sampling_state(round, range(len(round)))
+        self._shifts = mrope_shifts(round.batch.reqs)
+        self._num = 0
+        self._host_lens = torch.tensor([r.seq_len for r in round])
+        self._lens = upload(self._host_lens, device)
+        self._tokens = upload([r.bonus_token for r in round], device)
+
+    def run(self) -> Step:
+        round, batch = self._round, self._round.batch
+        output = self._verifier.decode(
+            input_ids=self._tokens,
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=self._lens,
+            seq_lens_cpu=self._host_lens,
+            table=self._table,
+            return_hidden_states=batch.return_hidden_states,
+            is_followed=not round.head_rests,
+            mrope_shifts=self._shifts,
+        )
+        tokens, sampled = draw(
+            self._verifier.runner,
+            round,
+            output.logits,
+            info=self._info,
+            owner=range(len(round)),
+            offset=[self._num] * len(round),
+            positions=self._lens,
+        )
+        self._move(tokens)
+        return Step(output, tokens, sampled)
+
+    def take(self, step: Step, rows: Sequence[int]) -> Step:
+        """A step that runs already, at these of its rows."""
+        tokens = step.tokens
+        if list(rows) != list(range(len(tokens))):
+            tokens = tokens[upload(list(rows), tokens.device)]
+        self._move(tokens)
+        return Step(step.output, tokens, step.sampled)
+
+    def _move(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+        self._num += 1
+        self._lens, self._host_lens = self._lens + 1, self._host_lens + 1
