@@ -86,7 +86,8 @@ class DecodeSteps:
         the step that runs ahead too.
         """
         chain = _Chain(self.verifier, round, table)
-        tokens, samples = StepTokens(round.batch.seq_lens.device), []
+        tokens = StepTokens(round.batch.seq_lens.device)
+        samples: list[LogitsProcessorOutput] = []
         ahead, self._ahead = self._ahead, None
         rows = ahead.rows_of(round) if ahead is not None else None
 

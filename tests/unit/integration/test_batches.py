@@ -76,7 +76,8 @@ def decode(monkeypatch):
         num = len(reqs)
         batch = SimpleNamespace(
             reqs=reqs, tree_cache=None,
-            req_pool_indices=torch.arange(num), req_pool_indices_cpu=torch.arange(num) + 10,
+            req_pool_indices=torch.arange(num),
+            req_pool_indices_cpu=torch.arange(num) + 10,
             seq_lens=torch.full((num,), 5), seq_lens_cpu=torch.full((num,), 5),
             sampling_info=plain_sampling(9),
             device="cpu",

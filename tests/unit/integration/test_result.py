@@ -78,8 +78,8 @@ def test_tokens_are_padded_to_one_stride():
 
 @pytest.mark.parametrize("asked", ["", "logprobs", "hidden", "masks"])
 def test_what_the_host_has_is_not_waited_for(asked):
-    """Red if SGLang waits for the step that runs ahead, or reads what requests asked for
-    besides before it is there."""
+    """Red if SGLang waits for the step that runs ahead, or reads what requests asked
+    for besides before it is there."""
     recorded = []
     result = result_of([Emitted((5,))], None)
     result.copy_done = SimpleNamespace(record=lambda: recorded.append(1))

@@ -120,8 +120,8 @@ def ahead(places):
 
 
 def test_a_step_that_runs_ahead_is_the_next_rounds_first(ahead, places):
-    """Red if a token is computed twice or lost, or stands at another place, where a step
-    runs beside the scheduler's work."""
+    """Red if a token is computed twice or lost, or stands at another place, where a
+    step runs beside the scheduler's work."""
     asked = ahead.verifier.asked
     round = make_round(3, [(STATES[0], 7, 9), (STATES[1], 11, 22)], goes_on=True)
     seen = []
