@@ -224,8 +224,9 @@ class ParseWorker(BaseSpecWorker):
 
     def _build_engine(self) -> None:
         """The round, on top of models, pools and drafters."""
-        on_host = torch.device(self.verifier.runner.device).type == "cpu"
-        target = TargetModel(self.verifier, self.slots, runs_ahead=not on_host)
+        target = TargetModel(
+            self.verifier, self.slots, runs_ahead=self._device_runs_beside
+        )
         count = partial(self.telemetry.add_extension_error, "drafter")
         guarded = GuardedDrafters(self.drafters, count)
         planner = RoundPlanner(
@@ -269,6 +270,13 @@ class ParseWorker(BaseSpecWorker):
             requests=self.requests,
             telemetry=self.telemetry,
         )
+
+    @property
+    def _device_runs_beside(self) -> bool:
+        """Whether a step may run while the scheduler works. A hierarchical cache brings
+        KV into slots that were freed just now, beside what the step writes."""
+        on_host = torch.device(self.verifier.runner.device).type == "cpu"
+        return not (on_host or self.slots.brings_back)
 
     def _probing(self, target: TargetModel) -> Probing | None:
         """Verdicts from hidden states, None where nobody reads these."""

@@ -147,9 +147,8 @@ def learn_costs(
         tokens = sum(len(r.decision.accept_tokens) for r in round_)
         own.asked.add(tokens, ms, tells_speed=False)
     if "plain" in seconds:
-        steps_ms = 1000 * seconds["plain"]
-        own.plain.add(bs, steps_ms / round_.num_steps)
-        own.around.add(bs, ms - steps_ms, tells_speed=False)
+        steps_ms, num = 1000 * seconds["plain"], round_.num_steps
+        own.add_plain(bs, steps_ms, ms - steps_ms, num, hides=round_.took_ahead)
         return ms
     own.verify.add(round_.num_rows, ms - 1000 * seconds["draft"])
     steps = max(r.draft.num_segment_level for r in round_)

@@ -6,6 +6,7 @@ is short, that takes a good part of the time. Several steps in a row share it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sglang_parse.requests.round import Round
@@ -19,6 +20,8 @@ FIRST_STEPS = STOP_STEPS = 4
 # Share of a round's rows that may be behind the ends of answers. A row among many costs
 # far less than the work between two rounds.
 MOST_WASTE = 1 / 8
+# Rounds in time after which they get shorter, where a step runs ahead of each.
+IN_TIME = 4
 
 
 def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
@@ -45,3 +48,32 @@ def pays(lens: Sequence[int], num: int) -> bool:
     tokens of each answer up to its end, as far as is known."""
     wasted = sum(max(0, num - own) for own in lens)
     return wasted <= MOST_WASTE * num * len(lens)
+
+
+class AheadPace:
+    """Steps of rounds whose first one ran ahead: as few as keep the device busy.
+
+    A round that comes late, when its first step is done, has lost time. The next ones
+    are twice as long then, so that it is lost half as often.
+    """
+
+    def __init__(self) -> None:
+        #: By the logarithm of the number of requests: steps, and rounds in time.
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def most(self, bs: int) -> int:
+        """Steps of a round of so many requests, at most."""
+        return self._seen.get(_size(bs), (MOST_STEPS, 0))[0]
+
+    def learn(self, bs: int, *, is_late: bool) -> None:
+        steps, in_time = self._seen.get(_size(bs), (MOST_STEPS, 0))
+        if is_late:
+            self._seen[_size(bs)] = min(2 * steps, MOST_STEPS), 0
+        elif in_time + 1 < IN_TIME:
+            self._seen[_size(bs)] = steps, in_time + 1
+        else:
+            self._seen[_size(bs)] = max(1, steps - 1), 0
+
+
+def _size(bs: int) -> int:
+    return round(math.log2(bs))

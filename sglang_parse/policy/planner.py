@@ -18,7 +18,7 @@ from sglang_parse.policy.learn import (
     learn_siblings,
 )
 from sglang_parse.policy.own_windows import OwnWindows
-from sglang_parse.policy.plain_steps import FIRST_STEPS, plain_steps
+from sglang_parse.policy.plain_steps import FIRST_STEPS, AheadPace, plain_steps
 from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
 from sglang_parse.policy.windows import SHORT_WINDOW, fit_windows, longest_window
 from sglang_parse.requests.round import RequestRound, Round
@@ -69,6 +69,7 @@ class RoundPlanner:
             context_len=context_len,
         )
         self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
+        self.ahead_pace = AheadPace()
         self.own_windows = OwnWindows(self.controller.drafts)
         self._is_told = False
         self._first: ref[RequestState] | None = None
@@ -93,10 +94,7 @@ class RoundPlanner:
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
-        round.num_steps = self._plain_steps(round, paused=paused)
-        # A round that measures a step is followed by one with a draft.
-        is_known = self.controller.costs.knows_plain(len(round))
-        round.goes_on = round.num_steps > 1 and is_known
+        self._plan_plain(round, self._plain_steps(round, paused=paused))
 
     # -- How much --------------------------------------------------------------
 
@@ -235,10 +233,20 @@ class RoundPlanner:
         )
         if not costs.knows_plain(bs):
             steps = min(steps, FIRST_STEPS)
-        steps = self.ranks.agree(steps)
         # One more runs ahead of the next round.
         room = self.slots.num_free(round.batch.tree_cache, bs)
         return steps if room >= bs * (steps + 1) else 1
+
+    def _plan_plain(self, round: Round, steps: int) -> None:
+        """Steps of this rank, and fewer where the next round is plain too: a step that
+        runs ahead of that hides the work between them."""
+        bs = len(round)
+        # A round that measures a step is followed by one with a draft.
+        goes_on = steps > 1 and self.controller.costs.knows_plain(bs)
+        if goes_on:
+            steps = min(steps, self.ahead_pace.most(bs))
+        ((steps, on),) = self.ranks.agree_all([[steps, int(goes_on)]])
+        round.num_steps, round.goes_on = steps, bool(on)
 
     def _drafts(self, r: RequestRound) -> bool:
         """Whether a drafter of whole segments writes for this request.
@@ -280,6 +288,8 @@ class RoundPlanner:
             token_level=[d.name for d in self.head.drafters],
         )
         self.controller.spend(ms)
+        if round.took_ahead:
+            self.ahead_pace.learn(len(round), is_late=round.is_late)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
         self.head.learn(round, tokens, ms)
         if "plain" not in round.seconds:

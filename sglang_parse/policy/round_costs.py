@@ -74,6 +74,8 @@ class RoundCosts:
     plain: Point = field(default_factory=Point)
     around: Point = field(default_factory=Point)
     between: Point = field(default_factory=Point)
+    #: Whether the last plain round hid what it took beside its steps.
+    hides: bool = False
     #: Of whole rounds in which such a drafter was asked, over the tokens they gave.
     asked: Point = field(default_factory=Point)
     #: Of the texts that the draft model read before it drafted.
@@ -101,12 +103,29 @@ class RoundCosts:
         if self.draft.count < 2 or steps_ms > MOSTLY_READ * ms:
             self.draft.add(steps, steps_ms)
 
+    def add_plain(
+        self, bs: int, steps_ms: float, around_ms: float, num: int, *, hides: bool
+    ) -> None:
+        """A round of decode steps took so long, and so long beside them. hides: whether
+        its first step ran beside that, so that all of it was the steps'."""
+        self.hides = hides
+        if hides:
+            self.plain.add(bs, (steps_ms + around_ms) / num)
+        else:
+            self.plain.add(bs, steps_ms / num)
+            self.around.add(bs, around_ms, tells_speed=False)
+
     def reading_ms(self, num_read: int) -> float:
         return self.reading.ms(num_read)
 
     def plain_ms(self, num_steps: int) -> float:
-        """Milliseconds a decode step of rounds of so many."""
-        return self.plain.ms + self.around.ms / num_steps
+        """Milliseconds a decode step of rounds of so many, each alone; 0 for rounds in
+        a row, of as many as they may have."""
+        if num_steps:
+            return self.plain.ms + self.around.ms / num_steps
+        if self.hides:
+            return self.plain.ms
+        return self.plain.ms + self.around.ms / most_steps(self.plain.ms)
 
     @property
     def is_known(self) -> bool:
@@ -161,7 +180,7 @@ class CostModel:
         return own.verify.ms(bs) if own.is_known else 0.0
 
     def plain_ms(self, bs: int, num_steps: int = 0) -> float:
-        """A step of plain rounds of so many steps, 0 for as many as they may have.
+        """A step of plain rounds of so many steps, each alone; 0 for rounds in a row.
 
         Until two rounds were seen, at most what a pass of a row a request would take: a
         first plain round may hold a kernel's first use.
@@ -170,5 +189,5 @@ class CostModel:
         guess = self.nearest(bs).verify.ms(bs)
         if not own.plain.count:
             return guess
-        ms = own.plain_ms(num_steps or most_steps(own.plain.ms))
+        ms = own.plain_ms(num_steps)
         return ms if self.knows_plain(bs) else min(ms, guess)

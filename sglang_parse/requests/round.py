@@ -308,6 +308,10 @@ class Round:
     num_steps: int = 1
     #: Whether the next round will be one of decode steps too, as far as is known.
     goes_on: bool = False
+    #: Whether its first decode step ran already when it began, and whether the device
+    #: was done with that before it got another.
+    took_ahead: bool = False
+    is_late: bool = False
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
     #: The target's pass (`target.output.PassOutput`), once it has run.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import ref
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from sglang_parse.requests.round import Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.batches import mrope_shifts
-from sglang_parse.runtime.readback import StepTokens
+from sglang_parse.runtime.readback import StepTokens, mark_end
 from sglang_parse.runtime.upload import upload
 from sglang_parse.target.drawing import draw, sampling_state
 from sglang_parse.target.output import PassOutput
@@ -47,6 +48,13 @@ class StepAhead:
     states: tuple[ref[RequestState], ...]
     #: By row, the tokens with KV before the step.
     lens: tuple[int, ...]
+    #: An event of the device behind it, None where the host is the device.
+    end: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device waits already."""
+        return self.end is not None and bool(self.end.query())
 
     def rows_of(self, round: Round) -> list[int] | None:
         """Its row of each request of a round; None where it is not the next step of
@@ -97,15 +105,19 @@ class DecodeSteps:
         while len(samples) < round.num_steps and goes_on():
             if ahead is not None and rows is not None and not samples:
                 step = chain.take(ahead.step, rows)
+                round.took_ahead, round.is_late = True, ahead.is_done
             else:
                 step = chain.run()
             tokens.add(step.tokens)
             samples.append(step.sampled)
             round.output = step.output
         if len(samples) == round.num_steps and self._may_run_ahead(round) and goes_on():
-            lens = [r.seq_len + len(samples) for r in round]
-            states = tuple(ref(r.state) for r in round)
-            self._ahead = StepAhead(chain.run(), states, tuple(lens))
+            self._ahead = StepAhead(
+                chain.run(),
+                states=tuple(ref(r.state) for r in round),
+                lens=tuple(r.seq_len + len(samples) for r in round),
+                end=mark_end(round.batch.seq_lens.device),
+            )
         return tokens.all(), samples
 
     def _may_run_ahead(self, round: Round) -> bool:

@@ -234,7 +234,7 @@ class GpuCosts:
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """Straight lines through measured times: a CPU, where nothing is hidden."""
+    """Straight lines through measured times, in which nothing is hidden."""
 
     plain_base: float
     plain_request: float

@@ -78,9 +78,11 @@ class Clock:
         self.spend(what, ms)
         self.ms, self._busy_until = before, self.ms
 
-    def join(self) -> None:
-        """Wait until the device is free."""
-        self.ms = max(self.ms, self._busy_until)
+    def join(self) -> float:
+        """Wait until the device is free. Returns for how long."""
+        waits = max(0.0, self._busy_until - self.ms)
+        self.ms += waits
+        return waits
 
 
 @dataclass(eq=False)
@@ -138,6 +140,7 @@ class FakeTarget:
         self.costs = costs
         self.clock = clock
         self.plain_host_ms = 0.0 if overlaps else costs.plain_host_ms
+        self.runs_ahead = costs.runs_ahead and not overlaps
         #: Whose next step runs beside the host, with the tokens in front of it.
         self._ahead: dict[int, int] = {}
 
@@ -159,8 +162,9 @@ class FakeTarget:
         kernel = ("plain", bs.bit_length())
         steps: list[list[int]] = []
         self.clock.spend("host", self.plain_host_ms)
-        self.clock.join()
+        waits = self.clock.join()
         runs = all(self._ahead.get(id(r.req)) == r.output_len for r in round)
+        round.took_ahead, round.is_late = runs, runs and not waits
         self._ahead = {}
         # A device is at the last step when the next one is launched.
         while not steps or (
@@ -172,7 +176,7 @@ class FakeTarget:
             steps.append([answer.token(at, TARGETS_OWN) for answer, at in places])
         num = len(steps)
         is_whole = num == round.num_steps and round.goes_on
-        if self.costs.runs_ahead and is_whole and go_on(steps[:-1], num):
+        if self.runs_ahead and is_whole and go_on(steps[:-1], num):
             self.clock.start("plain", self.costs.plain_ms(bs))
             self._ahead = {id(r.req): r.output_len + num for r in round}
         for r in round:

@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -220,6 +221,24 @@ def test_waves_of_a_gpu_are_simulated_cell_by_cell():
     alone, parse, exact = (w.simulated for w in found)
     assert parse > exact > 1.5 * alone
     assert waves_table(found).splitlines()[-1].startswith("| exact | 2 | 200 | ")
+
+
+@pytest.mark.parametrize("concurrency", [1, 32])
+def test_a_step_ahead_hides_the_hosts_work(concurrency):
+    """Red if a device waits between plain rounds where one of their steps could run, or
+    if a stream goes on in lumps although nothing is won by them."""
+    costs = pair_costs("32b+1.7b-h200")
+    alone = Scenario(
+        costs, mode="off", concurrency=concurrency, num_tokens=4000 * concurrency
+    )
+    seen = {}
+    for ahead in (True, False):
+        world = World(replace(alone, costs=replace(costs, ahead=ahead)))
+        steps = []
+        world.watch = lambda round, steps=steps: steps.append(round.num_steps)
+        seen[ahead] = world.run().rate / target_alone(alone).rate, median(steps)
+    assert seen[True][0] > 0.985 and seen[True][1] == 1
+    assert seen[False][0] < 0.97 and seen[False][1] > 4
 
 
 def test_the_simulator_is_held_to_what_a_card_measured():

@@ -11,7 +11,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.curves import Curve
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import FADES, error_at
-from sglang_parse.policy.plain_steps import FIRST_STEPS, MOST_STEPS
+from sglang_parse.policy.plain_steps import FIRST_STEPS, IN_TIME, MOST_STEPS
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
 from sglang_parse.policy.windows import longest_draft
@@ -183,6 +183,29 @@ def test_several_steps_where_nobody_drafts_or_reads():
     fast_plain_rounds(one)
     mixed = make_round(state(), state("off"), may_repeat=True)
     assert num_steps(one, mixed) == 1 and mixed.requests[0].window
+
+
+def test_plain_rounds_are_short_where_a_step_runs_ahead_of_them():
+    """Red if nobody learns from rounds whose first step ran ahead, or if rounds get
+    shorter where nothing hides what lies between them."""
+    one = planner(has_model=False, head_steps=0)
+    fast_plain_rounds(one)
+    for took_ahead, is_late, steps in (
+        (False, False, MOST_STEPS),
+        (True, False, MOST_STEPS - 1),
+        (True, True, MOST_STEPS),
+    ):
+        for _ in range(IN_TIME):
+            round = make_round(state("off"), state("off"), may_repeat=True)
+            one.plan(round)
+            round.seconds = {"draft": 0.0, "plain": 0.005 * round.num_steps}
+            round.took_ahead, round.is_late = took_ahead, is_late
+            one.observe(round)
+        assert (
+            num_steps(one, make_round(state("off"), state("off"), may_repeat=True))
+            == steps
+        )
+        assert one.controller.costs.plain_ms(2) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +400,7 @@ def test_ranks_do_what_the_first_of_them_chose():
     first, other = planner(head_steps=0), planner(head_steps=0)
     told = []
     first.ranks.agree_all = lambda lists: told.append(lists) or lists
-    other.ranks.agree_all = lambda lists: told[-1]
+    other.ranks.agree_all = lambda lists: told.pop(0)
     for rank, every in ((first, 2), (other, 3)):
         choice = Choice(20, every=every, least_rest=10 * every)
         rank.controller.choose = lambda _, choice=choice: (choice, "")

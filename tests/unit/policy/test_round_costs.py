@@ -79,6 +79,19 @@ def test_a_plain_step_costs_its_share_of_what_lies_between_rounds():
     assert costs.plain_ms(1) == pytest.approx(21.0)  # ten steps in 200 ms
 
 
+def test_work_that_is_hidden_costs_nothing():
+    """Red if rounds look as if the device waited between them, where a step ran beside
+    the host's work; or if a round on its own looks as if it did not."""
+    costs = CostModel()
+    own = costs.at(1)
+    for hides in (False, False, True, True):
+        # A step of 20 ms, of which 8 ms pass before the host looks.
+        steps_ms, around_ms = (12.0, 8.0) if hides else (20.0, 8.0)
+        own.add_plain(1, steps_ms, around_ms, 1, hides=hides)
+    assert costs.plain_ms(1) == pytest.approx(20.0)
+    assert costs.plain_ms(1, 1) == pytest.approx(28.0)
+
+
 def test_rounds_that_mostly_read_say_nothing_of_steps():
     """Red if a draft that is tried seldom, and then reads thousands of tokens, looks
     dearer with each trial: what they take is never known exactly."""

@@ -273,7 +273,7 @@ def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
 def test_nothing_waits_for_the_step_that_runs_ahead(no_gpu, monkeypatch, num):
     """Red if the end of a plain round, what SGLang copies of it, or the beginning of
     the next one waits for the device, which is at that next round's first step."""
-    launched, waited = [], []
+    launched, waited, asked = [], [], []
     forward = Steps.forward_batch_generation
 
     def launch(self, **batch):
@@ -282,7 +282,10 @@ def test_nothing_waits_for_the_step_that_runs_ahead(no_gpu, monkeypatch, num):
 
     def mark(device):
         at = len(launched)
-        return SimpleNamespace(synchronize=lambda: waited.append((at, len(launched))))
+        return SimpleNamespace(
+            synchronize=lambda: waited.append((at, len(launched))),
+            query=lambda: asked.append(at) or False,
+        )
 
     monkeypatch.setattr(Steps, "forward_batch_generation", launch)
     monkeypatch.setattr(readback, "mark", mark)
@@ -322,6 +325,7 @@ def test_nothing_waits_for_the_step_that_runs_ahead(no_gpu, monkeypatch, num):
     assert all(r.error is None for r in round), [r.error for r in round]
     assert not waits.counts
     assert len(launched) == 5 + 4 and batch.seq_lens_cpu.tolist() == [SEQ_LEN + 8] * num
+    assert round.took_ahead and not round.is_late and asked == [5]
     # Each wait is for a step that another one was launched behind.
     assert len(waited) == 8 and all(step < last for step, last in waited)
 

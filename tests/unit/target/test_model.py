@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +136,20 @@ def test_a_step_that_runs_ahead_is_the_next_rounds_first(ahead, places):
     round = make_round(1, [(STATES[0], 10, 12), (STATES[1], 14, 25)], goes_on=True)
     assert ahead.decode(round, always) == [[13, 26]]
     assert [one["ids"] for one in asked] == [[13, 26]]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_round_says_whether_it_came_late(ahead, is_done):
+    """Red if nobody learns that the device waited between two rounds, or that it did
+    not."""
+    end = SimpleNamespace(query=lambda: is_done)
+    ahead.steps._ahead = replace(ahead.steps._ahead, end=end)
+    round = make_round(1, [(STATES[0], 7, 9), (STATES[1], 11, 22)])
+    ahead.decode(round, always)
+    assert round.took_ahead and round.is_late == is_done
+    other = make_round(1, [(STATES[0], 8, 10), (STATES[1], 12, 23)])
+    ahead.decode(other, always)
+    assert not (other.took_ahead or other.is_late)
 
 
 def test_those_who_are_left_go_on_from_their_own_rows(ahead):
