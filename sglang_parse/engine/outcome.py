@@ -202,7 +202,8 @@ def decode(round: Round, target: Target) -> None:
     What it wrote behind an end counts for nothing. Where a recurrent state has read it,
     it belongs to the answer until SGLang cuts it, which caches the state with it.
     """
-    ends = TextEnds([r.tokens_left for r in round], [r.state.stop_ids for r in round])
+    lens = [r.num_skipped + r.tokens_left for r in round]
+    ends = TextEnds(lens, [r.state.stop_ids for r in round])
 
     def go_on(steps: list[list[int]], num: int) -> bool:
         ends.see(steps)
@@ -217,8 +218,8 @@ def decode(round: Round, target: Target) -> None:
     for row, r in enumerate(round):
         r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
         num = len(steps) if round.has_state else min(ends.lens[row], len(steps))
-        r.chosen = [step[row] for step in steps[:num]]
-        r.places = [k * len(round) + row for k in range(num)]
+        r.chosen = [step[row] for step in steps[r.num_skipped : num]]
+        r.places = [k * len(round) + row for k in range(r.num_skipped, num)]
         r.decision = Decision(tuple(r.chosen), 0, 0, ())
 
 

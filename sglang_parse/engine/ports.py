@@ -33,6 +33,10 @@ class Target(Sampler, Protocol):
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         """One pass over the plan's rows; a `target.output.PassOutput`."""
 
+    def look_ahead(self, round: Round) -> None:
+        """Nobody will draft: fill `took_ahead`, and `num_skipped` of requests whose
+        first decode step does not run yet while others' does."""
+
     def decode(
         self, round: Round, go_on: Callable[[list[list[int]], int], bool]
     ) -> list[list[int]]:

@@ -91,6 +91,8 @@ class RoundEngine:
             for r in round:
                 r.judge_kind, r.rows_per_verdict = "probe", 0.0
         self.planner.plan(round)
+        if not any(r.window for r in round):
+            self.target.look_ahead(round)
         self.draft(round)
         drafted = self.clock()
         if not round.is_drafted:

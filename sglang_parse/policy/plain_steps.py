@@ -26,8 +26,8 @@ IN_TIME = 4
 
 def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
     """Decode steps of a round without drafts, if no answer ends before its longest
-    length. step_ms: of one, 0 while unknown."""
-    if not (round.may_repeat and step_ms) or round.num_waiting:
+    length and nobody waits. step_ms: of one, 0 while unknown."""
+    if not (round.may_repeat and step_ms):
         return 1
     room = min(context_len - r.seq_len - 1 for r in round)
     most = min(most_steps(step_ms), room)

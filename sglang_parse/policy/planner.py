@@ -245,6 +245,8 @@ class RoundPlanner:
         goes_on = steps > 1 and self.controller.costs.knows_plain(bs)
         if goes_on:
             steps = min(steps, self.ahead_pace.most(bs))
+        if round.num_waiting:
+            steps = 1
         ((steps, on),) = self.ranks.agree_all([[steps, int(goes_on)]])
         round.num_steps, round.goes_on = steps, bool(on)
 
@@ -288,7 +290,7 @@ class RoundPlanner:
             token_level=[d.name for d in self.head.drafters],
         )
         self.controller.spend(ms)
-        if round.took_ahead:
+        if round.took_ahead and round.between:  # no prefill kept the device busy
             self.ahead_pace.learn(len(round), is_late=round.is_late)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
         self.head.learn(round, tokens, ms)

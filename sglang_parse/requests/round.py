@@ -132,6 +132,9 @@ class RequestRound:
     #: otherwise, at least; 0 for never.
     least_rest: int = 0
 
+    #: Decode steps of a plain round that ran before it came.
+    num_skipped: int = 0
+
     # draft
     draft: Draft = Draft()
     #: Whether it begins with a rest that goes on otherwise than the target would.

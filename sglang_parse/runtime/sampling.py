@@ -94,6 +94,12 @@ def token_needs(batch: RoundBatch, owner: Sequence[int]) -> TokenNeeds:
     return TokenNeeds(True, [tops[i] for i in owner], [ids[i] for i in owner], masks)
 
 
+def wants_more(batch: RoundBatch) -> bool:
+    """Whether any request of the batch wants more than its tokens."""
+    masks = batch.sampling_info.sampling_mask_batch_indices is not None
+    return batch.return_logprob or batch.return_hidden_states or masks
+
+
 def sample_rows(
     runner: Any,
     logits: Tensor,

@@ -51,6 +51,10 @@ class TargetModel:
         finally:
             self.slots.release_scratch(scratch)
 
+    def look_ahead(self, round: Round) -> None:
+        """See `DecodeSteps.look`."""
+        self.steps.look(round)
+
     def decode(self, round: Round, go_on: GoOn) -> list[list[int]]:
         """The tokens of the target's ordinary decode steps (`DecodeSteps.run`)."""
         tokens, samples = self.steps.run(round, self.slots.table, go_on)

@@ -20,6 +20,7 @@ from sglang_parse.requests.round import Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.batches import mrope_shifts
 from sglang_parse.runtime.readback import StepTokens, mark_end
+from sglang_parse.runtime.sampling import wants_more
 from sglang_parse.runtime.upload import upload
 from sglang_parse.target.drawing import draw, sampling_state
 from sglang_parse.target.output import PassOutput
@@ -56,17 +57,14 @@ class StepAhead:
         """Whether the device waits already."""
         return self.end is not None and bool(self.end.query())
 
-    def rows_of(self, round: Round) -> list[int] | None:
-        """Its row of each request of a round; None where it is not the next step of
-        all of them."""
+    def rows_of(self, round: Round) -> list[int | None]:
+        """Its row of each request of a round, None where it is not the next step."""
         row_of = {id(state()): row for row, state in enumerate(self.states)}
         rows = [row_of.get(id(r.state)) for r in round]
-        found = [
-            row
+        return [
+            row if row is not None and self.lens[row] == r.seq_len else None
             for row, r in zip(rows, round, strict=True)
-            if row is not None and self.lens[row] == r.seq_len
         ]
-        return found if len(found) == len(rows) else None
 
 
 class DecodeSteps:
@@ -79,10 +77,32 @@ class DecodeSteps:
         self.verifier = verifier
         self.runs_ahead = runs_ahead
         self._ahead: StepAhead | None = None
+        #: What runs already of the round that was looked at, and its rows.
+        self._taken: tuple[StepAhead, list[int | None]] | None = None
+
+    def look(self, round: Round) -> None:
+        """Take the step that runs already, if it is any request's of a plain round.
+
+        Fills `took_ahead`, and `num_skipped` of those whose step it is not. They get
+        their first token behind it, so that the round has two steps at least.
+        """
+        ahead = self._ahead
+        self.forget()
+        if ahead is None:
+            return
+        rows = ahead.rows_of(round)
+        num_others = rows.count(None)
+        if num_others and not self._may_run_ahead(round):
+            return
+        if num_others < len(rows):
+            self._taken, round.took_ahead = (ahead, rows), True
+            round.num_steps = max(round.num_steps, 1 + (num_others > 0))
+            for r, row in zip(round, rows, strict=True):
+                r.num_skipped = int(row is None)
 
     def forget(self) -> None:
-        """The next round is not plain."""
-        self._ahead = None
+        """Nothing that runs is of use to anybody."""
+        self._ahead = self._taken = None
 
     def run(
         self, round: Round, table: Tensor, go_on: GoOn
@@ -90,22 +110,22 @@ class DecodeSteps:
         """Tokens and logprobs of up to `num_steps` steps behind each bonus token; the
         round's `output` is the last one's.
 
-        Between steps the host never waits for the one that runs. go_on is asked before
-        the step that runs ahead too.
+        The first one may run already (`look`). Between steps the host never waits for
+        the one that runs. go_on is asked before the step that runs ahead too.
         """
         chain = _Chain(self.verifier, round, table)
         tokens = StepTokens(round.batch.seq_lens.device)
         samples: list[LogitsProcessorOutput] = []
-        ahead, self._ahead = self._ahead, None
-        rows = ahead.rows_of(round) if ahead is not None else None
+        taken = self._taken
+        self.forget()
 
         def goes_on() -> bool:
             return not samples or go_on(tokens.known(), len(samples))
 
         while len(samples) < round.num_steps and goes_on():
-            if ahead is not None and rows is not None and not samples:
-                step = chain.take(ahead.step, rows)
-                round.took_ahead, round.is_late = True, ahead.is_done
+            if taken is not None and not samples:
+                ahead, rows = taken
+                step, round.is_late = chain.take(ahead.step, rows), ahead.is_done
             else:
                 step = chain.run()
             tokens.add(step.tokens)
@@ -115,7 +135,7 @@ class DecodeSteps:
             self._ahead = StepAhead(
                 chain.run(),
                 states=tuple(ref(r.state) for r in round),
-                lens=tuple(r.seq_len + len(samples) for r in round),
+                lens=tuple(r.seq_len + len(samples) - r.num_skipped for r in round),
                 end=mark_end(round.batch.seq_lens.device),
             )
         return tokens.all(), samples
@@ -125,7 +145,7 @@ class DecodeSteps:
         have read what the answer may not have."""
         if not (self.runs_ahead and round.goes_on) or round.has_state:
             return False
-        return not (round.batch.return_logprob or round.batch.return_hidden_states)
+        return not wants_more(round.batch)
 
 
 class _Chain:
@@ -167,12 +187,20 @@ class _Chain:
         self._move(tokens)
         return Step(output, tokens, sampled)
 
-    def take(self, step: Step, rows: Sequence[int]) -> Step:
-        """A step that runs already, at these of its rows."""
-        tokens = step.tokens
-        if list(rows) != list(range(len(tokens))):
-            tokens = tokens[upload(list(rows), tokens.device)]
-        self._move(tokens)
+    def take(self, step: Step, rows: Sequence[int | None]) -> Step:
+        """A step that runs already, at its row of each request. Those without one stay
+        where they are."""
+        tokens, device = step.tokens, step.tokens.device
+        if list(rows) == list(range(len(tokens))):
+            self._move(tokens)
+            return step
+        has_row = torch.tensor([row is not None for row in rows])
+        index = torch.tensor([row or 0 for row in rows])
+        moves, index = upload(torch.stack([has_row, index]), device)
+        tokens = torch.where(moves.bool(), tokens[index], self._tokens)
+        self._num += 1
+        self._tokens = tokens
+        self._lens, self._host_lens = self._lens + moves, self._host_lens + has_row
         return Step(step.output, tokens, step.sampled)
 
     def _move(self, tokens: Tensor) -> None:

@@ -106,6 +106,9 @@ class FakeTarget:
             states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
         )
 
+    def look_ahead(self, round: Round) -> None:
+        """Nothing runs beside the host."""
+
     def decode(
         self, round: Round, go_on: Callable[[list[list[int]], int], bool]
     ) -> list[list[int]]:

@@ -155,6 +155,15 @@ class FakeTarget:
             answer_of(r).num_passes += 1
         return SimpleNamespace(logits=LOGITS[verdicts])
 
+    def look_ahead(self, round: Round) -> None:
+        own = [self._ahead.get(id(r.req)) == r.output_len for r in round]
+        self._ahead = {}
+        if any(own):
+            round.took_ahead = True
+            round.num_steps = max(round.num_steps, 1 + (not all(own)))
+            for r, is_own in zip(round, own, strict=True):
+                r.num_skipped = int(not is_own)
+
     def decode(
         self, round: Round, go_on: Callable[[list[list[int]], int], bool]
     ) -> list[list[int]]:
@@ -163,22 +172,23 @@ class FakeTarget:
         steps: list[list[int]] = []
         self.clock.spend("host", self.plain_host_ms)
         waits = self.clock.join()
-        runs = all(self._ahead.get(id(r.req)) == r.output_len for r in round)
-        round.took_ahead, round.is_late = runs, runs and not waits
-        self._ahead = {}
+        round.is_late = round.took_ahead and not waits
         # A device is at the last step when the next one is launched.
         while not steps or (
             len(steps) < round.num_steps and go_on(steps[:-1], len(steps))
         ):
-            if steps or not runs:
+            if steps or not round.took_ahead:
                 self.clock.spend("plain", self.costs.plain_ms(bs), kernel)
-            places = [(answer_of(r), r.output_len + len(steps)) for r in round]
+            done = len(steps)
+            places = [
+                (answer_of(r), r.output_len + done - r.num_skipped) for r in round
+            ]
             steps.append([answer.token(at, TARGETS_OWN) for answer, at in places])
         num = len(steps)
         is_whole = num == round.num_steps and round.goes_on
         if self.runs_ahead and is_whole and go_on(steps[:-1], num):
             self.clock.start("plain", self.costs.plain_ms(bs))
-            self._ahead = {id(r.req): r.output_len + num for r in round}
+            self._ahead = {id(r.req): r.output_len + num - r.num_skipped for r in round}
         for r in round:
             answer_of(r).num_passes += len(steps)
         return steps

@@ -163,6 +163,9 @@ def test_several_steps_where_nobody_drafts_or_reads():
     long, short = make_round(*off, may_repeat=True), make_round(*off)
     assert num_steps(one, long) == MOST_STEPS and long.goes_on
     assert num_steps(one, short) == 1 and not short.goes_on
+    # Somebody who waits is let in behind one step; another one may run ahead.
+    waited = make_round(*off, may_repeat=True, num_waiting=1)
+    assert num_steps(one, waited) == 1 and waited.goes_on
     # With room for the step that runs ahead of the next round.
     for room, steps in ((2 * MOST_STEPS + 2, MOST_STEPS), (2 * MOST_STEPS + 1, 1)):
         one.slots.num_free = lambda *_, room=room: room
@@ -199,7 +202,7 @@ def test_plain_rounds_are_short_where_a_step_runs_ahead_of_them():
             round = make_round(state("off"), state("off"), may_repeat=True)
             one.plan(round)
             round.seconds = {"draft": 0.0, "plain": 0.005 * round.num_steps}
-            round.took_ahead, round.is_late = took_ahead, is_late
+            round.took_ahead, round.is_late, round.between = took_ahead, is_late, 1e-9
             one.observe(round)
         assert (
             num_steps(one, make_round(state("off"), state("off"), may_repeat=True))

@@ -63,7 +63,8 @@ def make_round(num_steps: int, places=PLACES, **more) -> Round:
     ]
     batch = SimpleNamespace(
         reqs=[req] * len(places), req_pool_indices=torch.arange(len(places)),
-        seq_lens=torch.zeros(len(places)), sampling_info=None,
+        seq_lens=torch.zeros(len(places)),
+        sampling_info=SimpleNamespace(sampling_mask_batch_indices=None),
         return_hidden_states=False, return_logprob=False,
     )  # fmt: skip
     return Round(batch, requests, num_steps=num_steps, head_rests=True, **more)
@@ -102,8 +103,16 @@ def test_steps_end_where_they_no_longer_pay(places):
     assert len(verifier.asked) == len(places) == 2
 
 
+MASKS = SimpleNamespace(sampling_mask_batch_indices=[0])
+
+
 def always(steps, num) -> bool:
     return True
+
+
+def decode(target: TargetModel, round: Round, go_on=always) -> list[list[int]]:
+    target.look_ahead(round)
+    return target.decode(round, go_on)
 
 
 @pytest.fixture
@@ -112,8 +121,7 @@ def ahead(places):
     goes on: its next step, the third, runs already."""
     verifier = Verifier()
     target = TargetModel(verifier, SimpleNamespace(table=None), runs_ahead=True)
-    steps = target.decode(make_round(2, goes_on=True), always)
-    assert steps == [[8, 21], [9, 22]]
+    assert decode(target, make_round(2, goes_on=True)) == [[8, 21], [9, 22]]
     assert [one["ids"] for one in verifier.asked] == [[7, 20], [8, 21], [9, 22]]
     verifier.asked.clear()
     places.clear()
@@ -127,14 +135,14 @@ def test_a_step_that_runs_ahead_is_the_next_rounds_first(ahead, places):
     round = make_round(3, [(STATES[0], 7, 9), (STATES[1], 11, 22)], goes_on=True)
     seen = []
     go_on = lambda steps, num: seen.append((len(steps), num)) or True  # noqa: E731
-    assert ahead.decode(round, go_on) == [[10, 23], [11, 24], [12, 25]]
+    assert decode(ahead, round, go_on) == [[10, 23], [11, 24], [12, 25]]
     assert [one["ids"] for one in asked] == [[10, 23], [11, 24], [12, 25]]
     assert places == [[8, 12], [9, 13], [10, 14]] and len(round.sampled) == 3
     assert seen == [(1, 1), (2, 2), (3, 3)]
     # A round of one step has it already, and only starts the next one.
     asked.clear()
     round = make_round(1, [(STATES[0], 10, 12), (STATES[1], 14, 25)], goes_on=True)
-    assert ahead.decode(round, always) == [[13, 26]]
+    assert decode(ahead, round) == [[13, 26]]
     assert [one["ids"] for one in asked] == [[13, 26]]
 
 
@@ -145,33 +153,53 @@ def test_a_round_says_whether_it_came_late(ahead, is_done):
     end = SimpleNamespace(query=lambda: is_done)
     ahead.steps._ahead = replace(ahead.steps._ahead, end=end)
     round = make_round(1, [(STATES[0], 7, 9), (STATES[1], 11, 22)])
-    ahead.decode(round, always)
+    decode(ahead, round)
     assert round.took_ahead and round.is_late == is_done
     other = make_round(1, [(STATES[0], 8, 10), (STATES[1], 12, 23)])
-    ahead.decode(other, always)
+    decode(ahead, other)
     assert not (other.took_ahead or other.is_late)
 
 
 def test_those_who_are_left_go_on_from_their_own_rows(ahead):
     """Red if a request gets the token of one that has ended beside it."""
     round = make_round(2, [(STATES[1], 11, 22)])
-    assert ahead.decode(round, always) == [[23], [24]]
+    assert decode(ahead, round) == [[23], [24]]
     assert [one["ids"] for one in ahead.verifier.asked] == [[23]]
+
+
+def test_others_join_behind_the_step_that_runs_already(ahead, places):
+    """Red if a step is lost whenever a request begins, if one gets another's token or
+    place, or if a round ends before everybody has a token."""
+    begins = [(new_state(), 4, 30), (STATES[1], 11, 22), (STATES[0], 6, 9)]
+    round = make_round(1, begins, goes_on=True)
+    assert decode(ahead, round) == [[30, 23, 9], [31, 24, 10]]
+    assert [r.num_skipped for r in round] == [1, 0, 1]
+    assert [one["ids"] for one in ahead.verifier.asked] == [[30, 23, 9], [31, 24, 10]]
+    lens = [[4, 12, 6], [5, 13, 7]]
+    for name in ("seq_lens", "seq_lens_cpu"):
+        assert [one[name].tolist() for one in ahead.verifier.asked] == lens
+    assert places == lens
+    # All of them go on from there.
+    begins = [(begins[0][0], 5, 31), (STATES[1], 13, 24), (STATES[0], 7, 10)]
+    round = make_round(1, begins)
+    assert decode(ahead, round) == [[32, 25, 11]]
+    assert not any(r.num_skipped for r in round)
 
 
 @pytest.mark.parametrize(
     "begins",
     [
         [(STATES[0], 7, 9), (STATES[1], 11, 22), (new_state(), 4, 3)],
-        [(STATES[0], 6, 9), (STATES[1], 11, 22)],
-        [(new_state(), 7, 9), (STATES[1], 11, 22)],
+        [(STATES[0], 6, 9), (STATES[1], 10, 22)],
+        [(new_state(), 7, 9), (new_state(), 11, 22)],
     ],
     ids=["another request", "another length", "a new beginning"],
 )
-def test_a_step_that_is_not_everybodys_next_is_left_aside(ahead, begins):
-    """Red if a request is given a token that the target wrote at another place."""
+def test_a_step_that_is_nobodys_next_is_left_aside(ahead, begins):
+    """Red if a request is given a token that the target wrote at another place, or if
+    rounds that are not followed by others have steps that some do not take part in."""
     first = [token for _, _, token in begins]
-    assert ahead.decode(make_round(1, begins), always) == [[t + 1 for t in first]]
+    assert decode(ahead, make_round(1, begins)) == [[t + 1 for t in first]]
     assert [one["ids"] for one in ahead.verifier.asked] == [first]
 
 
@@ -182,7 +210,7 @@ def test_a_pass_leaves_a_step_ahead_aside(ahead):
     judged = make_round(1)
     judged.batch.tree_cache = None
     ahead.verify(judged, SimpleNamespace(num_suffix_tokens=0))
-    ahead.decode(make_round(1, [(STATES[0], 7, 9), (STATES[1], 11, 22)]), always)
+    decode(ahead, make_round(1, [(STATES[0], 7, 9), (STATES[1], 11, 22)]))
     assert [one["ids"] for one in ahead.verifier.asked] == [[9, 22]]
 
 
@@ -194,8 +222,9 @@ def test_a_pass_leaves_a_step_ahead_aside(ahead):
         (True, {"goes_on": True, "has_state": True}, {}),
         (True, {"goes_on": True}, {"return_logprob": True}),
         (True, {"goes_on": True}, {"return_hidden_states": True}),
+        (True, {"goes_on": True}, {"sampling_info": MASKS}),
     ],
-    ids=["CPU", "drafts are due", "a recurrent state", "logprobs", "hidden states"],
+    ids=["CPU", "drafts are due", "a state", "logprobs", "hidden states", "masks"],
 )
 def test_no_step_runs_ahead_that_may_be_lost(places, on_device, more, asked):
     """Red if a step is computed that no round will take, or a state reads a token that
