@@ -67,7 +67,9 @@ AHEAD_PLUGIN = """
 
 
     def tell(rows, ahead, round):
-        print("test: a step ahead is", "left" if rows is None else "taken", flush=True)
+        others = rows.count(None)
+        word = "joined" if 0 < others < len(rows) else "left" if others else "taken"
+        print("test: a step ahead is", word, flush=True)
         return rows
 """
 # What SGLang serves only where it is switched on.

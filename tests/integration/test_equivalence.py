@@ -114,8 +114,8 @@ def test_off_under_default_flags(pool, prompts, expected):
     ours = server.generate_all(prompts, 5, **off)
     assert differing(ours, expected) == []
     log = pool.log("default")
-    taken, left = (log.count(f"a step ahead is {word}") for word in ("taken", "left"))
-    assert taken > 30 and left > 0, (taken, left)
+    taken, joined = (log.count(f"a step ahead is {w}") for w in ("taken", "joined"))
+    assert taken > 30 and joined > 0, (taken, joined)
 
 
 def chances(model, prompt: list[int]) -> dict[tuple[int, ...], float]:
