@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +104,22 @@ def test_the_scheduler_waits_for_a_round_only_where_we_let_it():
     process = inspect.getsource(inspect.unwrap(process))
     assert process.count("copy_done") == 2
     assert "if result.copy_done is not None:" in process
+
+
+@pytest.mark.parametrize(
+    ("device", "brings_back", "beside"),
+    [("cuda:0", False, True), ("cuda:0", True, False), ("cpu", False, False)],
+)
+def test_steps_run_ahead_where_nothing_disturbs_them(device, brings_back, beside):
+    """Red if a step writes KV while a hierarchical cache fills slots that were just
+    freed, or if a CPU computes what no round may take."""
+    from sglang_parse.integration.worker import ParseWorker
+
+    worker = SimpleNamespace(
+        verifier=SimpleNamespace(runner=SimpleNamespace(device=device)),
+        slots=SimpleNamespace(brings_back=brings_back),
+    )
+    assert ParseWorker._device_runs_beside.fget(worker) == beside
 
 
 def test_prefill_batch_names_its_unfinished_request():

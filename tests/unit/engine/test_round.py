@@ -247,6 +247,33 @@ def test_a_step_ahead_is_everybodys(monkeypatch, output, tokens_left, goes_on):
     assert server.slots.extended[-1][0] == 2 + 4 + 1
 
 
+def test_who_begins_beside_a_step_that_ran_ahead_gets_its_own_tokens(monkeypatch):
+    """Red if a request gets the step before it came, which is others', or one less than
+    its answer may have; or if its end is looked for a step too early."""
+    server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
+    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round, paused: 4)
+    monkeypatch.setattr(server.engine.planner, "observe", lambda round: None)
+    decode = target.decode
+
+    def skip_a_step(round):
+        round.requests[1].num_skipped = 1
+
+    def with_a_step_before(round, go_on):
+        round.num_steps = 3
+        behind = decode(round, lambda steps, num: go_on([[12, 9], *steps], num + 1))
+        first = [round.requests[0].bonus_token + 100, 99]
+        return [first, *behind]
+
+    monkeypatch.setattr(target, "look_ahead", skip_a_step)
+    monkeypatch.setattr(target, "decode", with_a_step_before)
+    one, begins = make_request("off"), make_request("off")
+    begins.sampling_params.max_new_tokens = len(begins.output_ids) + 3
+    round = server.round(one, begins)
+    assert begins.output_ids == [12, *DRAFT[:3]]
+    assert [r.places for r in round] == [[0, 2, 4, 6], [3, 5, 7]]
+    assert len(one.output_ids) == 1 + 4
+
+
 def test_the_schedulers_time_belongs_to_the_next_round():
     """Red if it is lost, or if a prefill in between counts as the scheduler's."""
     server, _, _ = serve()

@@ -193,16 +193,18 @@ def test_plain_rounds_are_short_where_a_step_runs_ahead_of_them():
     shorter where nothing hides what lies between them."""
     one = planner(has_model=False, head_steps=0)
     fast_plain_rounds(one)
-    for took_ahead, is_late, steps in (
-        (False, False, MOST_STEPS),
-        (True, False, MOST_STEPS - 1),
-        (True, True, MOST_STEPS),
+    for took_ahead, is_late, between, steps in (
+        (False, False, 1e-9, MOST_STEPS),
+        (True, False, 1e-9, MOST_STEPS - 1),
+        (True, True, 0.0, MOST_STEPS - 1),  # a prefill ran in between
+        (True, True, 1e-9, MOST_STEPS),
     ):
         for _ in range(IN_TIME):
             round = make_round(state("off"), state("off"), may_repeat=True)
             one.plan(round)
             round.seconds = {"draft": 0.0, "plain": 0.005 * round.num_steps}
-            round.took_ahead, round.is_late, round.between = took_ahead, is_late, 1e-9
+            round.took_ahead, round.is_late = took_ahead, is_late
+            round.between = between
             one.observe(round)
         assert (
             num_steps(one, make_round(state("off"), state("off"), may_repeat=True))
