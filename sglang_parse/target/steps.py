@@ -117,10 +117,11 @@ class DecodeSteps:
         tokens = StepTokens(round.batch.seq_lens.device)
         samples: list[LogitsProcessorOutput] = []
         taken = self._taken
+        least = 1 + max(r.num_skipped for r in round)
         self.forget()
 
         def goes_on() -> bool:
-            return not samples or go_on(tokens.known(), len(samples))
+            return len(samples) < least or go_on(tokens.known(), len(samples))
 
         while len(samples) < round.num_steps and goes_on():
             if taken is not None and not samples:
