@@ -94,7 +94,8 @@ class RoundPlanner:
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
-        self._plan_plain(round, self._plain_steps(round, paused=paused))
+        if steps := self._plain_steps(round, paused=paused):
+            self._plan_plain(round, steps)
 
     # -- How much --------------------------------------------------------------
 
@@ -216,16 +217,17 @@ class RoundPlanner:
             r.budgets = {name: num for name, num in budgets.items() if num}
 
     def _plain_steps(self, round: Round, *, paused: bool) -> int:
-        """Decode steps if nobody drafts. One, where somebody is asked to, may copy what
-        comes next, or reads each step's hidden states; or where drafts go on behind a
-        segment that failed, as they do unless they are paused."""
+        """Decode steps if nobody drafts, on this rank. 0, for one and no more, where
+        somebody is asked to, may copy what comes next, or reads each step's hidden
+        states; or where drafts go on behind a segment that failed, as they do unless
+        they are paused."""
         if not self.adaptive or self.copying is not None:
-            return 1
+            return 0
         if any(r.window or self.head.writer(r) for r in round):
-            return 1
+            return 0
         recovering = any(r.state.recovering and not r.state.is_exact for r in round)
         if recovering and not paused:
-            return 1
+            return 0
         bs = len(round)
         costs = self.controller.costs
         steps = plain_steps(
@@ -238,8 +240,8 @@ class RoundPlanner:
         return steps if room >= bs * (steps + 1) else 1
 
     def _plan_plain(self, round: Round, steps: int) -> None:
-        """Steps of this rank, and fewer where the next round is plain too: a step that
-        runs ahead of that hides the work between them."""
+        """Fewer steps than this rank would take, where the next round is plain too: a
+        step that runs ahead of that hides the work between them."""
         bs = len(round)
         # A round that measures a step is followed by one with a draft.
         goes_on = steps > 1 and self.controller.costs.knows_plain(bs)

@@ -405,7 +405,7 @@ def test_ranks_do_what_the_first_of_them_chose():
     first, other = planner(head_steps=0), planner(head_steps=0)
     told = []
     first.ranks.agree_all = lambda lists: told.append(lists) or lists
-    other.ranks.agree_all = lambda lists: told.pop(0)
+    other.ranks.agree_all = lambda lists: told[-1]
     for rank, every in ((first, 2), (other, 3)):
         choice = Choice(20, every=every, least_rest=10 * every)
         rank.controller.choose = lambda _, choice=choice: (choice, "")
@@ -413,6 +413,7 @@ def test_ranks_do_what_the_first_of_them_chose():
     # It knows of failures that the first has forgotten.
     other.own_windows.seen[two] = 9.0, 9.0
     rounds = [plan_round(rank, one, two) for rank in (first, other)]
+    assert len(told) == 1  # each time, the others are waited for
     assert all_windows(rounds[1]) == all_windows(rounds[0]) == [20, 20]
     assert [round.judge_every for round in rounds] == [2, 2]
     assert [r.least_rest for round in rounds for r in round] == [20] * 4
