@@ -48,10 +48,10 @@ EAGLE = (
 # its own test switch retracts a request every so many rounds.
 SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
-RETRACTED = ("small", "other")
+RETRACTED = ("small", "other", "default")
 # A step runs ahead of the next round as it does on a GPU, where it costs nothing. Here
 # it is done when the round goes on, and what becomes of it is the same.
-AHEAD = ("default", "small", "ranks")
+AHEAD = "default"
 AHEAD_PLUGIN = """
     def register():
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -150,7 +150,7 @@ class ServerPool:
         with pytest.MonkeyPatch.context() as environment:
             for key, value in RETRACTING.items() if name in RETRACTED else ():
                 environment.setenv(key, value)
-            if name in AHEAD:
+            if name == AHEAD:
                 environment.setenv("PYTHONPATH", str(self.ahead_plugin), prepend=":")
             flags = FLAGS[name]
             if name == "permuted":
