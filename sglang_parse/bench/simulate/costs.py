@@ -294,7 +294,7 @@ class MeasuredCosts:
 
     @property
     def runs_ahead(self) -> bool:
-        return False  # a CPU, which is the host
+        return False  # a step's time holds the host's work already
 
     def head_step_ms(self, bs: int) -> float:
         return self.head_base
