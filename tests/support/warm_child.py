@@ -16,14 +16,45 @@ import runpy
 import signal
 import socket
 import sys
+from importlib import metadata
 
 MESSAGE_BYTES = 1 << 16
 
 
 def import_all() -> None:
-    """What a server's three processes import."""
+    """What a server's three processes import, and their plugins.
+
+    SGLang looks through all modules for each function that a plugin hooks, for seconds.
+    """
+    import sglang.srt.entrypoints.http_server
+    import sglang.srt.models.registry  # every model's module
+    from sglang.srt.plugins import load_plugins
 
     import sglang_parse.integration.worker  # noqa: F401
+
+    load_plugins()
+
+
+def load_more_plugins(installed: set[str]) -> None:
+    """Load the plugins that a server's own PYTHONPATH adds to the `installed` ones.
+    Raises ValueError where they hook what is hooked already: SGLang skips that."""
+    from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    before = {target: len(hooks) for target, hooks in HookRegistry._hooks.items()}
+    for entry in metadata.entry_points(group=GENERAL_PLUGINS_GROUP):
+        if entry.name not in installed:
+            entry.load()()
+    for target, hooks in HookRegistry._hooks.items():
+        if before.get(target, len(hooks)) != len(hooks):
+            raise ValueError(f"{target} is hooked twice, start another kind of server")
+    HookRegistry.apply_hooks()
+
+
+def plugin_names() -> set[str]:
+    from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
+
+    return set(metadata.entry_points(group=GENERAL_PLUGINS_GROUP).names)
 
 
 def read_again() -> None:
@@ -46,8 +77,10 @@ def serve(argv: list[str], env: dict[str, str], log: str) -> None:
         os.dup2(source, number)
     os.environ.clear()
     os.environ.update(env)
+    installed = plugin_names()
     more = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in more if path and path not in sys.path]
+    load_more_plugins(installed)
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda method, force=False: None
     read_again()
