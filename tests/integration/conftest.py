@@ -29,7 +29,7 @@ from tests.support.warm_servers import WarmServer
 # process starts that all servers are forked from.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 MAX_ALIVE = 2
-NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
+NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
 COMMON = (
     *("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK)),
     # Test processes side by side have two servers each.

@@ -4,7 +4,7 @@ import os
 
 from benchmarks.reliability.fuzz import fuzz
 
-SECONDS = float(os.environ.get("SGLANG_PARSE_TEST_FUZZ_SECONDS", "120"))
+SECONDS = float(os.environ.get("SGLANG_PARSE_TEST_FUZZ_SECONDS", "75"))
 # The same requests at each speed of the machine, unless it is very slow.
 NUM_REQUESTS = int(os.environ.get("SGLANG_PARSE_TEST_FUZZ_REQUESTS", "2500"))
 

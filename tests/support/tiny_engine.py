@@ -31,7 +31,7 @@ START_SECONDS = 180
 SEND_MS = 20_000
 ANSWER_SECONDS = 120
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = ["tests.support.tiny_engine_child"]
+PRELOADED = ["tests.support.preloaded", "tests.support.tiny_engine_child"]
 
 
 @dataclass

@@ -21,20 +21,6 @@ from importlib import metadata
 MESSAGE_BYTES = 1 << 16
 
 
-def import_all() -> None:
-    """What a server's three processes import, and their plugins.
-
-    SGLang looks through all modules for each function that a plugin hooks, for seconds.
-    """
-    import sglang.srt.entrypoints.http_server
-    import sglang.srt.models.registry  # every model's module
-    from sglang.srt.plugins import load_plugins
-
-    import sglang_parse.integration.worker  # noqa: F401
-
-    load_plugins()
-
-
 def load_more_plugins(installed: set[str]) -> None:
     """Load the plugins that a server's own PYTHONPATH adds to the `installed` ones.
     Raises ValueError where they hook what is hooked already: SGLang skips that."""
@@ -118,7 +104,8 @@ def fork(message: dict, ours: socket.socket) -> int:
 
 def main() -> None:
     ours = socket.socket(fileno=int(sys.argv[1]))
-    import_all()
+    import tests.support.preloaded  # noqa: F401
+
     codes: dict[int, int | None] = {}  # exit codes by pid; None while it runs
 
     def reap(*_: object) -> None:
