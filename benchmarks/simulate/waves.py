@@ -123,9 +123,16 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("records", type=Path, help="serve.jsonl of benchmarks.gpu.serve")
     p.add_argument("--costs", choices=list(PAIRS), default="32b+1.7b-h200")
+    p.add_argument(
+        "--no-ahead",
+        action="store_true",
+        help="the server that was measured ran no step ahead, as none did until "
+        "27 November 2026",
+    )
     args = p.parse_args()
     lines = args.records.read_text(encoding="utf-8").splitlines()
-    print(table(compare([json.loads(line) for line in lines], pair_costs(args.costs))))
+    costs = replace(pair_costs(args.costs), ahead=not args.no_ahead)
+    print(table(compare([json.loads(line) for line in lines], costs)))
 
 
 if __name__ == "__main__":

@@ -142,3 +142,5 @@ class DrafterResources:
     features_of: Any
     #: Rows of a full verify pass where a draft model judges, and of one without.
     full_pass_rows: int
+    #: Whether the device may compute a step for the next round between two rounds.
+    runs_ahead: bool = False

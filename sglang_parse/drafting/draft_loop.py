@@ -26,8 +26,6 @@ from sglang_parse.runtime.upload import upload
 
 # Missing tokens up to which catching up is decode steps, where these are captured.
 CAPTURED_CATCH_UP = 2
-# A decode step: input ids, rows, positions on the device and on the host, req_to_token.
-LastStep = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 # Missing tokens up to which a request is read whole in any round.
 SHORT_GAP = 64
 
@@ -104,8 +102,29 @@ class DraftModel(DraftRunner):
         masked = sorted(i for i in agreement.unshared if i < width)
         self._masked = torch.tensor(masked, device=self.runner.device)
 
+    def read_tails(
+        self,
+        rows: Sequence[int],
+        tails: Sequence[Sequence[int]],
+        lens: Sequence[int],
+        table: Tensor,
+    ) -> Tensor:
+        """Forward the last tokens of each text; logits [requests, vocab] behind it.
+
+        tails: these tokens. lens: of whole texts, in tokens.
+        """
+        with draft_tp_context(self.layout), draft_pp_context():
+            logits = self._read_tails(upload(rows, table.device), tails, lens, table)
+        # A graph writes the next step's logits over these.
+        return logits.clone()
+
     def propose(
-        self, requests: Sequence[DraftRequest], *, table: Tensor, sampling_info: Any
+        self,
+        requests: Sequence[DraftRequest],
+        *,
+        table: Tensor,
+        sampling_info: Any,
+        logits: Tensor | None = None,
     ) -> DraftProposal:
         """Draft `num_new` tokens for each request, or fewer up to a stop token.
 
@@ -113,6 +132,7 @@ class DraftModel(DraftRunner):
         not read to its end gets no draft, and the next round reads on.
 
         table: req_to_token; columns [0, len(tokens) + num_new) of each row hold slots.
+        logits: [requests, vocab] behind each text, where all are read to their ends.
         """
         spans = [(r.num_cached, len(r.tokens)) for r in requests]
         ends = read_ends(spans, self.longest_extend)
@@ -125,7 +145,7 @@ class DraftModel(DraftRunner):
             self._read(requests, ends, table)
             if chosen:
                 sampling = draft_rows(sampling_info, index, table.device)
-                found = self._propose(chosen, table, sampling)
+                found = self._propose(chosen, table, sampling, logits)
                 for i, k in enumerate(going):
                     tokens[k], ended[k] = found.tokens[i], found.ended[i]
                     num_forwarded[k] = found.num_forwarded[i]
@@ -157,7 +177,11 @@ class DraftModel(DraftRunner):
             )
 
     def _propose(
-        self, requests: Sequence[DraftRequest], table: Tensor, sampling: Any
+        self,
+        requests: Sequence[DraftRequest],
+        table: Tensor,
+        sampling: Any,
+        logits: Tensor | None = None,
     ) -> DraftProposal:
         device = table.device
         # Positions are kept on the host too, so that no step asks the device for them.
@@ -170,8 +194,8 @@ class DraftModel(DraftRunner):
         chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
         ends = TextEnds([r.num_new for r in requests], [r.stop_ids for r in requests])
         steps = StepTokens(device)
-        last = (input_ids, rows, position, position_cpu, table)
-        logits = self._catch_up(requests, last)
+        if logits is None:
+            logits = self._catch_up(requests, rows, table)
         while True:
             if logits.shape[-1] > self.vocab_size:
                 logits = logits[:, : self.vocab_size].contiguous()
@@ -211,18 +235,20 @@ class DraftModel(DraftRunner):
             ),
         )
 
-    def _catch_up(self, requests: Sequence[DraftRequest], last: LastStep) -> Tensor:
+    def _catch_up(
+        self, requests: Sequence[DraftRequest], rows: Tensor, table: Tensor
+    ) -> Tensor:
         """Forward the tokens the draft has no KV for; logits [bs, vocab] at the last.
 
-        last: what `decode` takes for the last token of each text. Unrotated ids stand
-        at true positions (unlike EAGLE's draft extend). Whole prompts may be among
-        them: no forward is longer than a prefill.
+        Unrotated ids stand at true positions (unlike EAGLE's draft extend). Whole
+        prompts may be among them: no forward is longer than a prefill.
         """
-        _, rows, _, _, table = last
         spans = [(r.num_cached, len(r.tokens)) for r in requests]
         most = max(end - start for start, end in spans)
         if most <= CAPTURED_CATCH_UP and self._captures_steps:
-            return self._step_to_the_end(requests, most, last)
+            tails = [r.tokens[-most:] for r in requests]
+            lens = [len(r.tokens) for r in requests]
+            return self._read_tails(rows, tails, lens, table)
         batches = split_spans(spans, self.longest_extend)
         ends_of_texts = []
         for parts in batches:
@@ -249,27 +275,23 @@ class DraftModel(DraftRunner):
         """Whether decode steps replay a graph, which an extend never does."""
         return getattr(self.runner, "decode_cuda_graph_runner", None) is not None
 
-    def _step_to_the_end(
-        self, requests: Sequence[DraftRequest], most: int, last: LastStep
+    def _read_tails(
+        self,
+        rows: Tensor,
+        tails: Sequence[Sequence[int]],
+        lens: Sequence[int],
+        table: Tensor,
     ) -> Tensor:
-        """The last `most` tokens as decode steps, for all; logits [bs, vocab] at the
-        last. A token whose KV is there is computed once more, and gives the same."""
-        _, rows, _, _, table = last
-        device = table.device
-        for back in range(most, 1, -1):
-            at = [max(0, len(r.tokens) - back) for r in requests]
-            ids = [
-                self._readable(r.tokens[n]) for r, n in zip(requests, at, strict=True)
-            ]
-            position_cpu = torch.tensor(at)
-            self.decode(
-                upload(ids, device),
-                rows,
-                upload(position_cpu, device),
-                position_cpu,
-                table,
-            )
-        return self.decode(*last).next_token_logits
+        """By decode steps for all. A token whose KV is there is computed once more, and
+        gives the same."""
+        for back in range(max(map(len, tails)), 0, -1):
+            nums = [min(back, len(tail)) for tail in tails]
+            ids = [self._readable(t[-n]) for t, n in zip(tails, nums, strict=True)]
+            position_cpu = torch.tensor(lens) - torch.tensor(nums)
+            numbers = torch.stack([torch.tensor(ids), position_cpu])
+            input_ids, position = upload(numbers, table.device)
+            output = self.decode(input_ids, rows, position, position_cpu, table)
+        return output.next_token_logits
 
     def _readable(self, token: int) -> int:
         """The token, or another where the draft has no row for it: the target's padding

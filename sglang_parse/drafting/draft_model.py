@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
 
@@ -14,12 +14,17 @@ from sglang_parse.drafting.base import (
     DrafterResources,
     Prefill,
 )
-from sglang_parse.drafting.draft_loop import DraftModel, DraftRequest
+from sglang_parse.drafting.draft_loop import (
+    CAPTURED_CATCH_UP,
+    DraftModel,
+    DraftRequest,
+)
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.tokenizers import agreement_of
+from sglang_parse.runtime.upload import upload
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +39,33 @@ class Memory:
     num_forwarded: int = 0
 
 
+@dataclass(frozen=True)
+class FirstStep:
+    """The first draft step of the next round, which the device computes before it."""
+
+    #: By row, what PARSE remembers of the request; another one if it begins anew.
+    states: tuple[ref[RequestState], ...]
+    #: By row, how many tokens the text has, all of which it has read.
+    lens: tuple[int, ...]
+    #: [rows, vocab], behind the last one.
+    logits: Tensor
+
+    def logits_of(
+        self, states: Sequence[RequestState], orders: Sequence[DraftRequest]
+    ) -> Tensor | None:
+        """[orders, vocab], None unless it is the first step of every one."""
+        row_of = {id(state()): row for row, state in enumerate(self.states)}
+        rows = []
+        for state, order in zip(states, orders, strict=True):
+            row = row_of.get(id(state))
+            if row is None or self.lens[row] != len(order.tokens):
+                return None
+            rows.append(row)
+        if rows == list(range(len(self.states))):
+            return self.logits
+        return self.logits[upload(rows, self.logits.device)]
+
+
 class ModelDrafter:
     """The model of `--speculative-draft-model-path`. Its drafts are judged."""
 
@@ -46,6 +78,11 @@ class ModelDrafter:
     def __init__(self, model: DraftModel) -> None:
         self.model = model
         self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
+        self.runs_ahead = False
+        #: What runs of the next round already, None where nothing does.
+        self._first: FirstStep | None = None
+        #: Whether it wrote in the last round.
+        self._wrote = False
 
     @classmethod
     def create(cls, context: DrafterContext) -> ModelDrafter | None:
@@ -76,6 +113,7 @@ class ModelDrafter:
         self.slots = resources.slots
         self.flags = KvFlags(resources.num_slots, self.slots.table.device)
         self.slots.tell(self.flags.forget)
+        self.runs_ahead = resources.runs_ahead
 
     def can_draft(self, r: RequestRound) -> bool:
         return self.name not in r.state.failed_drafters
@@ -98,8 +136,12 @@ class ModelDrafter:
                 orders.append(order)
         if not orders:
             return
+        first, states = self._first, [r.state for r in chosen]
         proposal = self.model.propose(
-            orders, table=self.slots.table, sampling_info=round.batch.sampling_info
+            orders,
+            table=self.slots.table,
+            sampling_info=round.batch.sampling_info,
+            logits=first.logits_of(states, orders) if first else None,
         )
         round.num_read += proposal.num_read
         for k, r in enumerate(chosen):
@@ -145,7 +187,8 @@ class ModelDrafter:
         )
 
     def after_pass(self, round: Round) -> None:
-        """Note which of the decided tokens have its KV."""
+        """Note which of the decided tokens have its KV, and begin the next draft."""
+        writers = [r for r in round if self._of(r).num_forwarded]
         spans = []
         for r in round:
             memory = self._of(r)
@@ -163,6 +206,29 @@ class ModelDrafter:
             valid_end = min(max(cached, first), r.new_len)
             spans.append((r.row, first, valid_end, r.new_len))
         self.flags.mark(self.slots.table, spans)
+        # A round with drafts behind one without may be a trial.
+        begins = self.runs_ahead and self._wrote
+        self._first = self._step_ahead(writers) if begins and writers else None
+        self._wrote = bool(writers)
+
+    def _step_ahead(self, requests: Sequence[RequestRound]) -> FirstStep | None:
+        """Forward the last tokens of each text that is read nearly to its end."""
+        states, rows, tails, lens = [], [], [], []
+        for r in requests:
+            text = (*r.decision.accept_tokens, *r.decision.pending)
+            end = r.seq_len + 1 + len(text)
+            num_left = max(1, end - (self._of(r).num_cached or 0))
+            if num_left <= min(len(text), CAPTURED_CATCH_UP) and (
+                end <= r.req.kv.kv_allocated_len
+            ):
+                states.append(ref(r.state))
+                rows.append(r.row)
+                tails.append(text[-num_left:])
+                lens.append(end)
+        if not rows:
+            return None
+        logits = self.model.read_tails(rows, tails, lens, self.slots.table)
+        return FirstStep(tuple(states), tuple(lens), logits)
 
     def _of(self, r: RequestRound) -> Memory:
         return self._memory.setdefault(r.state, Memory())

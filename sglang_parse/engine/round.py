@@ -146,8 +146,7 @@ class RoundEngine:
     def draft(self, round: Round) -> None:
         """Every drafter in its turn, behind what is pending."""
         wanted = [
-            r.seq_len
-            + max(1 + r.window + r.most_siblings, round.num_steps + round.goes_on)
+            r.seq_len + max(r.num_columns, round.num_steps + round.goes_on)
             for r in round
         ]
         self.slots.extend_rows(round.batch, wanted)

@@ -218,6 +218,7 @@ class ParseWorker(BaseSpecWorker):
             if has_recurrent_state(self.verifier.runner)
             else self.verifier.features_of,
             full_pass_rows=rows,
+            runs_ahead=self._device_runs_beside,
         )
         for drafter in self.drafters:
             drafter.open(resources)

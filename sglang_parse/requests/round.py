@@ -244,6 +244,13 @@ class RequestRound:
         return max(1, self.req.sampling_params.max_new_tokens - self.output_len)
 
     @property
+    def num_columns(self) -> int:
+        """Slots for the bonus token, the draft, and the token behind a draft that is
+        kept whole, where the answer goes on there."""
+        longest = 1 + self.window
+        return longest + self.most_siblings + (longest < self.tokens_left)
+
+    @property
     def has_stop_text(self) -> bool:
         """Whether its answer may end at a string or an expression."""
         params = self.req.sampling_params

@@ -60,10 +60,19 @@ AHEAD_PLUGIN = """
         HookRegistry.register(engine, switch_on, HookType.AFTER)
         rows = "sglang_parse.target.steps.StepAhead.rows_of"
         HookRegistry.register(rows, tell, HookType.AFTER)
+        logits = "sglang_parse.drafting.draft_model.FirstStep.logits_of"
+        HookRegistry.register(logits, tell_draft, HookType.AFTER)
 
 
     def switch_on(_, worker):
         worker.batches.engine.target.steps.runs_ahead = True
+        for drafter in worker.drafters:
+            drafter.runs_ahead = True
+
+
+    def tell_draft(logits, *_):
+        word = "left" if logits is None else "taken"
+        print("test: a first draft step is", word, flush=True)
 
 
     def tell(rows, ahead, round):

@@ -71,12 +71,16 @@ def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurr
 def test_exact_mode_equals_target_under_default_flags(
     pool, prompts, expected, concurrency
 ):
-    """Red if windows that adapt, or rounds that nobody drafts in, lose a token."""
+    """Red if windows that adapt, or rounds that nobody drafts in, lose a token, or if a
+    draft that began ahead of its round is another request's."""
     results = pool.get("default").generate_all(
         prompts[:30], concurrency, custom={"parse_mode": "exact"}
     )
     assert differing(results, expected[:30]) == []
     assert sum(report(r)["matched_tokens"] for r in results) > 0
+    log = pool.log("default")
+    taken, left = (log.count(f"first draft step is {w}") for w in ("taken", "left"))
+    assert taken > 0 and (left > 0 or concurrency == 1), (taken, left)
 
 
 SAMPLED = {"temperature": 3.0, "top_k": 2, "max_new_tokens": 6, "ignore_eos": True}

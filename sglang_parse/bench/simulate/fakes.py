@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from sglang_parse.bench.simulate.clock import Clock
-from sglang_parse.bench.simulate.costs import Costs
+from sglang_parse.bench.simulate.costs import CAPTURED_CATCH_UP, Costs
 from sglang_parse.bench.simulate.drafts import (
     AGREES,
     DIFFERS,
@@ -224,6 +224,9 @@ class FakeDrafter:
         self.costs = costs
         self.clock = clock
         self.quality = quality
+        #: Whose next draft begins beside the host, and where.
+        self._first: dict[int, int] = {}
+        self._wrote = False
 
     def can_draft(self, r: RequestRound) -> bool:
         return True
@@ -246,10 +249,26 @@ class FakeDrafter:
 
     def after_pass(self, round: Round) -> None:
         """Its KV of what was cut off is void."""
+        if self.token_level:
+            return
         for r in round:
-            if not self.token_level and not r.decision.pending:
+            if not r.decision.pending:
                 end = r.new_len
                 answer_of(r).num_cached = min(answer_of(r).num_cached, end)
+        writers = [r for r in round if r.draft.num_new]
+        self._first = {}
+        if self.costs.runs_ahead and self._wrote and writers:
+            self._step_ahead(writers)
+        self._wrote = bool(writers)
+
+    def _step_ahead(self, requests: Sequence[RequestRound]) -> None:
+        ends = [r.new_len + 1 + len(r.decision.pending) for r in requests]
+        pairs = list(zip(requests, ends, strict=True))
+        missing = [max(1, end - answer_of(r).num_cached) for r, end in pairs]
+        if max(missing) <= CAPTURED_CATCH_UP:
+            self._first = {id(r.req): end for r, end in pairs}
+            ms = self.costs.catch_up_ms(sum(missing), max(missing), len(requests))
+            self.clock.start("catch up", ms)
 
     def _num_new(self, r: RequestRound) -> int:
         if r.draft.ended or not r.budgets.get(self.name):
@@ -273,12 +292,15 @@ class FakeDrafter:
     def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> int:
         """Let the time of a draft pass. Returns the tokens that were read first."""
         bs = len(orders)
-        missing = []
+        missing, is_first = [], True
         for r, num in orders:
             end = r.seq_len + 1 + len(r.draft.tokens)
             missing.append(end - min(answer_of(r).num_cached, end - 1))
             answer_of(r).num_cached = end + num - 1
-        catch_up_ms = self.costs.catch_up_ms(sum(missing), max(missing), bs)
+            is_first = is_first and self._first.get(id(r.req)) == end
+        catch_up_ms = 0.0
+        if not is_first:
+            catch_up_ms = self.costs.catch_up_ms(sum(missing), max(missing), bs)
         self.clock.spend("catch up", catch_up_ms + self.costs.draft_host_ms)
         ms = (steps - 1) * self.costs.step_ms(bs)
         self.clock.spend("draft", ms, kernel=("draft", bs.bit_length()))

@@ -241,12 +241,27 @@ def test_a_step_ahead_hides_the_hosts_work(concurrency):
     assert seen[False][0] < 0.97 and seen[False][1] > 4
 
 
+def test_a_first_draft_step_hides_the_hosts_work():
+    """Red if a device waits between rounds with drafts where it could begin to
+    draft."""
+    costs = pair_costs("32b+1.7b-h200")
+    one = Scenario(costs, concurrency=8, drafts=Drafts(0.9, 0.8), num_tokens=16_000)
+    ahead, behind = (
+        World(replace(one, costs=replace(costs, ahead=ahead))).run()
+        for ahead in (True, False)
+    )
+    assert ahead.rate > 1.01 * behind.rate
+    assert ahead.spent["scheduler"] > 0
+
+
 def test_the_simulator_is_held_to_what_a_card_measured():
     """Red if the host's time is lost from the costs, or the target alone pays for it:
     exact mode at one request was 27% too fast then."""
     records = REPOSITORY / "benchmarks" / "results" / "gpu_second" / "serve.jsonl"
     rows = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
     rows = [r for r in rows if r["arm"] in ("target", "exact")]
-    found = compare_waves(rows, pair_costs("32b+1.7b-h200"))
+    # No step ran ahead then.
+    costs = replace(pair_costs("32b+1.7b-h200"), ahead=False)
+    found = compare_waves(rows, costs)
     assert len(found) == 6
     assert max(abs(one.difference) for one in found) < 0.1

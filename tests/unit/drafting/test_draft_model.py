@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -13,16 +14,16 @@ from sglang_parse.drafting.draft_model import ModelDrafter
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.round import Draft, RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from tests.support.counting import CountingDraft
+from tests.support.counting import VOCAB, CountingDraft
 
 TABLE = 100 * torch.arange(4)[:, None] + torch.arange(100)
 BATCH = SimpleNamespace(sampling_info=None)
 
 
-def make_drafter(model: CountingDraft | None = None) -> ModelDrafter:
-    drafter = ModelDrafter(model or CountingDraft())
+def make_drafter(*, runs_ahead: bool = False) -> ModelDrafter:
+    drafter = ModelDrafter(CountingDraft())
     slots = SimpleNamespace(table=TABLE, tell=lambda note: None)
-    drafter.open(DrafterResources(slots, 400, None, full_pass_rows=0))
+    drafter.open(DrafterResources(slots, 400, None, 0, runs_ahead=runs_ahead))
     return drafter
 
 
@@ -34,7 +35,8 @@ def record(
     state: RequestState, output, *, row: int = 1, window: int = 4, asked: bool = True
 ) -> RequestRound:
     """A request with a prompt of 3 tokens, its pending tokens its draft."""
-    req = SimpleNamespace(origin_input_ids=[1, 2, 3], output_ids=list(output))
+    kv = SimpleNamespace(kv_allocated_len=95)
+    req = SimpleNamespace(origin_input_ids=[1, 2, 3], output_ids=list(output), kv=kv)
     r = RequestRound(req, state, row, 2 + len(output), output[-1], len(output))
     r.draft = Draft(state.pending[:window])
     r.window, r.budgets = window, {"model": window} if asked else {}
@@ -123,11 +125,13 @@ def test_a_prefill_forgets_what_its_slots_held():
     assert num_known(drafter, 1) == 6
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_flags_are_true_of_the_tokens_that_were_decided(seed):
+def test_flags_are_true_of_the_tokens_that_were_decided(seed, runs_ahead):
     """Red if a slot counts as holding the model's KV of a token that it never read
-    there, or a token that it read is read again."""
-    rng, drafter = random.Random(seed), make_drafter()
+    there, or a token that it read is read again; or if a draft goes on from another
+    token than the last one."""
+    rng, drafter = random.Random(seed), make_drafter(runs_ahead=runs_ahead)
     model, state, output = drafter.model, make_state(), [4]
     held: dict[int, int] = {}  # slot -> the token whose KV the model wrote there last
     num_read = num_asked = 0
@@ -146,6 +150,8 @@ def test_flags_are_true_of_the_tokens_that_were_decided(seed):
         model.batches.clear()
         num_asked += bool(r.draft.num_new)
         draft = r.draft.tokens
+        before = (*output, *draft)[-1 - r.draft.num_new :]
+        assert all(b == (a + 1) % VOCAB for a, b in pairwise(before))
         kept = rng.randint(0, len(draft))
         agrees = kept < len(draft) and rng.random() < 0.7
         bonus = draft[kept] if agrees else rng.choice([40, 50])
@@ -162,6 +168,109 @@ def test_flags_are_true_of_the_tokens_that_were_decided(seed):
             assert num_known(drafter, 1) >= r.seq_len + min(kept + 1, len(draft) - 1)
     # The token it goes on from may be read twice.
     assert num_read <= len(sequence) + num_asked
+
+
+STATES = [make_state() for _ in range(3)]
+# Kept whole with the target's token behind it; cut; cut with a rest that is pending.
+DECISIONS = [
+    Decision((11, 12, 13, 14, 40), 4, 0, ()),
+    Decision((21, 41), 1, 0, ()),
+    Decision((31, 32), 1, 0, (33, 34)),
+]
+FIRST, LAST = (10, 20, 30), (40, 41, 34)
+
+
+def rounds_ahead(drafter: ModelDrafter) -> list[list[int]]:
+    """Three requests, in two rounds; their outputs then."""
+    outputs = [[token] for token in FIRST]
+    for state in STATES:
+        state.pending = ()
+    for decisions in ([plain(token) for token in FIRST], DECISIONS):
+        requests = [
+            record(state, output, row=row)
+            for row, (state, output) in enumerate(zip(STATES, outputs, strict=True))
+        ]
+        drafter.draft(Round(BATCH, requests))
+        decide(drafter, requests, *decisions)
+        for r, output, decision in zip(requests, outputs, decisions, strict=True):
+            output += decision.accept_tokens
+            r.state.pending = decision.pending
+    return outputs
+
+
+def next_round(outputs, states, rows) -> Round:
+    return Round(
+        BATCH,
+        [
+            record(state, outputs[row], row=row, window=6)
+            for state, row in zip(states, rows, strict=True)
+        ],
+    )
+
+
+def test_the_next_drafts_first_step_runs_before_its_round():
+    """Red if a device waits for the scheduler before it drafts, or drafts behind
+    another request's text."""
+    drafter = make_drafter(runs_ahead=True)
+    outputs = rounds_ahead(drafter)
+    *_, one, two = drafter.model.batches
+    # The last token of a draft that was kept whole has no KV yet.
+    assert [b.input_ids.tolist() for b in (one, two)] == [[14, 41, 34], [*LAST]]
+    assert [b.positions.tolist() for b in (one, two)] == [[8, 6, 8], [9, 6, 8]]
+    assert two.out_cache_loc.tolist() == [9, 106, 208]
+    for rows in ((0, 1, 2), (2, 0)):
+        first = drafter._first
+        num = len(drafter.model.batches)
+        round = next_round(outputs, [STATES[row] for row in rows], rows)
+        drafter.draft(round)
+        drafted = [
+            r.draft.tokens[len(STATES[row].pending)]
+            for r, row in zip(round, rows, strict=True)
+        ]
+        assert drafted == [LAST[row] + 1 for row in rows]
+        # The second step is the first one of the round.
+        assert drafter.model.batches[num].input_ids.tolist() == drafted
+        drafter._first = first
+
+
+@pytest.mark.parametrize("changed", ["begins anew", "joins", "goes on elsewhere"])
+def test_a_first_step_of_another_text_is_left_aside(changed):
+    """Red if a request that was retracted, or one that has come, drafts behind a text
+    that is not its own."""
+    drafter = make_drafter(runs_ahead=True)
+    outputs, states, rows = rounds_ahead(drafter), list(STATES), [0, 1, 2]
+    if changed == "begins anew":
+        states[1] = make_state()
+    elif changed == "joins":
+        states, rows, outputs = [*states, make_state()], [0, 1, 2, 3], [*outputs, [50]]
+    else:
+        outputs[1].append(51)
+    num = len(drafter.model.batches)
+    round = next_round(outputs, states, rows)
+    drafter.draft(round)
+    last = [r.tokens[-1] if not r.state.pending else 34 for r in round]
+    drafted = [r.draft.tokens[len(r.state.pending)] for r in round]
+    assert drafted == [token + 1 for token in last]
+    assert drafter.model.batches[num].mode.is_extend()
+
+
+def test_no_step_runs_ahead_of_what_may_not_come():
+    """Red if a trial, a round without drafts, or a device that is the host pays for
+    it, or if it writes where a request has no slot."""
+    for runs_ahead in (True, False):
+        drafter, state = make_drafter(runs_ahead=runs_ahead), make_state()
+        for asked, seen in ((1, 0), (1, 1), (0, 0), (1, 0), (1, 1)):
+            r = record(state, [4], asked=bool(asked))
+            drafter.draft(Round(BATCH, [r]))
+            decide(drafter, [r], plain(9))
+            assert (drafter._first is not None) == bool(seen and runs_ahead)
+    drafter = make_drafter(runs_ahead=True)
+    for allocated in (95, 5):
+        r = record(state, [4])
+        r.req.kv.kv_allocated_len = allocated
+        drafter.draft(Round(BATCH, [r]))
+        decide(drafter, [r], Decision((5, 9), 1, 0, ()))
+        assert drafter._first is None
 
 
 def test_a_pause_costs_the_same_however_long_it_is():

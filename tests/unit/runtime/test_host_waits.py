@@ -194,13 +194,17 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(draft_loop, "draft_pp_context", nullcontext)
 
 
-def waits_of(num: int, monkeypatch) -> HostWaits:
-    """A judged round of `num` requests that drafted before, its result included."""
+def waits_of(num: int, monkeypatch, *, runs_ahead: bool = False) -> HostWaits:
+    """A judged round of `num` requests that drafted before, its result included.
+
+    runs_ahead: whether the next draft begins behind it.
+    """
     config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False)
     waits = HostWaits()
     monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
     with waits:
         engine, drafter = make_engine(config)
+        drafter.runs_ahead = drafter._wrote = runs_ahead
         round = make_round(num, config)
         for r in round:
             drafter._of(r).num_cached = SEQ_LEN
@@ -216,6 +220,8 @@ def waits_of(num: int, monkeypatch) -> HostWaits:
         )
     assert all(r.error is None for r in round), [r.error for r in round]
     assert all(len(r.boundaries) >= 2 for r in round)
+    first = drafter._first
+    assert len(first.states if first else ()) == num * runs_ahead
     return waits
 
 
@@ -228,6 +234,13 @@ def test_a_judged_round_waits_seldom_and_never_for_each_request(no_gpu, monkeypa
     assert found[1].total == found[8].total == found[32].total, counts
     assert found[32].total <= BUDGET, counts
     assert found[32].counts["tolist"] >= 2, counts  # verdicts, samples
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_a_draft_that_begins_ahead_waits_for_nothing(no_gpu, monkeypatch, num):
+    """Red if the host waits for what it has just launched for the next round."""
+    found = [waits_of(num, monkeypatch, runs_ahead=ahead) for ahead in (False, True)]
+    assert found[0].total == found[1].total
 
 
 class Steps:
