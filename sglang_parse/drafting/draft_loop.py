@@ -16,6 +16,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.drafting.spans import read_ends, split_spans
 from sglang_parse.judging.vocabularies import SAME, Agreement
 from sglang_parse.requests.ends import TextEnds
 from sglang_parse.runtime.capacity import longest_prefill
@@ -26,8 +27,6 @@ from sglang_parse.runtime.upload import upload
 
 # Missing tokens up to which catching up is decode steps, where these are captured.
 CAPTURED_CATCH_UP = 2
-# Missing tokens up to which a request is read whole in any round.
-SHORT_GAP = 64
 
 
 @dataclass(frozen=True)
@@ -307,37 +306,6 @@ class DraftModel(DraftRunner):
         output = LogitsProcessorOutput(next_token_logits=logits)
         sampler = self.runner.sampler
         return sampler(output, sampling, False, [], [], position).to(torch.int64)
-
-
-def read_ends(spans: Sequence[tuple[int, int]], limit: int) -> list[int]:
-    """Up to where each span [start, end) is read in one round: short ones whole, of the
-    others at most `limit` positions together, the first ones first."""
-    ends = []
-    for start, end in spans:
-        num = end - start
-        if num > SHORT_GAP:
-            num = min(num, limit)
-            limit -= num
-        ends.append(start + num)
-    return ends
-
-
-def split_spans(
-    spans: Sequence[tuple[int, int]], limit: int
-) -> list[list[tuple[int, int, int]]]:
-    """Spans [start, end), request by request, in batches of at most `limit` positions:
-    (request, start, end) each. A request's last part comes in the order of requests."""
-    batches: list[list[tuple[int, int, int]]] = [[]]
-    left = limit
-    for i, (at, end) in enumerate(spans):
-        while at < end:
-            if not left:
-                batches.append([])
-                left = limit
-            num = min(end - at, left)
-            batches[-1].append((i, at, at + num))
-            at, left = at + num, left - num
-    return batches
 
 
 def _advance(

@@ -110,16 +110,29 @@ def test_the_scheduler_waits_for_a_round_only_where_we_let_it():
     ("device", "brings_back", "beside"),
     [("cuda:0", False, True), ("cuda:0", True, False), ("cpu", False, False)],
 )
-def test_steps_run_ahead_where_nothing_disturbs_them(device, brings_back, beside):
+def test_steps_run_ahead_where_nothing_disturbs_them(
+    monkeypatch, device, brings_back, beside
+):
     """Red if a step writes KV while a hierarchical cache fills slots that were just
-    freed, or if a CPU computes what no round may take."""
+    freed, if a CPU computes what no round may take, or if drafters are not told."""
+    from sglang_parse.integration import worker as module
     from sglang_parse.integration.worker import ParseWorker
 
+    seen = []
+    head = SimpleNamespace(token_level=True, max_tokens=4, open=seen.append)
     worker = SimpleNamespace(
         verifier=SimpleNamespace(runner=SimpleNamespace(device=device)),
-        slots=SimpleNamespace(brings_back=brings_back),
+        slots=SimpleNamespace(
+            brings_back=brings_back, num_slots=99, max_rows=64, last_slot=99
+        ),
+        drafters=[head],
+        config=SimpleNamespace(window=8),
     )
-    assert ParseWorker._device_runs_beside.fget(worker) == beside
+    worker._device_runs_beside = ParseWorker._device_runs_beside.fget(worker)
+    assert worker._device_runs_beside == beside
+    monkeypatch.setattr(module, "has_recurrent_state", lambda runner: True)
+    ParseWorker._open_drafters(worker, num_requests=4)
+    assert [resources.runs_ahead for resources in seen] == [beside]
 
 
 def test_prefill_batch_names_its_unfinished_request():

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sglang_parse.drafting import draft_loop
-from sglang_parse.drafting.draft_loop import DraftRequest, read_ends
+from sglang_parse.drafting.draft_loop import DraftRequest
+from sglang_parse.drafting.spans import SHORT_GAP, read_ends
 from sglang_parse.judging.vocabularies import Agreement
 from sglang_parse.runtime.readback import StepTokens
 from tests.support.counting import GREEDY, VOCAB, CountingDraft
@@ -96,7 +97,7 @@ def test_a_burst_of_long_prompts_is_read_over_several_rounds(monkeypatch):
         found = model.propose(orders, table=table, sampling_info=None)
         extends = [b for b in model.batches if b.mode.is_extend()]
         forwarded = sum(len(b.input_ids) for b in extends)
-        assert forwarded <= limit + 3 * draft_loop.SHORT_GAP
+        assert forwarded <= limit + 3 * SHORT_GAP
         assert found.num_read == forwarded - sum(map(bool, found.tokens))
         for b in extends:
             for token, slot in zip(
@@ -140,6 +141,23 @@ def test_catching_up_with_a_token_or_two_is_captured_steps():
     longer = [request(0, [1, 2, 3], 2, num_cached=0)]
     propose(model, longer)
     assert any(b.mode.is_extend() for b in model.batches)
+
+
+def test_logits_of_a_first_step_outlive_the_next_replay():
+    """Red if a draft that began ahead of its round is sampled from what a captured
+    graph has written over its logits since."""
+    model, held = CountingDraft(), torch.zeros(1, VOCAB)
+    forward = model._forward
+
+    def replay(batch):
+        held.copy_(forward(batch).next_token_logits)
+        return SimpleNamespace(next_token_logits=held)
+
+    model._forward = replay
+    table = torch.arange(40)[None]
+    first = model.read_tails([0], [[7]], [3], table)
+    model.read_tails([0], [[20, 21]], [5], table)
+    assert first.argmax(-1).tolist() == [8] and held.argmax(-1).tolist() == [22]
 
 
 def test_draft_with_more_padded_rows_keeps_to_the_target():
