@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ REQUEST_TIMEOUT_S = 600.0
 MAX_NEW_TOKENS = 320
 # aiohttp refuses lines longer than twice this; a report of segments is one line.
 READ_BYTES = 1 << 20
+# SGLang closes a connection that is idle for 5 s. A request sent on one that is being
+# closed is lost, so the client gives it up long before.
+IDLE_S = 1.0
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 
@@ -173,13 +176,16 @@ async def _send(
 
 
 def open_session(
-    concurrency: int, timeout_s: float = REQUEST_TIMEOUT_S
+    concurrency: int,
+    timeout_s: float = REQUEST_TIMEOUT_S,
+    headers: Mapping[str, str] | None = None,
 ) -> aiohttp.ClientSession:
     """A client that keeps up to `concurrency` connections; used inside a loop."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=timeout_s),
-        connector=aiohttp.TCPConnector(limit=concurrency),
+        connector=aiohttp.TCPConnector(limit=concurrency, keepalive_timeout=IDLE_S),
         read_bufsize=READ_BYTES,
+        headers=headers,
     )
 
 

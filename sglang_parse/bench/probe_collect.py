@@ -16,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import aiohttp
 import torch
 from tqdm import tqdm
 
 from sglang_parse.bench.conversation import Chat
 from sglang_parse.bench.datasets import DATA_SETS, Item
-from sglang_parse.bench.load import REQUEST_TIMEOUT_S, LoadError, load_tokenizer
+from sglang_parse.bench.load import (
+    LoadError,
+    load_tokenizer,
+    open_session,
+)
 from sglang_parse.bench.probe_gold import CHECKS, Verdicts, gold_label, gold_verdicts
 from sglang_parse.judging.probe import Learnt, Target
 from sglang_parse.judging.probe_fit import Pairs
@@ -223,11 +226,7 @@ async def _ask_all(
              for item in items]  # fmt: skip
     asks = [_Ask(f"{run}-{k}", i, t, name) for k, (t, name, i) in enumerate(kinds)]
     gate, gold = asyncio.Semaphore(source.concurrency), {}
-    session = aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
-        connector=aiohttp.TCPConnector(limit=source.concurrency),
-        headers=source.headers,
-    )
+    session = open_session(source.concurrency, headers=source.headers)
     with tqdm(total=len(asks), unit="req") as bar:
 
         async def one(ask: _Ask) -> None:

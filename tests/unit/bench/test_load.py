@@ -1,9 +1,14 @@
 """The load client's pure parts: reading a stream's last line, and the figures."""
 
+import asyncio
 import json
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from sglang.srt.environ import envs
 
+from sglang_parse.bench import load
 from sglang_parse.bench.figures import (
     RequestResult,
     kept_per_pass,
@@ -139,6 +144,31 @@ def test_prompts_are_user_turns():
     assert prompt.problem == problem
     assert prompt.input_ids[0] == len("<user>")
     assert len(prompt.input_ids) == 1 + len(problem.prompt.split())
+
+
+def test_idle_connections_are_given_up_before_the_server_closes_them(monkeypatch):
+    assert 0.5 * envs.SGLANG_TIMEOUT_KEEP_ALIVE.default > load.IDLE_S
+    monkeypatch.setattr(load, "IDLE_S", 0.05)
+    ports = []
+
+    async def answer(request):
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return web.Response(text="data: {}\n")
+
+    async def ask():
+        app = web.Application()
+        app.router.add_post("/generate", answer)
+        server = TestServer(app)
+        await server.start_server()
+        url = f"http://{server.host}:{server.port}"
+        async with load.open_session(1) as session:
+            for pause_s in (0, 0, 0.5):
+                await asyncio.sleep(pause_s)
+                await load.post_stream(session, url, {})
+        await server.close()
+
+    asyncio.run(ask())
+    assert ports[1] != ports[2]
 
 
 def test_measure_names_a_server_that_is_not_there(monkeypatch):
