@@ -87,5 +87,8 @@ class Slots(Protocol):
 class Ranks(Protocol):
     """What tensor-parallel ranks agree on (`runtime.ranks.Ranks`)."""
 
+    def agree(self, value: int) -> int:
+        """The first rank's value."""
+
     def agree_all(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
         """The first rank's values, in lists of the same lengths on all ranks."""

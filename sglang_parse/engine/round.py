@@ -30,6 +30,7 @@ from sglang_parse.engine.shown import lay_out, pending_draft
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.policy.in_a_row import has_time
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.drafters import tokens_behind
 from sglang_parse.requests.round import Round
@@ -75,6 +76,30 @@ class RoundEngine:
     def interrupt(self) -> None:
         """The next round does not begin right behind the last one."""
         self._ended = None
+
+    def run_row(
+        self, open_round: Callable[[], Round], is_due: Callable[[], bool]
+    ) -> list[Round]:
+        """Rounds of the same requests right behind each other. What all but the last
+        one decide is `ready` then, and is emitted with what that decides.
+
+        open_round: these requests as they stand. is_due: whether the scheduler has to
+        be asked now; the first rank's answer counts.
+        """
+        started = began = self.clock()
+        rounds = [open_round()]
+        self.run(rounds[0])
+        while self.planner.may_follow(rounds[-1]):
+            ended = self.clock()
+            is_over = is_due() or not has_time(ended - started, ended - began)
+            if self.ranks.agree(int(is_over)):
+                break
+            for r in rounds[-1]:
+                r.state.ready = (*r.state.ready, *r.decision.accept_tokens)
+            began = ended
+            rounds.append(open_round())
+            self.run(rounds[-1])
+        return rounds
 
     def run(self, round: Round) -> None:
         """Plan, draft, segment, lay out, one pass, score, cut, follow, commit, observe.

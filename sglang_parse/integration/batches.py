@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 
 from sglang.srt.managers.utils import GenerationBatchResult
 
@@ -18,14 +20,16 @@ from sglang_parse.integration.result import (
     build_result,
     emit,
 )
-from sglang_parse.integration.rounds import open_prefill, open_round
+from sglang_parse.integration.rounds import open_prefill, open_round, queue_of
 from sglang_parse.policy.learn import round_timing
 from sglang_parse.reporting.telemetry import Telemetry
 from sglang_parse.requests.refusal import internal_error
 from sglang_parse.requests.registry import RequestStates
 from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.runtime.compat.requests import emits_nothing, emits_undrafted
+from sglang_parse.requests.state import RequestState
+from sglang_parse.runtime.compat.requests import emits_nothing, emits_passes
 from sglang_parse.runtime.protocols import SchedulerBatch
+from sglang_parse.runtime.sampling import wants_more
 
 logger = logging.getLogger(__name__)
 
@@ -65,17 +69,10 @@ class Batches:
     def _decode(self, batch: SchedulerBatch) -> GenerationBatchResult:
         states = [self.requests.of(req) for req in batch.reqs]
         index = [i for i, s in enumerate(states) if s.verification is None]
-        round = None
-        if index:
-            round = open_round(
-                batch, states, index, has_state=self.requests.has_recurrent_state
-            )
+        rounds = self._run(batch, states, index) if index else []
         emitted = [Emitted()] * len(states)
-        if round is not None:
-            self.engine.run(round)
-            self._tell(round)
-            for i, r in zip(index, round, strict=True):
-                emitted[i] = self._emit(r)
+        for i, *own in zip(index, *rounds, strict=True):
+            emitted[i] = self._emit(own)
         if len(index) < len(states):
             rows = batch.req_pool_indices_cpu.tolist()
             self.client_pass.go_on(
@@ -90,11 +87,11 @@ class Batches:
         for req, one in zip(batch.reqs, emitted, strict=True):
             if not one.tokens:
                 emits_nothing(req)
-            elif len(one.tokens) > 1 and not one.num_drafted:
-                emits_undrafted(req, len(one.tokens))
+            elif len(one.passes) > 1:
+                emits_passes(req, one.passes)
         return build_result(
             emitted,
-            round,
+            rounds[-1] if rounds else None,
             seq_lens=batch.seq_lens,
             host_lens=batch.seq_lens_cpu,
             return_logprob=batch.return_logprob,
@@ -102,12 +99,34 @@ class Batches:
             reqs=batch.reqs,
         )
 
-    def _emit(self, r: RequestRound) -> Emitted:
+    def _run(
+        self, batch: SchedulerBatch, states: Sequence[RequestState], index: list[int]
+    ) -> list[Round]:
+        """Rounds of the requests at `index`: one where others wait for a pass beside
+        it, or where more than tokens is asked for, of which a result has one round."""
+        open_now = partial(
+            open_round,
+            batch,
+            states,
+            index,
+            has_state=self.requests.has_recurrent_state,
+        )
+        if len(index) == len(states) and not wants_more(batch):
+            rounds = self.engine.run_row(open_now, queue_of(batch).has_mail)
+        else:
+            rounds = [open_now()]
+            self.engine.run(rounds[0])
+        for round in rounds:
+            self._tell(round)
+        return rounds
+
+    def _emit(self, rounds: Sequence[RequestRound]) -> Emitted:
         """What a request gets; nothing where a stage raised, and the error ends it."""
-        if r.error is None:
-            return emit(r)
-        refuse(r.req, internal_error(r.error))
-        return Emitted(r=r)
+        last = rounds[-1]
+        if last.error is None:
+            return emit(rounds)
+        refuse(last.req, internal_error(last.error))
+        return Emitted(r=last)
 
     def _tell(self, round: Round) -> None:
         """Count the time of a round by stage, and the rows of a judged pass by kind."""

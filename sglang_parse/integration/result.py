@@ -49,16 +49,34 @@ class Emitted:
     tokens: tuple[int, ...] = ()
     #: Tokens that were drafted for it.
     num_drafted: int = 0
+    #: How many of the tokens each pass of the target gave.
+    passes: tuple[int, ...] = ()
     #: Its record, None where it took no part in the round.
     r: RequestRound | None = None
 
 
-def emit(r: RequestRound) -> Emitted:
-    """The tokens of a finished round. Those decided ahead were drafted once."""
-    ready, r.state.ready = r.state.ready, ()
+def emit(rounds: Sequence[RequestRound]) -> Emitted:
+    """The tokens of a request's rounds in a row. Those that were decided ahead of the
+    first one were drafted once."""
+    last = rounds[-1]
+    tokens = (*last.state.ready, *last.decision.accept_tokens)
+    last.state.ready = ()
+    passes = [num for r in rounds for num in _tokens_by_pass(r)]
+    num_ahead = len(tokens) - sum(passes)
+    if passes:
+        passes[0] += num_ahead
     return Emitted(
-        (*ready, *r.decision.accept_tokens), len(ready) + len(r.draft.tokens), r
+        tokens,
+        num_ahead + sum(len(r.draft.tokens) for r in rounds),
+        tuple(passes),
+        last,
     )
+
+
+def _tokens_by_pass(r: RequestRound) -> list[int]:
+    """What each pass of one round gave: a decode step gives one."""
+    num = len(r.decision.accept_tokens)
+    return [num] if r.draft.tokens else [1] * num
 
 
 @dataclass
@@ -73,6 +91,8 @@ class HostResult(GenerationBatchResult):
     #: stand for `new_seq_lens` (scheduler_hooks.py).
     lens: Tensor | None = None
     host_lens: Tensor | None = None
+    #: Passes of all requests, beside the one of each that SGLang counts.
+    num_more_passes: int = 0
 
     def copy_to_cpu(
         self, return_logprob: bool, return_hidden_states: bool = True
@@ -122,6 +142,7 @@ def build_result(
         speculative_output_stride=stride,
         lens=seq_lens + upload(num_new, device),
         host_lens=host_lens + num_new,
+        num_more_passes=sum(max(0, len(one.passes) - 1) for one in emitted),
         next_draft_input=ParseDraftInput(),
         can_run_cuda_graph=False,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sglang_parse.drafting.base import Prefill, PrefillRequest
 from sglang_parse.requests.registry import RequestStates
@@ -16,8 +17,23 @@ from sglang_parse.runtime.protocols import (
 )
 from sglang_parse.runtime.views import batch_view
 
-# Set on the batches of a PARSE server (scheduler_hooks.py).
-NUM_WAITING = "parse_num_waiting"
+# Set on the batches of a PARSE server (scheduler_hooks.py): a `Queue`.
+QUEUE = "parse_queue"
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Who waits for a batch to end. num_waiting: requests that a shorter round would
+    help. has_mail: whether something came for the scheduler that it has not read."""
+
+    num_waiting: int = 0
+    has_mail: Callable[[], bool] = lambda: False
+
+
+def queue_of(batch: SchedulerBatch) -> Queue:
+    """As the scheduler left it; nobody waits where it left none."""
+    found: Queue = getattr(batch, QUEUE, None) or Queue()
+    return found
 
 
 def open_prefill(batch: SchedulerBatch, requests: RequestStates) -> Prefill:
@@ -77,7 +93,7 @@ def open_round(
     return Round(
         view,
         chosen,
-        num_waiting=getattr(batch, NUM_WAITING, 0),
+        num_waiting=queue_of(batch).num_waiting,
         may_repeat=may_repeat(view, has_state=has_state),
         has_state=has_state,
     )

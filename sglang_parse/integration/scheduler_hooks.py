@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import zmq
+
 from sglang_parse.integration.active import serves_parse
-from sglang_parse.integration.rounds import NUM_WAITING
+from sglang_parse.integration.rounds import QUEUE, Queue
 from sglang_parse.options.request import CLIENT_TEXTS, wants_verdict_only
 from sglang_parse.runtime.capacity import longest_pass
+from sglang_parse.runtime.compat.requests import count_passes
 from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
 
 
@@ -26,11 +30,13 @@ def run_round(
     note_waiting(scheduler, batch)
     result = original(scheduler, batch, *args, **kwargs)
     keep_lens(batch, result)
+    if num_more := getattr(result, "num_more_passes", 0):
+        count_passes(scheduler, num_more)
     return result
 
 
 def note_waiting(scheduler: Any, batch: SchedulerBatch) -> None:
-    """How many requests wait for the round to end.
+    """Who waits for the round to end.
 
     Those that nothing but the end of others would let in are not helped by shorter
     rounds, so only as many as there are free rows.
@@ -39,7 +45,14 @@ def note_waiting(scheduler: Any, batch: SchedulerBatch) -> None:
     if waiting:
         free = scheduler.get_num_allocatable_reqs(len(batch.reqs))
         waiting = min(waiting, max(0, free))
-    setattr(batch, NUM_WAITING, waiting)
+    mail = partial(has_mail, scheduler.recv_from_tokenizer)
+    setattr(batch, QUEUE, Queue(waiting, mail))
+
+
+def has_mail(socket: Any) -> bool:
+    """Whether a message waits there. Ranks that have no socket follow the first one;
+    what is no ZeroMQ socket says nothing."""
+    return isinstance(socket, zmq.Socket) and bool(socket.poll(0))
 
 
 def keep_lens(batch: SchedulerBatch, result: Any) -> None:

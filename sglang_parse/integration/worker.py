@@ -236,6 +236,7 @@ class ParseWorker(BaseSpecWorker):
             self.slots,
             self.drafters,
             context_len=self.context_len,
+            runs_ahead=self._device_runs_beside,
         )
         engine = RoundEngine(
             target=target,

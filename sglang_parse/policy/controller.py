@@ -81,8 +81,9 @@ class _Kept:
 class Controller:
     """Learns what rounds cost and give, and chooses."""
 
-    def __init__(self) -> None:
-        self.costs = CostModel()
+    def __init__(self, *, runs_ahead: bool = False) -> None:
+        """runs_ahead: whether a decode step may run while the scheduler works."""
+        self.costs = CostModel(runs_ahead=runs_ahead)
         self.drafts = Drafts()
         self.confidence = Confidence()
         self.siblings = Confidence()

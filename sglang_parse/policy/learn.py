@@ -130,12 +130,13 @@ def learn_costs(
     *,
     elsewhere: Sequence[str] = (),
     token_level: Sequence[str] = (),
+    follows: bool = True,
 ) -> float:
     """Milliseconds of the round and of the scheduler before it. What they tell of
     rounds to come is learnt.
 
     elsewhere: drafters that work on another machine. token_level: those of single
-    tokens.
+    tokens. follows: whether the round before it was plain and meant to go on.
     """
     seconds, bs = round_.seconds, len(round_)
     own = costs.at(bs)
@@ -148,7 +149,14 @@ def learn_costs(
         own.asked.add(tokens, ms, tells_speed=False)
     if "plain" in seconds:
         steps_ms, num = 1000 * seconds["plain"], round_.num_steps
-        own.add_plain(bs, steps_ms, ms - steps_ms, num, hides=round_.took_ahead)
+        own.add_plain(
+            bs,
+            steps_ms,
+            ms - steps_ms,
+            num,
+            hides=round_.took_ahead,
+            is_first=not (follows or round_.took_ahead),
+        )
         return ms
     own.verify.add(round_.num_rows, ms - 1000 * seconds["draft"])
     steps = max(r.draft.num_segment_level for r in round_)

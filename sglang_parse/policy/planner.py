@@ -11,6 +11,7 @@ from sglang_parse.policy.controller import Asked, Controller
 from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.goodput import Choice, next_window
 from sglang_parse.policy.head import HeadPlanner
+from sglang_parse.policy.in_a_row import has_room, may_go_on
 from sglang_parse.policy.learn import (
     learn_confidence,
     learn_costs,
@@ -40,7 +41,8 @@ class RoundPlanner:
     Drafters of two kinds take part. Those that write whole segments are judged; those
     that work token by token write where the target is followed token by token.
 
-    context_len: of the target, in tokens.
+    context_len: of the target, in tokens. runs_ahead: whether one of its decode steps
+    may run while the scheduler works.
     """
 
     def __init__(
@@ -51,13 +53,14 @@ class RoundPlanner:
         drafters: Sequence[Writer],
         *,
         context_len: int,
+        runs_ahead: bool = False,
     ) -> None:
         self.adaptive = config.adaptive
         self.max_round_ms = config.max_round_ms
         self.ranks = ranks
         self.slots = slots
         self.context_len = context_len
-        self.controller = Controller()
+        self.controller = Controller(runs_ahead=runs_ahead)
         copier = next((d for d in drafters if isinstance(d, Copier)), None)
         self.copying = CopyPlanner(copier, self.controller, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
@@ -71,6 +74,8 @@ class RoundPlanner:
         self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
         self.ahead_pace = AheadPace()
         self.own_windows = OwnWindows(self.controller.drafts)
+        #: Whether the last round was plain, and the next one was to be.
+        self._went_on = False
         self._is_told = False
         self._first: ref[RequestState] | None = None
 
@@ -252,6 +257,17 @@ class RoundPlanner:
         ((steps, on),) = self.ranks.agree_all([[steps, int(goes_on)]])
         round.num_steps, round.goes_on = steps, bool(on)
 
+    # -- What follows ----------------------------------------------------------
+
+    def may_follow(self, round: Round) -> bool:
+        """Whether another round may run right behind this one; the same on all ranks.
+
+        Where windows are fixed each round is the scheduler's.
+        """
+        if not (self.adaptive and may_go_on(round)):
+            return False
+        return has_room(round, self.slots.num_free(round.batch.tree_cache, len(round)))
+
     def _drafts(self, r: RequestRound) -> bool:
         """Whether a drafter of whole segments writes for this request.
 
@@ -290,7 +306,9 @@ class RoundPlanner:
             round,
             elsewhere=self.elsewhere,
             token_level=[d.name for d in self.head.drafters],
+            follows=self._went_on,
         )
+        self._went_on = round.goes_on
         self.controller.spend(ms)
         if round.took_ahead and round.between:  # no prefill kept the device busy
             self.ahead_pace.learn(len(round), is_late=round.is_late)

@@ -74,7 +74,7 @@ class RoundCosts:
     plain: Point = field(default_factory=Point)
     around: Point = field(default_factory=Point)
     between: Point = field(default_factory=Point)
-    #: Whether the last plain round hid what it took beside its steps.
+    #: Whether plain rounds in a row hide what they take beside their steps.
     hides: bool = False
     #: Of whole rounds in which such a drafter was asked, over the tokens they gave.
     asked: Point = field(default_factory=Point)
@@ -82,8 +82,9 @@ class RoundCosts:
     reading: Reading = field(default_factory=Reading)
 
     @classmethod
-    def of(cls, slow: Slowness) -> RoundCosts:
-        """Of a machine whose slowness all of them share."""
+    def of(cls, slow: Slowness, *, hides: bool) -> RoundCosts:
+        """Of a machine whose slowness all of them share. hides: whether its plain
+        rounds can, as far as is known."""
         plain, asked = Point(slow), Point(slow, smoothing=ASKED_SMOOTHING)
         verify = Curve(slow, least=plain)
         return cls(
@@ -93,6 +94,7 @@ class RoundCosts:
             plain,
             around=Point(slow),
             between=Point(slow),
+            hides=hides,
             asked=asked,
         )
 
@@ -104,11 +106,22 @@ class RoundCosts:
             self.draft.add(steps, steps_ms)
 
     def add_plain(
-        self, bs: int, steps_ms: float, around_ms: float, num: int, *, hides: bool
+        self,
+        bs: int,
+        steps_ms: float,
+        around_ms: float,
+        num: int,
+        *,
+        hides: bool,
+        is_first: bool = False,
     ) -> None:
-        """A round of decode steps took so long, and so long beside them. hides: whether
-        its first step ran beside that, so that all of it was the steps'."""
-        self.hides = hides
+        """A round of decode steps took so long, and so long beside them.
+
+        hides: whether its first step ran beside that, so that all of it was the steps'.
+        is_first: whether none could have.
+        """
+        if not is_first:
+            self.hides = hides
         if hides:
             self.plain.add(bs, (steps_ms + around_ms) / num)
         else:
@@ -148,9 +161,11 @@ PRIOR.plain.add(1, 12.0)
 
 
 class CostModel:
-    """Costs by the number of requests."""
+    """Costs by the number of requests. runs_ahead: whether a decode step may run while
+    the scheduler works."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, runs_ahead: bool = False) -> None:
+        self.runs_ahead = runs_ahead
         self._slow = Slowness()
         self._by_size: dict[int, RoundCosts] = {}
 
@@ -158,7 +173,8 @@ class CostModel:
         """To observe rounds of so many requests."""
         key = round(math.log2(bs))
         if key not in self._by_size:
-            self._by_size[key] = RoundCosts.of(self._slow)
+            own = RoundCosts.of(self._slow, hides=self.runs_ahead)
+            self._by_size[key] = own
         return self._by_size[key]
 
     def nearest(self, bs: int) -> RoundCosts:

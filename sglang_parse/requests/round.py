@@ -244,6 +244,13 @@ class RequestRound:
         return max(1, self.req.sampling_params.max_new_tokens - self.output_len)
 
     @property
+    def is_at_its_end(self) -> bool:
+        """Whether the tokens of its decision end its answer, as far as tokens do."""
+        tokens = self.decision.accept_tokens
+        stops = self.state.stop_ids
+        return len(tokens) >= self.tokens_left or any(t in stops for t in tokens)
+
+    @property
     def num_columns(self) -> int:
         """Slots for the bonus token, the draft, and the token behind a draft that is
         kept whole, where the answer goes on there."""

@@ -460,7 +460,7 @@ def test_tokens_without_drafts_count_as_passes_of_their_own(before):
     req = request("a")
     req.spec_correct_drafts_histogram, req.spec_num_correct_drafts = [*before], 7
     req.spec_verify_ct = 5
-    requests.emits_undrafted(req, 4)
+    requests.emits_passes(req, [1] * 4)
     req.spec_verify_ct += 1
     req.spec_num_correct_drafts += 3
     req.update_spec_correct_drafts_histogram(3)
@@ -468,6 +468,59 @@ def test_tokens_without_drafts_count_as_passes_of_their_own(before):
     while len(before) < 4:
         before.append(0)
     assert req.spec_correct_drafts_histogram == [before[0] + 4, *before[1:]]
+
+
+def test_passes_of_rounds_in_a_row_are_counted_each():
+    """Red if SGLang's figures of a request take rounds in a row for one pass that kept
+    far longer drafts. See above for what SGLang counts."""
+    req = request("a")
+    req.spec_correct_drafts_histogram, req.spec_num_correct_drafts = [0, 1], 1
+    req.spec_verify_ct = 1
+    requests.emits_passes(req, [3, 1, 3])
+    req.spec_verify_ct += 1
+    req.spec_num_correct_drafts += 6
+    req.update_spec_correct_drafts_histogram(6)
+    assert (req.spec_verify_ct, req.spec_num_correct_drafts) == (4, 1 + 2 + 0 + 2)
+    assert req.spec_correct_drafts_histogram == [1, 1, 2, 0, 0, 0, 0]
+
+
+def test_passes_of_a_result_are_counted_in_the_servers_figures():
+    """Red if `accept len` in SGLang's log comes of other figures, or takes several
+    passes for one."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+    from sglang.srt.managers.scheduler_components.metrics_reporter import (
+        SchedulerMetricsReporter,
+    )
+
+    source = inspect.getsource(batch_result_processor)
+    assert "self.metrics_reporter.update_spec_metrics(" in source
+    reporter = SimpleNamespace(
+        spec_num_accept_tokens=0,
+        spec_num_correct_drafts=0,
+        spec_num_forward_ct=0,
+        spec_num_block_accept_tokens=0,
+        spec_num_cap_tokens=0,
+    )
+    requests.count_passes(SimpleNamespace(metrics_reporter=reporter), 5)
+    # Two requests of four passes with two tokens, and of three with one.
+    SchedulerMetricsReporter.update_spec_metrics(
+        reporter, 2, num_correct_drafts=8 + 3 - 2, num_accept_tokens=8 + 3
+    )
+    assert reporter.spec_num_forward_ct == 7
+    assert reporter.spec_num_correct_drafts == 4
+
+
+def test_what_comes_for_a_scheduler_waits_in_a_zeromq_socket():
+    """Red if rounds in a row look for mail where none comes."""
+    from sglang.srt.managers import scheduler
+    from sglang.srt.managers.scheduler_components import ipc_channels, request_receiver
+
+    assert "self.recv_from_tokenizer = self.ipc_channels.recv_from_tokenizer" in (
+        inspect.getsource(scheduler)
+    )
+    assert "recv_from_tokenizer = get_zmq_socket(" in inspect.getsource(ipc_channels)
+    receiver = inspect.getsource(request_receiver)
+    assert "sock_recv(self.recv_from_tokenizer, zmq.NOBLOCK)" in receiver
 
 
 def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sglang_parse
-from sglang_parse.integration.rounds import NUM_WAITING
+from sglang_parse.integration.rounds import QUEUE
 from sglang_parse.runtime import protocols
 from sglang_parse.runtime.views import BatchView
 from tests.support.signatures import parameters
@@ -136,7 +136,7 @@ def test_we_read_of_a_batch_what_its_protocol_lists():
     """Red if somebody reads an attribute of SGLang's batch that nobody checks, or the
     protocol lists one that nobody reads any more."""
     found = read({"batch", "view"}, FORWARD_BATCHES)
-    found.pop(NUM_WAITING, None)  # ours
+    found.pop(QUEUE, None)  # ours
     wanted = members(protocols.SchedulerBatch)
     assert set(found) <= wanted, {n: found[n] for n in set(found) - wanted}
     assert wanted <= set(found), wanted - set(found)

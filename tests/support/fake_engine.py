@@ -310,6 +310,27 @@ class FakeServer:
 
     def round(self, *reqs: SimpleNamespace) -> Round:
         """One round; the tokens of each request go to its output."""
+        round = self.open_round(*reqs)
+        self.engine.run(round)
+        self.emit(round)
+        return round
+
+    def row(self, *reqs: SimpleNamespace, is_due=lambda: False) -> list[Round]:
+        """Rounds in a row; the same becomes of their tokens."""
+        rounds = self.engine.run_row(
+            lambda: self.open_round(*reqs, may_repeat=True), is_due
+        )
+        self.emit(rounds[-1])
+        return rounds
+
+    @staticmethod
+    def emit(last: Round) -> None:
+        for r in last:
+            r.req.output_ids += [*r.state.ready, *r.decision.accept_tokens]
+            r.state.ready = ()
+
+    def open_round(self, *reqs: SimpleNamespace, **more) -> Round:
+        """The requests as they stand."""
         requests = []
         for row, req in enumerate(reqs):
             state = req.state
@@ -327,9 +348,4 @@ class FakeServer:
                 )
             )
         batch = SimpleNamespace(reqs=list(reqs), tree_cache=None)
-        round = Round(batch, requests)
-        self.engine.run(round)
-        for req, r in zip(reqs, requests, strict=True):
-            req.output_ids += [*r.state.ready, *r.decision.accept_tokens]
-            r.state.ready = ()
-        return round
+        return Round(batch, requests, **more)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -120,19 +121,38 @@ def emits_nothing(req: SchedulerRequest) -> None:
     req.spec_num_correct_drafts += 1
 
 
-def emits_undrafted(req: SchedulerRequest, num_tokens: int) -> None:
-    """Prepare a request for a result whose tokens the target wrote one by one.
+def emits_passes(req: SchedulerRequest, passes: Sequence[int]) -> None:
+    """Prepare a request for a result of several passes.
+
+    passes: how many tokens each of them gave.
 
     What: moves its counts of passes and of right drafts beforehand by what SGLang takes
-    for one pass with so many tokens.
+    for one pass with all the tokens.
     Why: SGLang takes all tokens of a result but one for drafts that were right.
     Where: scheduler_components/batch_result_processor.py, `_resolve_spec_v2_tokens`.
-    Ends with: a result that says how many of its tokens were drafted.
+    Ends with: a result that says how many passes gave it.
     """
-    more = num_tokens - 1
+    total, more = sum(passes), len(passes) - 1
     histogram = req.spec_correct_drafts_histogram
-    histogram += [0] * (num_tokens - len(histogram))
-    histogram[0] += num_tokens
-    histogram[more] -= 1
+    histogram += [0] * (total - len(histogram))
+    for num in passes:
+        histogram[num - 1] += 1
+    histogram[total - 1] -= 1
     req.spec_verify_ct += more
     req.spec_num_correct_drafts -= more
+
+
+def count_passes(scheduler: Any, num_more: int) -> None:
+    """Prepare the server's figures for a result of several passes of some requests.
+
+    num_more: passes beside the one of each request.
+
+    What: moves `spec_num_forward_ct` and `spec_num_correct_drafts` of the scheduler's
+    metrics beforehand, from which the log has `accept len`.
+    Why: SGLang counts one pass of each request of a result.
+    Where: scheduler_components/metrics_reporter.py, `update_spec_metrics`.
+    Ends with: a result that says how many passes gave it.
+    """
+    metrics = scheduler.metrics_reporter
+    metrics.spec_num_forward_ct += num_more
+    metrics.spec_num_correct_drafts -= num_more

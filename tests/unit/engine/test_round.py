@@ -5,10 +5,12 @@ the same letters but where a test says otherwise.
 """
 
 import logging
+import random
 
 import pytest
 
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy import in_a_row
 from sglang_parse.requests.client_text import ClientText
 from tests.support.fake_engine import (
     LINE,
@@ -272,6 +274,74 @@ def test_who_begins_beside_a_step_that_ran_ahead_gets_its_own_tokens(monkeypatch
     assert begins.output_ids == [12, *DRAFT[:3]]
     assert [r.places for r in round] == [[0, 2, 4, 6], [3, 5, 7]]
     assert len(one.output_ids) == 1 + 4
+
+
+@pytest.mark.parametrize("mode", ["exact", "semantic"])
+def test_rounds_in_a_row_give_what_single_rounds_give(monkeypatch, mode):
+    """Red if a round in a row begins elsewhere than behind the last one, writes on
+    behind an answer's end, or loses what is pending or recovers."""
+    monkeypatch.setattr(in_a_row, "MOST_MS", 1e9)
+    rng = random.Random(0)
+    length = {"single": 0, "row": 0}
+    for _ in range(30):
+        texts = [[rng.randrange(20, 28) for _ in range(40)] for _ in range(2)]
+        for text in texts:
+            text[3::4] = [LINE] * len(text[3::4])
+            text[rng.randrange(20, 40) :] = [STOP]
+        answers = []
+        for way in length:
+            own, draft = two_texts(texts), two_texts(texts, wrong=rng.randrange(2, 9))
+            model = FakeDrafter(lambda tokens, draft=draft: ahead(draft, tokens))
+            config = ParseConfig(segmenter="line", adaptive=way == "row")
+            target = FakeTarget(own, says(OTHER))
+            server = FakeServer(target, [model], config=config)
+            reqs = [
+                make_request(mode, prompt=(10, k), output=(12,), max_new_tokens=200)
+                for k in range(2)
+            ]
+            going = list(reqs)
+            while going:
+                rounds = server.row(*going)
+                length[way] = max(length[way], len(rounds))
+                going = [r for r in going if STOP not in r.output_ids]
+            answers.append([r.output_ids[: r.output_ids.index(STOP)] for r in reqs])
+        assert answers[0] == answers[1]
+    assert length["single"] == 1 < length["row"]
+
+
+def two_texts(texts, *, wrong=0):
+    """What comes next in the text that the second token of a prompt names; each token
+    at a multiple of `wrong` is another one."""
+
+    def next_token(tokens):
+        text, at = texts[tokens[1]], len(tokens) - 3
+        if wrong and at % wrong == wrong - 1 and at < len(text) - 1:
+            return OTHER
+        return text[at] if at < len(text) else STOP
+
+    return next_token
+
+
+def ahead(next_token, tokens):
+    """The next 30 tokens."""
+    text = tuple(tokens)
+    for _ in range(30):
+        text += (next_token(text),)
+    return text[len(tokens) :]
+
+
+def test_a_row_ends_where_the_scheduler_is_asked(monkeypatch):
+    """Red if somebody who came waits for more than a round, or a stream for longer than
+    it may."""
+    own = two_texts([[20, 21, LINE] * 400])
+    config = ParseConfig(segmenter="line")
+    for most_ms, is_due, num in ((1e9, True, 1), (0.0, False, 1), (1e9, False, 2)):
+        monkeypatch.setattr(in_a_row, "MOST_MS", most_ms)
+        model = FakeDrafter(lambda tokens: ahead(own, tokens))
+        server = FakeServer(FakeTarget(own, says(OTHER)), [model], config=config)
+        req = make_request("exact", prompt=(10, 0))
+        asked = iter([is_due, True])
+        assert len(server.row(req, is_due=lambda asked=asked: next(asked))) == num
 
 
 def test_the_schedulers_time_belongs_to_the_next_round():

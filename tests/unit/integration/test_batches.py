@@ -7,6 +7,7 @@ import torch
 
 from sglang_parse.integration import batches as batches_module
 from sglang_parse.integration.batches import Batches
+from sglang_parse.integration.rounds import Queue
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_batch import plain_sampling
@@ -23,6 +24,7 @@ class Req:
         self.output_ids = [1]
         self.spec_num_correct_drafts = 0
         self.spec_correct_drafts_histogram = [1]
+        self.spec_verify_ct = 0
         self.verification = "text" if kind == WAITS else None
 
 
@@ -34,6 +36,18 @@ class Engine:
 
     def interrupt(self) -> None:
         self.follows = False
+
+    #: Rounds that follow each other where nobody asks for more than tokens.
+    rounds_in_row = 1
+
+    def run_row(self, open_round, is_due):
+        rounds = []
+        while len(rounds) < self.rounds_in_row and not (rounds and is_due()):
+            for r in rounds[-1] if rounds else ():
+                r.state.ready += r.decision.accept_tokens
+            rounds.append(open_round())
+            self.run(rounds[-1])
+        return rounds
 
     def run(self, round) -> None:
         for row, r in enumerate(round):
@@ -51,7 +65,7 @@ def decode(monkeypatch):
     view = "sglang_parse.runtime.views.expand_rows"
     monkeypatch.setattr(view, lambda info, rows, device: info)
 
-    def run(*kinds: str):
+    def run(*kinds: str, rounds_in_row=1, has_mail=False, masks=None):
         reqs = [Req(kind) for kind in kinds]
         states = {
             req: RequestState(
@@ -60,6 +74,7 @@ def decode(monkeypatch):
             for req in reqs
         }
         engine = Engine()
+        engine.rounds_in_row = rounds_in_row
         told = SimpleNamespace(seconds=[], rows=[], texts=[], engine=engine)
         batches = Batches(
             engine,
@@ -79,10 +94,11 @@ def decode(monkeypatch):
             req_pool_indices=torch.arange(num),
             req_pool_indices_cpu=torch.arange(num) + 10,
             seq_lens=torch.full((num,), 5), seq_lens_cpu=torch.full((num,), 5),
-            sampling_info=plain_sampling(9),
+            sampling_info=plain_sampling(9, sampling_mask_batch_indices=masks),
             device="cpu",
             return_logprob=False, return_hidden_states=False,
             top_logprobs_nums=None, token_ids_logprobs=None,
+            parse_queue=Queue(has_mail=lambda: has_mail),
         )  # fmt: skip
         return told, reqs, batches.decode(batch)
 
@@ -130,3 +146,29 @@ def test_rows_of_a_judged_pass_are_told_by_kind(decode):
     told, *_ = decode("", "")
     assert told.rows == [{"draft": 2, "verdict": 3}]
     assert told.engine.follows
+
+
+def test_rounds_in_a_row_give_one_result(decode):
+    """Red if SGLang does not get the tokens of all of them, or counts them as one pass;
+    if their time is told once; or if the next round does not begin where they end."""
+    told, reqs, result = decode("", "", rounds_in_row=3)
+    assert result.accept_lens.tolist() == [3, 3]
+    assert result.next_token_ids.tolist() == [7] * 6
+    assert result.lens.tolist() == [8, 8]
+    assert len(told.seconds) == 3
+    assert [r.spec_verify_ct for r in reqs] == [2, 2] and result.num_more_passes == 4
+
+
+@pytest.mark.parametrize(
+    ("kinds", "more"),
+    [
+        (("",), {"has_mail": True}),
+        (("", WAITS), {}),
+        (("",), {"masks": [0]}),
+    ],
+)
+def test_the_scheduler_is_asked_behind_one_round(decode, kinds, more):
+    """Red if a request that came, or a text that waits, waits for several rounds; or if
+    what is known of the tokens of all rounds but the last is lost."""
+    told, _, result = decode(*kinds, rounds_in_row=3, **more)
+    assert len(told.seconds) == 1 and result.accept_lens.tolist()[0] == 1

@@ -48,7 +48,7 @@ def test_hidden_states_beside_tokens_decided_ahead():
     ahead = record((19,), ready=tuple(range(19)), root_row=1)
     states = torch.tensor([[1.0], [2.0]])  # a plain round of two requests
     round = make_round(first, ahead, hidden=states)
-    result = result_of([emit(r) for r in round], round, return_hidden_states=True)
+    result = result_of([emit([r]) for r in round], round, return_hidden_states=True)
     assert result.logits_output.hidden_states[0].tolist() == [1.0]
     assert len(result.logits_output.hidden_states) == 2 * 20
 
@@ -56,9 +56,26 @@ def test_hidden_states_beside_tokens_decided_ahead():
 def test_tokens_decided_ahead_are_emitted_once_and_first():
     """Red if they are lost, sent twice, or their drafts are counted twice."""
     r = record((5, 6), ready=(3, 4), draft=Draft((5, 8, 9)))
-    one = emit(r)
+    one = emit([r])
     assert (one.tokens, one.num_drafted) == ((3, 4, 5, 6), 2 + 3)
-    assert r.state.ready == () and emit(r).tokens == (5, 6)
+    assert r.state.ready == () and emit([r]).tokens == (5, 6)
+
+
+def test_rounds_in_a_row_are_emitted_together():
+    """Red if tokens of one are lost or come twice, if their drafts are not counted, or
+    if SGLang takes all of them for what one pass gave."""
+    first = record((5, 6), ready=(3, 4), draft=Draft((5, 8, 9)))
+    second = record((7,), draft=Draft((8,)))
+    last = record((8, 9, 9))  # decode steps
+    second.state = last.state = first.state
+    first.state.ready = (3, 4, 5, 6, 7)
+    one = emit([first, second, last])
+    assert one.tokens == (3, 4, 5, 6, 7, 8, 9, 9) and one.r is last
+    assert one.num_drafted == 2 + 3 + 1
+    assert one.passes == (4, 1, 1, 1, 1)
+    assert first.state.ready == ()
+    result = result_of([one, Emitted((8,), 0, (1,)), Emitted()], None)
+    assert result.num_more_passes == 4
 
 
 def test_tokens_are_padded_to_one_stride():
@@ -98,7 +115,7 @@ def test_each_token_has_its_own_logprob():
     judged = record((1, 2, 3), places=[1])
     exact = record((4, 5), places=[0, 2, 3], num_matched=1, asks=True)
     round = make_round(judged, exact, logprobs=[10.0, 11.0, 12.0, 13.0])
-    emitted = [emit(judged), Emitted(), emit(exact)]
+    emitted = [emit([judged]), Emitted(), emit([exact])]
     output = result_of(emitted, round, return_logprob=True).logits_output
     assert output.next_token_logprobs.shape == (3, 2)
     assert output.next_token_logprobs[2, :2].tolist() == [10.0, 12.0]
@@ -112,7 +129,7 @@ def test_a_long_text_does_not_pad_the_logprobs_of_others():
     long = record((1,), ready=(2,) * 6000, places=[1])
     asking = record((4,), places=[0], asks=True)
     round = make_round(long, asking, logprobs=[10.0, 11.0])
-    output = result_of([emit(r) for r in round], round, return_logprob=True)
+    output = result_of([emit([r]) for r in round], round, return_logprob=True)
     assert output.speculative_output_stride == 6001
     assert output.logits_output.next_token_logprobs.tolist() == [[11.0], [10.0]]
     assert len(output.logits_output.next_token_top_logprobs_val) == 2
@@ -122,6 +139,6 @@ def test_hidden_states_go_by_the_rows_of_the_pass():
     """Red if a request beside one that waits gets another's hidden states."""
     one = record((4, 5), root_row=2)
     round = make_round(one, hidden=torch.arange(6.0)[:, None])
-    emitted = [Emitted(), emit(one)]
+    emitted = [Emitted(), emit([one])]
     output = result_of(emitted, round, return_hidden_states=True).logits_output
     assert output.hidden_states[2:].flatten().tolist() == [2.0, 3.0]

@@ -4,14 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import zmq
 from sglang.srt.managers.schedule_policy import AddReqResult
 
 from sglang_parse.integration import scheduler_hooks
-from sglang_parse.integration.rounds import NUM_WAITING, open_round
+from sglang_parse.integration.rounds import QUEUE, Queue, open_round, queue_of
 from tests.support.fake_batch import plain_sampling
 
 SCHEDULER = SimpleNamespace(
-    waiting_queue=[1] * 9, get_num_allocatable_reqs=lambda bs: 7 - bs
+    waiting_queue=[1] * 9,
+    get_num_allocatable_reqs=lambda bs: 7 - bs,
+    recv_from_tokenizer=None,
+    metrics_reporter=None,
 )
 
 
@@ -20,7 +24,26 @@ def test_only_those_count_for_whom_there_is_a_row(num_running, num_waiting):
     """Red if rounds are shortened for requests that only the end of others lets in."""
     batch = SimpleNamespace(reqs=[1] * num_running)
     scheduler_hooks.note_waiting(SCHEDULER, batch)
-    assert getattr(batch, NUM_WAITING) == num_waiting
+    assert queue_of(batch).num_waiting == num_waiting
+
+
+def test_mail_is_seen_and_left_for_the_scheduler():
+    """Red if a request that comes does not end a row of rounds, if it is taken from the
+    scheduler, or if a rank without a socket looks for mail."""
+    context = zmq.Context()
+    there, here = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    there.connect(f"tcp://127.0.0.1:{here.bind_to_random_port('tcp://127.0.0.1')}")
+    batch = SimpleNamespace(reqs=[1])
+    scheduler = SimpleNamespace(**vars(SCHEDULER) | {"recv_from_tokenizer": here})
+    scheduler_hooks.note_waiting(scheduler, batch)
+    assert not queue_of(batch).has_mail()
+    there.send(b"request")
+    assert here.poll(10_000)
+    assert queue_of(batch).has_mail() and queue_of(batch).has_mail()
+    assert here.recv(zmq.NOBLOCK) == b"request"
+    assert not queue_of(batch).has_mail()
+    context.destroy(linger=0)
+    assert not scheduler_hooks.has_mail(None)
 
 
 @pytest.mark.parametrize("serves", [True, False])
@@ -28,11 +51,16 @@ def test_batches_of_other_servers_are_left_alone(monkeypatch, serves):
     """Red if our hook looks at the queue of a server without PARSE, or changes its
     batches; or if a round does not know who waits, or its batch how long it is."""
     monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: serves)
-    result = SimpleNamespace(lens="device", host_lens=torch.tensor([3, 4]))
+    result = SimpleNamespace(
+        lens="device", host_lens=torch.tensor([3, 4]), num_more_passes=3
+    )
+    metrics = SimpleNamespace(spec_num_forward_ct=0, spec_num_correct_drafts=9)
+    monkeypatch.setattr(SCHEDULER, "metrics_reporter", metrics)
     seen = []
 
     def run_batch(scheduler, batch, pp_proxy_tensors=None):
-        seen.append(getattr(batch, NUM_WAITING, None))
+        queue = getattr(batch, QUEUE, None)
+        seen.append(queue and queue.num_waiting)
         return result
 
     batch = SimpleNamespace(reqs=[1], seq_lens=1, seq_lens_cpu=2, seq_lens_sum=3)
@@ -40,6 +68,7 @@ def test_batches_of_other_servers_are_left_alone(monkeypatch, serves):
     assert scheduler_hooks.run_round(*args, pp_proxy_tensors=None) is result
     assert seen == [6 if serves else None]
     assert batch.seq_lens_sum == (7 if serves else 3)
+    assert metrics.spec_num_forward_ct == (3 if serves else 0)
 
 
 def test_a_round_goes_on_behind_what_is_decided_ahead():
@@ -57,7 +86,7 @@ def test_a_round_goes_on_behind_what_is_decided_ahead():
     (r,) = round
     assert (r.row, r.seq_len, r.bonus_token, r.output_len) == (3, 11, 8, 4)
     assert round.num_waiting == 0
-    setattr(batch, NUM_WAITING, 3)
+    setattr(batch, QUEUE, Queue(3))
     assert open_round(batch, [state], [0]).num_waiting == 3
 
 

@@ -92,6 +92,18 @@ def test_work_that_is_hidden_costs_nothing():
     assert costs.plain_ms(1, 1) == pytest.approx(28.0)
 
 
+def test_a_single_plain_round_does_not_tell_what_rounds_in_a_row_hide():
+    """Red if plain rounds look slower than drafts that are slower than they are, since
+    the two that were timed alone hid nothing."""
+    costs = CostModel(runs_ahead=True)
+    own = costs.at(1)
+    for _ in range(2):
+        own.add_plain(1, 20.0, 8.0, 1, hides=False, is_first=True)
+    assert costs.plain_ms(1) == pytest.approx(20.0)
+    own.add_plain(1, 20.0, 8.0, 1, hides=False)
+    assert costs.plain_ms(1) == pytest.approx(20.8)
+
+
 def test_rounds_that_mostly_read_say_nothing_of_steps():
     """Red if a draft that is tried seldom, and then reads thousands of tokens, looks
     dearer with each trial: what they take is never known exactly."""

@@ -211,7 +211,7 @@ def waits_of(num: int, monkeypatch, *, runs_ahead: bool = False) -> HostWaits:
         assert waits.total == 0
         engine.run(round)
         build_result(
-            [emit(r) for r in round],
+            [emit([r]) for r in round],
             round,
             seq_lens=round.batch.seq_lens,
             host_lens=torch.full((num,), SEQ_LEN),
@@ -321,7 +321,7 @@ def test_nothing_waits_for_the_step_that_runs_ahead(no_gpu, monkeypatch, num):
             round = open_round(batch, states, range(num))
             engine.run(round)
             result = build_result(
-                [emit(r) for r in round],
+                [emit([r]) for r in round],
                 round,
                 seq_lens=batch.seq_lens,
                 host_lens=batch.seq_lens_cpu,
