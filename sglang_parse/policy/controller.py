@@ -98,6 +98,8 @@ class Controller:
         self._knows_verdicts = False
         #: When the next trial of drafting by verdicts is due, while they are not asked.
         self._next_trial_ms = 0.0
+        #: Whether the next one has waited since its drafts could not have paid.
+        self._has_rested = False
         #: Tokens a millisecond that a trial gives up, 0 outside of one, and the
         #: milliseconds that it is expected to lose.
         self._trial_rate = 0.0
@@ -229,7 +231,10 @@ class Controller:
             followed = by_head or model.followed(asked.most)
         other = max(plain, followed, key=lambda c: c.rate)
         if not asked.can_judge:
-            return self._follow(asked.bs, followed, plain), ""
+            at_best = followed
+            if not asked.head:
+                at_best = model.followed(asked.most, at_best=True)
+            return self._follow(asked.bs, followed, plain, at_best), ""
         judged = model.judged(asked.most, every=asked.every, most_ms=asked.most_ms)
         return self._weigh(asked, judged, other)
 
@@ -237,14 +242,25 @@ class Controller:
         self._trial_rate, self._trial_loss_ms = instead.rate, lost_ms
         self._trial_judged = judged
 
-    def _follow(self, bs: int, followed: Choice, plain: Choice) -> Choice:
-        """Drafts that are followed token by token, or none; a trial where it is due."""
+    def _follow(
+        self, bs: int, followed: Choice, plain: Choice, at_best: Choice
+    ) -> Choice:
+        """Drafts that are followed token by token, or none; a trial where it is due.
+
+        at_best: if the target agreed with all of them. Where that would not pay either,
+        only times could change it, which seldom change: a trial waits for longer.
+        """
         margin = 1.0 if self._follows.get(bs, True) else 1 / MARGIN
         self._follows[bs] = followed.rate * margin > plain.rate
         if self._follows[bs]:
             self._wait_longer = 1
             return followed
         if followed.steps and self.ms >= self._next_trial_ms:
+            could_pay = at_best.rate >= MARGIN * plain.rate
+            self._has_rested = not (could_pay or self._has_rested)
+            if self._has_rested:
+                self._next_trial_ms = self.ms + LONGEST_REST_MS
+                return plain
             lost_ms = max(0.0, followed.round_ms * (1 - followed.rate / plain.rate))
             self._begin_trial(plain, lost_ms, judged=False)
             if self.drafts.followed.num_seen > WELL_KNOWN:

@@ -14,7 +14,6 @@ from typing import Protocol, runtime_checkable
 
 from sglang_parse.policy.controller import Controller
 from sglang_parse.policy.protocols import Agreement
-from sglang_parse.policy.round_costs import PRIOR
 from sglang_parse.requests.round import RequestRound, Round
 
 #: First number of agreeing tokens of each bin; a match has two at least.
@@ -236,13 +235,10 @@ class CopyPlanner:
     def pass_ms(self, bs: int, rows: float) -> float:
         """Milliseconds of a pass. Until two were seen: what is usual beside a plain
         round, or of rounds of about as many requests."""
-        own, near = self.controller.costs.at(bs), self.controller.costs.nearest(bs)
+        own = self.controller.costs.at(bs)
         if own.verify.count > 1:
             return own.verify.ms(rows)
-        scale = 1.0
-        if near is PRIOR and own.plain.count:
-            scale = own.plain_ms(1) / PRIOR.verify.ms(bs)
-        return scale * near.verify.ms(rows)
+        return self.controller.costs.nearest(bs).verify.ms(rows)
 
     def _plain_ms(self, bs: int) -> float:
         """Milliseconds of a plain round, which has one step beside copies."""

@@ -136,13 +136,15 @@ class Goodput:
     suffix_len: float
     plain_ms: float
 
-    def followed(self, most: int) -> Choice:
-        """Token by token, with the window that gives most."""
+    def followed(self, most: int, *, at_best: bool = False) -> Choice:
+        """Token by token, with the window that gives most. at_best: if the target
+        agreed with every token."""
         choices = [
             Choice(steps=w, judged=False, rate=self.bs * tokens / ms, round_ms=ms)
             for w in windows(most)
             if (drafted := self.drafts.drafted(w))
-            and (tokens := 1 + self.drafts.followed.mean(drafted))
+            and (stand := drafted if at_best else self.drafts.followed.mean(drafted))
+            and (tokens := 1 + stand)
             and (ms := self._round_ms(w, self.bs * (1 + drafted)))
         ]
         return max(choices, key=lambda c: c.rate, default=Choice(judged=False))

@@ -152,12 +152,18 @@ class RoundCosts:
         return all(one.count > 1 for one in seen)
 
 
-#: Before anything is measured: a step of the draft is a unit, a pass costs twelve.
-PRIOR = RoundCosts()
-for _x in (1, 256):
-    PRIOR.draft.add(_x, 1.0 * _x)
-    PRIOR.verify.add(_x, 12.0 + 0.05 * _x)
-PRIOR.plain.add(1, 12.0)
+def prior(plain_ms: float = 12.0) -> RoundCosts:
+    """Before anything is measured of drafts: twelve steps of the draft take as long as
+    a decode step of the target, and so does a short pass."""
+    costs, unit = RoundCosts(), plain_ms / 12
+    for x in (1, 256):
+        costs.draft.add(x, unit * x)
+        costs.verify.add(x, unit * (12.0 + 0.05 * x))
+    costs.plain.add(1, plain_ms)
+    return costs
+
+
+PRIOR = prior()
 
 
 class CostModel:
@@ -181,7 +187,11 @@ class CostModel:
         """The best that is known of rounds of so many requests."""
         key = round(math.log2(bs))
         near = sorted(self._by_size, key=lambda k: abs(k - key))
-        return next((c for k in near if (c := self._by_size[k]).is_known), PRIOR)
+        costs = [self._by_size[k] for k in near]
+        if known := next((c for c in costs if c.is_known), None):
+            return known
+        timed = next((c.plain.ms for c in costs if c.plain.count), 0.0)
+        return prior(timed) if timed else PRIOR
 
     def knows_plain(self, bs: int) -> bool:
         """Whether two plain rounds were seen: a first one tells little."""

@@ -50,9 +50,13 @@ SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 RETRACTED = ("small", "other", "default")
 # A step runs ahead of the next round as it does on a GPU, where it costs nothing. Here
-# it is done when the round goes on, and what becomes of it is the same.
+# it is done when the round goes on, and what becomes of it is the same. Rounds in a row
+# take as long as they may on any machine.
 AHEAD = "default"
 AHEAD_PLUGIN = """
+    from sglang_parse.policy import in_a_row
+
+
     def register():
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -62,12 +66,19 @@ AHEAD_PLUGIN = """
         HookRegistry.register(rows, tell, HookType.AFTER)
         logits = "sglang_parse.drafting.draft_model.FirstStep.logits_of"
         HookRegistry.register(logits, tell_draft, HookType.AFTER)
+        row = "sglang_parse.engine.round.RoundEngine.run_row"
+        HookRegistry.register(row, tell_row, HookType.AFTER)
 
 
     def switch_on(_, worker):
         worker.batches.engine.target.steps.runs_ahead = True
         for drafter in worker.drafters:
             drafter.runs_ahead = True
+        in_a_row.MOST_MS = 2000.0
+
+
+    def tell_row(rounds, *_):
+        print(f"test: rounds in a row: {len(rounds)}.", flush=True)
 
 
     def tell_draft(logits, *_):

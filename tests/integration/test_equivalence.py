@@ -1,6 +1,7 @@
 """Where PARSE must say exactly what the target, or exactly what the draft says."""
 
 import os
+import re
 from collections import Counter
 
 import pytest
@@ -71,8 +72,8 @@ def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurr
 def test_exact_mode_equals_target_under_default_flags(
     pool, prompts, expected, concurrency
 ):
-    """Red if windows that adapt, or rounds that nobody drafts in, lose a token, or if a
-    draft that began ahead of its round is another request's."""
+    """Red if windows that adapt, rounds in a row, or rounds that nobody drafts in lose
+    a token, or if a draft that began ahead of its round is another request's."""
     results = pool.get("default").generate_all(
         prompts[:30], concurrency, custom={"parse_mode": "exact"}
     )
@@ -81,6 +82,10 @@ def test_exact_mode_equals_target_under_default_flags(
     log = pool.log("default")
     taken, left = (log.count(f"first draft step is {w}") for w in ("taken", "left"))
     assert taken > 0 and (left > 0 or concurrency == 1), (taken, left)
+    assert re.search(r"rounds in a row: [2-9]", log)
+    for result in results:
+        passes = result["meta_info"]["spec_verify_ct"]
+        assert passes == report(result)["target_passes"]
 
 
 SAMPLED = {"temperature": 3.0, "top_k": 2, "max_new_tokens": 6, "ignore_eos": True}

@@ -287,3 +287,27 @@ def test_rests_that_fail_are_not_kept_but_tried_again():
     for _ in range(1000):
         one.drafts.differing.forget(FADES)
     assert least_rest() == at_first
+
+
+@pytest.mark.parametrize(("step_ms", "least", "most"), [(12.0, 2, 6), (4.0, 15, 20)])
+def test_a_draft_that_could_not_pay_is_seldom_tried(step_ms, least, most):
+    """Red if a draft as slow as its target is tried as often as another one, though the
+    target would have to agree with more than all of it; or if it never is."""
+    one, asked = Controller(), Asked(1, most=64, suffix_len=0, can_judge=False)
+    costs = one.costs.at(1)
+    for _ in range(4):
+        costs.plain.add(1, 12.0)
+        for steps in (4, 64):
+            costs.draft.add(steps, step_ms * steps)
+            costs.verify.add(1 + steps, 14.0)
+    for _ in range(50):
+        one.drafts.followed.observe(0, ended=True)
+    tried = 0
+    for _ in range(20):
+        one.spend(100_000.0)
+        choice, _ = one.choose(asked)
+        if choice.steps:
+            tried += 1
+            one.conclude_trial(1, 100.0, 0.0)
+        one._kept = None
+    assert least <= tried <= most

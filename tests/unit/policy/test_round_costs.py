@@ -211,3 +211,13 @@ def test_a_pass_of_few_rows_looks_as_cheap_as_a_plain_round():
         own.plain.add(32, 20.0)
     assert own.verify.ms(216) == pytest.approx(40.0, rel=0.02)
     assert own.verify.ms(8) >= 20.0
+
+
+def test_before_drafts_are_timed_they_are_compared_with_plain_steps():
+    """Red if a draft of which nothing is known looks a hundred times as fast as a
+    target whose steps take long, or slower than one whose steps are short."""
+    costs = CostModel()
+    assert costs.nearest(4).draft.ms(12) == pytest.approx(12.0)
+    costs.at(1).plain.add(1, 60.0)
+    assert costs.nearest(4).draft.ms(12) == pytest.approx(60.0)
+    assert costs.nearest(4).verify.ms(1) == pytest.approx(60.0, rel=0.01)
