@@ -195,9 +195,13 @@ def _takes_sibling(r: RequestRound) -> bool:
     return r.kept_sibling is not None
 
 
-def decode(round: Round, target: Target) -> None:
+def decode(
+    round: Round, target: Target, is_due: Callable[[], bool] = lambda: False
+) -> None:
     """The target's ordinary decode steps; fill `decision` of each request, and the
     number of steps taken.
+
+    is_due: whether the scheduler has to be asked now; asked between steps.
 
     What it wrote behind an end counts for nothing. Where a recurrent state has read it,
     it belongs to the answer until SGLang cuts it, which caches the state with it.
@@ -210,7 +214,7 @@ def decode(round: Round, target: Target) -> None:
         if num == round.num_steps:
             # One more would be the next round's: it has to be everybody's.
             return min(ends.lens) > num
-        return pays(ends.lens, num + 1)
+        return pays(ends.lens, num + 1) and not (round.looks_up and is_due())
 
     steps = target.decode(round, go_on)
     round.num_steps = len(steps)

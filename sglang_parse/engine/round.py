@@ -77,22 +77,19 @@ class RoundEngine:
         """The next round does not begin right behind the last one."""
         self._ended = None
 
-    def run_row(
-        self, open_round: Callable[[], Round], is_due: Callable[[], bool]
-    ) -> list[Round]:
+    def run_row(self, open_round: Callable[[], Round]) -> list[Round]:
         """Rounds of the same requests right behind each other. What all but the last
         one decide is `ready` then, and is emitted with what that decides.
 
-        open_round: these requests as they stand. is_due: whether the scheduler has to
-        be asked now; the first rank's answer counts.
+        open_round: these requests as they stand.
         """
         started = began = self.clock()
         rounds = [open_round()]
         self.run(rounds[0])
         while self.planner.may_follow(rounds[-1]):
             ended = self.clock()
-            is_over = is_due() or not has_time(ended - started, ended - began)
-            if self.ranks.agree(int(is_over)):
+            is_late = not has_time(ended - started, ended - began)
+            if self._is_due(rounds[-1], is_late=is_late):
                 break
             for r in rounds[-1]:
                 r.state.ready = (*r.state.ready, *r.decision.accept_tokens)
@@ -100,6 +97,10 @@ class RoundEngine:
             rounds.append(open_round())
             self.run(rounds[-1])
         return rounds
+
+    def _is_due(self, round: Round, *, is_late: bool = False) -> bool:
+        """Whether the scheduler has to be asked now. The first rank knows."""
+        return bool(self.ranks.agree(int(is_late or round.has_mail())))
 
     def run(self, round: Round) -> None:
         """Plan, draft, segment, lay out, one pass, score, cut, follow, commit, observe.
@@ -146,7 +147,7 @@ class RoundEngine:
     def _run_plain(self, round: Round, started: float) -> None:
         """No draft has a token: the target's ordinary decode steps."""
         drafted = self.clock()
-        decode(round, self.target)
+        decode(round, self.target, partial(self._is_due, round))
         self.commit(round)
         for r in round:
             r.state.follow_verdict(len(r.decision.accept_tokens), 0)

@@ -20,7 +20,7 @@ from sglang_parse.integration.result import (
     build_result,
     emit,
 )
-from sglang_parse.integration.rounds import open_prefill, open_round, queue_of
+from sglang_parse.integration.rounds import open_prefill, open_round
 from sglang_parse.policy.learn import round_timing
 from sglang_parse.reporting.telemetry import Telemetry
 from sglang_parse.requests.refusal import internal_error
@@ -112,7 +112,7 @@ class Batches:
             has_state=self.requests.has_recurrent_state,
         )
         if len(index) == len(states) and not wants_more(batch):
-            rounds = self.engine.run_row(open_now, queue_of(batch).has_mail)
+            rounds = self.engine.run_row(open_now)
         else:
             rounds = [open_now()]
             self.engine.run(rounds[0])

@@ -90,10 +90,12 @@ def open_round(
         )
         for i, req, row, num in zip(index, view.reqs, rows, lens, strict=True)
     ]
+    queue = queue_of(batch)
     return Round(
         view,
         chosen,
-        num_waiting=queue_of(batch).num_waiting,
+        num_waiting=queue.num_waiting,
+        has_mail=queue.has_mail,
         may_repeat=may_repeat(view, has_state=has_state),
         has_state=has_state,
     )

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from sglang_parse.requests.round import Round
 
-# Most steps of a round, and their milliseconds together: so long a new request waits,
-# and so long a stream gets no token.
+# Most steps of a round, and their milliseconds together: so long a stream waits.
 MOST_STEPS, MOST_MS = 16, 200.0
 # The same of the first rounds, which tell what a step costs; and of requests with stop
 # strings, which SGLang finds behind the round.
@@ -20,6 +19,8 @@ FIRST_STEPS = STOP_STEPS = 4
 # Share of a round's rows that may be behind the ends of answers. A row among many costs
 # far less than the work between two rounds.
 MOST_WASTE = 1 / 8
+# Milliseconds of a step from which on somebody who comes ends a round.
+LOOK_UP_MS = 5.0
 # Rounds in time after which they get shorter, where a step runs ahead of each.
 IN_TIME = 4
 

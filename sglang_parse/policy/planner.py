@@ -19,7 +19,12 @@ from sglang_parse.policy.learn import (
     learn_siblings,
 )
 from sglang_parse.policy.own_windows import OwnWindows
-from sglang_parse.policy.plain_steps import FIRST_STEPS, AheadPace, plain_steps
+from sglang_parse.policy.plain_steps import (
+    FIRST_STEPS,
+    LOOK_UP_MS,
+    AheadPace,
+    plain_steps,
+)
 from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
 from sglang_parse.policy.windows import SHORT_WINDOW, fit_windows, longest_window
 from sglang_parse.requests.round import RequestRound, Round
@@ -254,8 +259,10 @@ class RoundPlanner:
             steps = min(steps, self.ahead_pace.most(bs))
         if round.num_waiting:
             steps = 1
-        ((steps, on),) = self.ranks.agree_all([[steps, int(goes_on)]])
-        round.num_steps, round.goes_on = steps, bool(on)
+        looks_up = steps > 1 and self.controller.costs.step_ms(bs) >= LOOK_UP_MS
+        ours = [steps, int(goes_on), int(looks_up)]
+        ((steps, on, up),) = self.ranks.agree_all([ours])
+        round.num_steps, round.goes_on, round.looks_up = steps, bool(on), bool(up)
 
     # -- What follows ----------------------------------------------------------
 

@@ -6,7 +6,7 @@ Nothing else passes between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -305,6 +305,8 @@ class Round:
     requests: list[RequestRound]
     #: Requests that are not admitted yet and that a shorter round would help.
     num_waiting: int = 0
+    #: Whether something came for the scheduler that it has not read.
+    has_mail: Callable[[], bool] = lambda: False
     #: Whether the target may write several tokens before the scheduler is asked again.
     may_repeat: bool = False
     #: Whether the target has a recurrent state, which stands behind all that it wrote.
@@ -325,6 +327,8 @@ class Round:
     num_steps: int = 1
     #: Whether the next round will be one of decode steps too, as far as is known.
     goes_on: bool = False
+    #: Whether mail is looked for between decode steps, which takes ranks a moment.
+    looks_up: bool = False
     #: Whether its first decode step ran already when it began, and whether the device
     #: was done with that before it got another.
     took_ahead: bool = False

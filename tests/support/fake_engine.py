@@ -315,10 +315,10 @@ class FakeServer:
         self.emit(round)
         return round
 
-    def row(self, *reqs: SimpleNamespace, is_due=lambda: False) -> list[Round]:
+    def row(self, *reqs: SimpleNamespace, has_mail=lambda: False) -> list[Round]:
         """Rounds in a row; the same becomes of their tokens."""
         rounds = self.engine.run_row(
-            lambda: self.open_round(*reqs, may_repeat=True), is_due
+            lambda: self.open_round(*reqs, may_repeat=True, has_mail=has_mail)
         )
         self.emit(rounds[-1])
         return rounds

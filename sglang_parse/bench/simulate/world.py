@@ -184,7 +184,7 @@ class World:
             began.append(self.clock.ms)
             return self.open_round()
 
-        rounds = self.engine.run_row(open_next, self._is_due)
+        rounds = self.engine.run_row(open_next)
         ends = [*began[2:], self.clock.ms]
         self._emit(rounds)
         for round, start, end in zip(rounds, (began[0], *began[2:]), ends, strict=True):
@@ -192,7 +192,7 @@ class World:
             self.rounds[kind_of(round)] = num + 1, ms + end - start
             self.watch(round)
 
-    def _is_due(self) -> bool:
+    def _has_mail(self) -> bool:
         """Whether somebody has come, of whom the scheduler does not know yet."""
         return bool(self.scenario.arrivals_s) and self.next_arrival_ms <= self.clock.ms
 
@@ -261,7 +261,13 @@ class World:
             for i, (answer, state) in enumerate(self.active)
         ]
         batch = SimpleNamespace(tree_cache=None, sampling_info=None)
-        return Round(batch, requests, num_waiting=len(self.waiting), may_repeat=True)
+        return Round(
+            batch,
+            requests,
+            num_waiting=len(self.waiting),
+            has_mail=self._has_mail,
+            may_repeat=True,
+        )
 
     def _emit(self, rounds: Sequence[Round]) -> None:
         """What rounds in a row have decided."""

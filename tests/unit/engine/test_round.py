@@ -221,6 +221,20 @@ def test_plain_steps_end_where_answers_end(monkeypatch, has_other, num):
     assert target.num_decodes == round.num_steps == num
 
 
+@pytest.mark.parametrize(("looks_up", "num"), [(True, 2), (False, 8)])
+def test_who_comes_waits_for_one_step(monkeypatch, looks_up, num):
+    """Red if a new request waits for all steps of a plain round, or if ranks look for
+    it whose steps are short."""
+    server, target, _ = serve(own=follows(DRAFT))
+    planner = server.engine.planner
+    monkeypatch.setattr(planner, "_plain_steps", lambda round, paused: 8)
+    monkeypatch.setattr(planner.controller.costs, "step_ms", lambda bs: 5.0 * looks_up)
+    mail = iter([False, True, True])
+    round = server.open_round(make_request("off"), has_mail=lambda: next(mail, True))
+    server.engine.run(round)
+    assert target.num_decodes == round.num_steps == num
+
+
 @pytest.mark.parametrize(
     ("output", "tokens_left", "goes_on"),
     [((), 40, True), ((12, *DRAFT[:3]), 40, False), ((), 4, False)],
@@ -335,13 +349,13 @@ def test_a_row_ends_where_the_scheduler_is_asked(monkeypatch):
     it may."""
     own = two_texts([[20, 21, LINE] * 400])
     config = ParseConfig(segmenter="line")
-    for most_ms, is_due, num in ((1e9, True, 1), (0.0, False, 1), (1e9, False, 2)):
+    for most_ms, came, num in ((1e9, True, 1), (0.0, False, 1), (1e9, False, 2)):
         monkeypatch.setattr(in_a_row, "MOST_MS", most_ms)
         model = FakeDrafter(lambda tokens: ahead(own, tokens))
         server = FakeServer(FakeTarget(own, says(OTHER)), [model], config=config)
         req = make_request("exact", prompt=(10, 0))
-        asked = iter([is_due, True])
-        assert len(server.row(req, is_due=lambda asked=asked: next(asked))) == num
+        asked = iter([came, True])
+        assert len(server.row(req, has_mail=lambda asked=asked: next(asked))) == num
 
 
 def test_the_schedulers_time_belongs_to_the_next_round():

@@ -40,9 +40,11 @@ class Engine:
     #: Rounds that follow each other where nobody asks for more than tokens.
     rounds_in_row = 1
 
-    def run_row(self, open_round, is_due):
+    def run_row(self, open_round):
         rounds = []
-        while len(rounds) < self.rounds_in_row and not (rounds and is_due()):
+        while len(rounds) < self.rounds_in_row and not (
+            rounds and rounds[-1].has_mail()
+        ):
             for r in rounds[-1] if rounds else ():
                 r.state.ready += r.decision.accept_tokens
             rounds.append(open_round())
