@@ -217,6 +217,7 @@ def decode(
         return pays(ends.lens, num + 1) and not (round.looks_up and is_due())
 
     steps = target.decode(round, go_on)
+    round.goes_on = round.goes_on and len(steps) == round.num_steps
     round.num_steps = len(steps)
     ends.see(steps)
     for row, r in enumerate(round):

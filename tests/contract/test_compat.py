@@ -487,6 +487,7 @@ def test_passes_of_rounds_in_a_row_are_counted_each():
 def test_passes_of_a_result_are_counted_in_the_servers_figures():
     """Red if `accept len` in SGLang's log comes of other figures, or takes several
     passes for one."""
+    from sglang.srt.managers import scheduler
     from sglang.srt.managers.scheduler_components import batch_result_processor
     from sglang.srt.managers.scheduler_components.metrics_reporter import (
         SchedulerMetricsReporter,
@@ -494,6 +495,7 @@ def test_passes_of_a_result_are_counted_in_the_servers_figures():
 
     source = inspect.getsource(batch_result_processor)
     assert "self.metrics_reporter.update_spec_metrics(" in source
+    assert "self.metrics_reporter = " in inspect.getsource(scheduler)
     reporter = SimpleNamespace(
         spec_num_accept_tokens=0,
         spec_num_correct_drafts=0,
@@ -515,9 +517,8 @@ def test_what_comes_for_a_scheduler_waits_in_a_zeromq_socket():
     from sglang.srt.managers import scheduler
     from sglang.srt.managers.scheduler_components import ipc_channels, request_receiver
 
-    assert "self.recv_from_tokenizer = self.ipc_channels.recv_from_tokenizer" in (
-        inspect.getsource(scheduler)
-    )
+    source = inspect.getsource(scheduler)
+    assert "self.recv_from_tokenizer = self.ipc_channels.recv_from_tokenizer" in source
     assert "recv_from_tokenizer = get_zmq_socket(" in inspect.getsource(ipc_channels)
     receiver = inspect.getsource(request_receiver)
     assert "sock_recv(self.recv_from_tokenizer, zmq.NOBLOCK)" in receiver
