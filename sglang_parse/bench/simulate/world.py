@@ -33,8 +33,8 @@ from sglang_parse.runtime.protocols import SchedulerRequest
 
 Planner = Callable[..., RoundPlanner]
 
-# Between two rounds in a row: their records are made anew. Measured on a CPU, of one to
-# eight requests.
+# Between two rounds in a row, estimated: ranks agree, and records are made anew. These
+# took 0.005 to 0.04 ms on a CPU, of 1 to 32 requests.
 IN_ROW_MS = 0.1
 
 
