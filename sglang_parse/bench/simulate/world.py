@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -186,7 +186,7 @@ class World:
 
         rounds = self.engine.run_row(open_next)
         ends = [*began[2:], self.clock.ms]
-        self._emit(rounds)
+        self._emit(rounds[-1])
         for round, start, end in zip(rounds, (began[0], *began[2:]), ends, strict=True):
             num, ms = self.rounds.get(kind_of(round), (0, 0.0))
             self.rounds[kind_of(round)] = num + 1, ms + end - start
@@ -269,9 +269,9 @@ class World:
             may_repeat=True,
         )
 
-    def _emit(self, rounds: Sequence[Round]) -> None:
-        """What rounds in a row have decided."""
-        for r in rounds[-1]:
+    def _emit(self, last: Round) -> None:
+        """What the last of rounds in a row has decided, and those before it."""
+        for r in last:
             if r.error is not None:
                 raise r.error
             tokens = (*r.state.ready, *r.decision.accept_tokens)
