@@ -21,11 +21,7 @@ from tqdm import tqdm
 
 from sglang_parse.bench.conversation import Chat
 from sglang_parse.bench.datasets import DATA_SETS, Item
-from sglang_parse.bench.load import (
-    LoadError,
-    load_tokenizer,
-    open_session,
-)
+from sglang_parse.bench.load import LoadError, load_tokenizer, open_session
 from sglang_parse.bench.probe_gold import CHECKS, Verdicts, gold_label, gold_verdicts
 from sglang_parse.judging.probe import Learnt, Target
 from sglang_parse.judging.probe_fit import Pairs

@@ -6,6 +6,7 @@ the same letters but where a test says otherwise.
 
 import logging
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -223,16 +224,18 @@ def test_plain_steps_end_where_answers_end(monkeypatch, has_other, num):
 
 @pytest.mark.parametrize(("looks_up", "num"), [(True, 2), (False, 8)])
 def test_who_comes_waits_for_one_step(monkeypatch, looks_up, num):
-    """Red if a new request waits for all steps of a plain round, or if ranks look for
-    it whose steps are short."""
+    """Red if a new request waits for all steps of a plain round, if ranks look for it
+    whose steps are short, or if a step is expected to run behind a round that ended."""
     server, target, _ = serve(own=follows(DRAFT))
     planner = server.engine.planner
     monkeypatch.setattr(planner, "_plain_steps", lambda round, paused: 8)
     monkeypatch.setattr(planner.controller.costs, "step_ms", lambda bs: 5.0 * looks_up)
+    monkeypatch.setattr(planner.controller.costs, "knows_plain", lambda bs: True)
     mail = iter([False, True, True])
     round = server.open_round(make_request("off"), has_mail=lambda: next(mail, True))
     server.engine.run(round)
     assert target.num_decodes == round.num_steps == num
+    assert round.goes_on is not looks_up
 
 
 @pytest.mark.parametrize(
@@ -317,6 +320,8 @@ def test_rounds_in_a_row_give_what_single_rounds_give(monkeypatch, mode):
             while going:
                 rounds = server.row(*going)
                 length[way] = max(length[way], len(rounds))
+                for one, after in pairwise(rounds):
+                    assert [r.new_len for r in one] == [r.seq_len for r in after]
                 going = [r for r in going if STOP not in r.output_ids]
             answers.append([r.output_ids[: r.output_ids.index(STOP)] for r in reqs])
         assert answers[0] == answers[1]
