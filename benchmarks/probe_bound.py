@@ -4,11 +4,11 @@
 
 Servers of the embedded pair take turns: the target alone, its EAGLE-3 head alone, one
 PARSE server without a probe (`exact`, `suffix`) and one with the shipped probe
-(`probe`, `auto`). `free` is the bound: verdicts are made up that keep the share of
-drafts which the question kept, and take no rows of a pass. So `free` costs what a judge
-costs that is right and needs nothing; its texts mean nothing. Prints output tokens a
-second over the target's, medians over repeats, rows of judged passes, and seconds by
-stage.
+(`probe`, `auto`). `free` is the bound: the question has judged the same prefixes
+before, and its verdicts are remembered, so that they take no rows of a pass. So `free`
+costs what a judge costs that is right as often as the question and needs nothing.
+Prints output tokens a second over the target's, medians over repeats, rows of judged
+passes, and seconds by stage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sglang_parse.embedded import (
     TARGET_PATH,
 )
 from sglang_parse.embedded.task import make_problems
-from sglang_parse.engine.simulated import FREE_ENV, KEEP_ENV
+from sglang_parse.engine.simulated import FREE_ENV
 
 TARGET = ("--model-path", str(TARGET_PATH), *SERVER_ARGS)
 PARSE = (
@@ -94,36 +94,28 @@ def counters(server: ServerProcess) -> dict[str, Any]:
     return found
 
 
-def kept_share(server: ServerProcess, warm_up: list[Prompt], num: int) -> float:
-    """Share of judged draft tokens that the question keeps."""
-    prompts = encode_prompts(
-        load_tokenizer(str(TARGET_PATH)), make_problems(num, EVAL_SEED)
-    )
-    measure(server.url, prompts, concurrency=8, warm_up=warm_up)
-    found = counters(server)
-    kept: int = found["kept_tokens"] - found["matched_tokens"]
-    return kept / found["judged_tokens"]
-
-
 def commands(probe: Path, arms: Mapping[str, tuple[str, Any]]) -> dict[str, list[str]]:
-    """The flags of the servers that these arms need, `free` left out."""
+    """The flags of the servers that these arms need."""
     known = {
         "target": TARGET,
         "eagle3": EAGLE3,
         "parse": PARSE,
         "probe": (*PARSE, "--speculative-parse-probe", str(probe)),
+        "free": PARSE,
     }
-    used = {name for name, _ in arms.values()} | {"parse"}
+    used = {name for name, _ in arms.values()}
     return {name: list(flags) for name, flags in known.items() if name in used}
 
 
-def free_server(share: float, folder: Path) -> ServerProcess:
-    """A server whose verdicts are made up and take no rows."""
-    os.environ |= {KEEP_ENV: f"{share:.4f}", FREE_ENV: "1"}
+def server_of(name: str, command: list[str], folder: Path) -> ServerProcess:
+    """One server, which inherits the environment."""
+    os.environ.pop(FREE_ENV, None)
+    if name == "free":
+        os.environ[FREE_ENV] = "1"
     try:
-        return ServerProcess(PARSE, "free", folder / "free.log")
+        return ServerProcess(command, name, folder / f"{name}.log")
     finally:
-        del os.environ[KEEP_ENV], os.environ[FREE_ENV]
+        os.environ.pop(FREE_ENV, None)
 
 
 def measure_cell(
@@ -167,10 +159,13 @@ def measure_all(
         spent = time.monotonic() - started
         if repeat and spent * (repeat + 1) / repeat > 60 * args.minutes:
             break
+        most = max(args.problems, 6 * max(args.concurrency))
+        asked = encode_prompts(tokenizer, make_problems(most, EVAL_SEED + repeat))
+        if "free" in args.arms:
+            # The question judges what it is to remember.
+            measure(servers["free"].url, asked, concurrency=8, warm_up=warm_up)
         for c in args.concurrency:
-            num = max(args.problems, 6 * c)
-            problems = make_problems(num, EVAL_SEED + repeat)
-            prompts = encode_prompts(tokenizer, problems)
+            prompts = asked[: max(args.problems, 6 * c)]
             for arm in args.arms:
                 name, options = ARMS[arm]
                 measure_cell(
@@ -203,7 +198,7 @@ def row_of(cells: Cells, c: int, arm: str) -> dict[str, Any]:
         "over_eagle3": over("eagle3"),
         "over_exact": over("exact"),
         "over_free": over("free"),
-        "accuracy": None if arm == "free" else statistics.mean(cell.right),
+        "accuracy": statistics.mean(cell.right),
         "problems": len(cell.right),
         "rows_over_draft": cell.rows_over_draft,
         "us_per_token": {
@@ -218,20 +213,15 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     warm_up = encode_prompts(tokenizer, make_problems(WARM_UPS, WARM_UP_SEED))
     arms = {arm: ARMS[arm] for arm in args.arms}
     servers = {
-        name: ServerProcess(command, name, folder / f"{name}.log")
+        name: server_of(name, command, folder)
         for name, command in commands(args.probe, arms).items()
     }
     with running(list(servers.values())):
-        share = kept_share(servers["parse"], warm_up, args.problems)
-        print(f"The question keeps {share:.1%} of judged draft tokens.", flush=True)
-        free = [free_server(share, folder)] if "free" in arms else []
-        with running(free):
-            everyone = servers | {server.name: server for server in free}
-            cells = measure_all(args, everyone, warm_up)
+        cells = measure_all(args, servers, warm_up)
     rows = [row_of(cells, c, arm) for c in args.concurrency for arm in args.arms]
     for row in rows:
         print(json.dumps(row), flush=True)
-    return {"kept_share": share, "rows": rows}
+    return {"rows": rows}
 
 
 def main() -> None:

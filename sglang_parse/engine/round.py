@@ -27,7 +27,11 @@ from sglang_parse.engine.ports import Ranks, Slots, Target
 from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.shown import lay_out, pending_draft
-from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
+from sglang_parse.engine.simulated import (
+    PinnedAgreement,
+    PinnedVerdicts,
+    RememberedVerdicts,
+)
 from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.in_a_row import has_time
@@ -53,6 +57,7 @@ class RoundEngine:
         on_error: Callable[[ExtensionError], None] = lambda error: None,
         pinned_verdicts: PinnedVerdicts | None = None,
         pinned_agreement: PinnedAgreement | None = None,
+        remembered: RememberedVerdicts | None = None,
         probing: Probing | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -68,6 +73,7 @@ class RoundEngine:
         self.on_error = on_error
         self.pinned_verdicts = pinned_verdicts
         self.pinned_agreement = pinned_agreement
+        self.remembered = remembered
         self.probing = probing
         self.clock = clock
         #: When the last round ended, None where other work followed it.
@@ -113,9 +119,8 @@ class RoundEngine:
             round.between = started - self._ended
         if self.probing is not None:
             self.probing.open(round)
-        if self._is_free:
-            for r in round:
-                r.judge_kind, r.rows_per_verdict = "probe", 0.0
+        if self.remembered is not None:
+            self.remembered.open(round)
         self.planner.plan(round)
         if not any(r.window for r in round):
             self.target.look_ahead(round)
@@ -162,11 +167,6 @@ class RoundEngine:
         }
         self.planner.observe(round)
 
-    @property
-    def _is_free(self) -> bool:
-        """Whether verdicts are made up that take no rows."""
-        return self.pinned_verdicts is not None and self.pinned_verdicts.free
-
     # -- Stages ----------------------------------------------------------------
 
     def draft(self, round: Round) -> None:
@@ -193,9 +193,8 @@ class RoundEngine:
         self.segmenting.segment(round, room=room)
         if self.probing is not None:
             self.probing.choose(round, room=room)
-        if self._is_free:
-            for r in round:
-                r.unasked = frozenset(r.boundaries)
+        if self.remembered is not None:
+            self.remembered.choose(round, room=room)
 
     def verify(self, round: Round, plan: VerifyPlan) -> None:
         """One pass of the target, and the scores of its verdicts."""
@@ -203,6 +202,8 @@ class RoundEngine:
         round.num_rows = plan.num_verify_tokens
         logits = round.output.logits
         score(round, logits, self.judge, self.on_error, self.pinned_verdicts)
+        if self.remembered is not None:
+            self.remembered.settle(round)
         if self.probing is not None:
             self.probing.read(round)
         agreed = self.ranks.agree_all([(*r.scores, *r.probe_scores) for r in round])

@@ -1,13 +1,15 @@
-"""Switches for benchmarks with random weights: verdicts and agreement made up.
+"""Switches for benchmarks: verdicts and agreement made up, and verdicts without rows.
 
-There is nothing to judge then and nothing to agree on, yet the cost of a round does not
-depend on what comes out. SGLANG_PARSE_TEST_KEEP=0.9 makes verdicts keep 90% of what is
-drafted; with SGLANG_PARSE_TEST_FREE=1 they take no rows of a pass, which bounds what
-any probe can save. SGLANG_PARSE_TEST_ACCEPT=3.5 makes the target, where a draft is
+With random weights there is nothing to judge and nothing to agree on, yet the cost of a
+round does not depend on what comes out. SGLANG_PARSE_TEST_KEEP=0.9 makes verdicts keep
+90% of what is drafted. SGLANG_PARSE_TEST_ACCEPT=3.5 makes the target, where a draft is
 followed token by token, agree so that a pass gives 3.5 tokens on average, as SGLang's
 own SGLANG_SIMULATE_ACC_LEN does. `@FILE` in place of a number has the number read from
 that file at each pass, so that one server serves several shares, one after the other.
-Never set any where anybody reads the answers.
+Never set these where anybody reads the answers.
+
+SGLANG_PARSE_TEST_FREE=1 keeps the question's verdicts, so that the same prefix takes no
+rows when it is judged again. That bounds what any probe can save.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from sglang_parse.requests.round import RequestRound, Round
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +32,11 @@ FILE_MARK = "@"
 class PinnedVerdicts:
     """Scores that keep `fraction` of all draft tokens, whole segments at a time.
 
-    fraction: asked at each draft. free: verdicts take no rows, as a probe's.
+    fraction: asked at each draft.
     """
 
-    def __init__(self, fraction: Callable[[], float], *, free: bool = False) -> None:
+    def __init__(self, fraction: Callable[[], float]) -> None:
         self.fraction = fraction
-        self.free = free
         self._last = fraction()
         self._owed = 0.0
 
@@ -52,6 +55,43 @@ class PinnedVerdicts:
         kept = max((b for b in boundaries if b <= self._owed), default=0)
         self._owed -= kept
         return tuple(float(b <= kept) for b in boundaries)
+
+
+class RememberedVerdicts:
+    """The question's verdicts: a prefix that was judged before takes no rows.
+
+    Nothing is forgotten, so that a server grows with what it serves.
+    """
+
+    def __init__(self) -> None:
+        self._scores: dict[int, float] = {}
+
+    def open(self, round: Round) -> None:
+        """A verdict is expected to take no rows, as a probe's."""
+        for r in round:
+            r.judge_kind, r.rows_per_verdict = "probe", 0.0
+
+    def choose(self, round: Round, *, room: int) -> None:
+        """Fill `unasked` of each request. room: rows that suffixes may take; what there
+        is no room for is not judged."""
+        for r in round:
+            new = [b for b in r.boundaries if self._key(r, b) not in self._scores]
+            num = min(len(new), max(0, room) // len(r.state.suffix))
+            room -= num * len(r.state.suffix)
+            dropped = set(new[num:])
+            r.boundaries = tuple(b for b in r.boundaries if b not in dropped)
+            r.unasked = frozenset(r.boundaries).difference(new)
+
+    def settle(self, round: Round) -> None:
+        """Keep what was asked, and fill in what is known."""
+        for r in round:
+            for b, found in zip(r.asked, r.scores, strict=True):
+                self._scores[self._key(r, b)] = found
+            r.scores = tuple(self._scores[self._key(r, b)] for b in r.boundaries)
+
+    def _key(self, r: RequestRound, boundary: int) -> int:
+        text = (*r.req.origin_input_ids, *r.req.output_ids, *r.state.ready)
+        return hash((text + r.draft.tokens[:boundary], r.state.suffix))
 
 
 class PinnedAgreement:
@@ -97,7 +137,19 @@ def pinned_verdicts() -> PinnedVerdicts | None:
         KEEP_ENV,
         fraction(),
     )
-    return PinnedVerdicts(fraction, free=os.environ.get(FREE_ENV) == "1")
+    return PinnedVerdicts(fraction)
+
+
+def remembered_verdicts() -> RememberedVerdicts | None:
+    """What the environment asks for; None in production."""
+    if os.environ.get(FREE_ENV) != "1":
+        return None
+    logger.warning(
+        "%s=1: VERDICTS ARE REMEMBERED and take no rows the second time. For speed "
+        "measurements only.",
+        FREE_ENV,
+    )
+    return RememberedVerdicts()
 
 
 def pinned_agreement() -> PinnedAgreement | None:

@@ -27,7 +27,11 @@ from sglang_parse.engine.prefill import PrefillEngine
 from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting, padded_texts
-from sglang_parse.engine.simulated import pinned_agreement, pinned_verdicts
+from sglang_parse.engine.simulated import (
+    pinned_agreement,
+    pinned_verdicts,
+    remembered_verdicts,
+)
 from sglang_parse.integration.batches import Batches
 from sglang_parse.integration.checks import penalty_sentence
 from sglang_parse.integration.ending import refuse
@@ -249,6 +253,7 @@ class ParseWorker(BaseSpecWorker):
             on_error=self.errors.note,
             pinned_verdicts=pinned_verdicts(),
             pinned_agreement=pinned_agreement(),
+            remembered=remembered_verdicts(),
             probing=self._probing(target),
         )
         client_pass = ClientPass(

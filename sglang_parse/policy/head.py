@@ -46,21 +46,36 @@ class HeadPlanner:
         """Nobody else drafts: do drafts that are followed token by token pay?"""
         bs, pays = len(round), Pays.NO
         budgets = [max(r.budgets.values(), default=0) for r in round]
-        if any(budgets) and self.rest.may_ask(sum(map(bool, budgets)), bs):
-            tried = self.rest.tried if self.rest.trial else None
-            ours = self.controller.head_pays(bs, max(budgets), tried)
+        can_try = any(budgets) and self.rest.may_ask(sum(map(bool, budgets)), bs)
+        if can_try or self.rest.is_woken:
+            ours = self._pays(bs, max(budgets), can_try=can_try)
             pays = Pays(self.ranks.agree(ours))
-        if pays in (Pays.NO, Pays.LOST):
-            for r in round:
-                r.budgets = {}
-        else:
+        if pays in (Pays.TRIAL, Pays.YES):
             round.chains = self.controller.chain_rule(bs)
             self._make_room_beside(round)
+        else:
+            for r in round:
+                r.budgets = {}
         # A head that cannot draft, as under a grammar, is not one that does not pay.
         if any(budgets) or self.rest.is_woken:
             self.rest.follow(pays, bs, self.controller.ms)
             if self.rest.resting:
                 logger.info("PARSE: the head does not pay at %d requests and rests", bs)
+
+    def _pays(self, bs: int, steps: int, *, can_try: bool) -> Pays:
+        """On this rank. Woken at one number of requests, it may be asked at another."""
+        is_due = self.rest.is_over(bs, self.controller.ms)
+        is_due = is_due or self.controller.head_would_pay(bs, self._max_tokens)
+        if self.rest.is_woken and not is_due:
+            return Pays.NOT_YET
+        if not can_try:
+            return Pays.NO
+        tried = self.rest.tried if self.rest.trial else None
+        return self.controller.head_pays(bs, steps, tried)
+
+    @property
+    def _max_tokens(self) -> int:
+        return max(d.max_tokens for d in self.drafters)
 
     def _make_room_beside(self, round: Round) -> None:
         """Room for siblings of a head's chains; on all ranks, whoever shows some."""
@@ -76,8 +91,8 @@ class HeadPlanner:
         """Wake the head where it paid at this number of requests, or to try it."""
         if not self.rest.is_time_to_look():
             return
-        bs, steps = len(round), max(d.max_tokens for d in self.drafters)
-        wakes = self.controller.head_would_pay(bs, steps)
+        bs = len(round)
+        wakes = self.controller.head_would_pay(bs, self._max_tokens)
         wakes = wakes or self.rest.is_over(bs, self.controller.ms)
         if self.ranks.agree(int(wakes)):
             logger.info("PARSE: the head reads again, for new requests")
@@ -91,7 +106,9 @@ class HeadPlanner:
         drafts = [r.draft for r in round]
         awake = bool(self.drafters) and not self.rest.resting
         if awake and not any(d.num_segment_level or d.num_copied for d in drafts):
-            asked = sum(bool(d.num_token_level) for d in drafts)
+            names = {d.name for d in self.drafters}
+            was_asked = any(r.budgets.keys() & names for r in round)
+            drafted = sum(bool(d.num_token_level) for d in drafts)
             token_ms = self.controller.costs.plain_ms(len(round)) / len(round)
-            num = asked if self.rest.trial else 0
+            num = drafted if self.rest.trial and was_asked else None
             self.rest.tried.add(tokens, ms, token_ms, num)

@@ -38,6 +38,8 @@ class Pays(IntEnum):
     YES = 2
     #: It does not, and its trial need not go on.
     LOST = 3
+    #: It did not at this number of requests, where its next trial is not due.
+    NOT_YET = 4
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Tried:
 
     lost_ms: milliseconds of all rounds, over what plain ones would have taken. The
     others are of rounds of a trial: their tokens, those of plain rounds in the same
-    time, and how often a request was asked for.
+    time, and how often a request had a draft.
     """
 
     lost_ms: float = 0.0
@@ -54,12 +56,17 @@ class Tried:
     plain: float = 0.0
     num: int = 0
 
-    def add(self, tokens: float, ms: float, token_ms: float, num: int = 0) -> None:
+    def add(
+        self, tokens: float, ms: float, token_ms: float, num: int | None = None
+    ) -> None:
         """A round of so many tokens, which take `token_ms` each where it is plain.
-        num: requests asked for in a trial, 0 in other rounds."""
+
+        num: requests that had a draft in a round of a trial, None in other rounds. A
+        chain that is too unsure to be shown is none, and its time is lost.
+        """
         plain_ms = tokens * token_ms
         self.lost_ms += min(ms, HELD_UP * plain_ms) - plain_ms
-        if num:
+        if num is not None:
             self.tokens += tokens
             self.plain += ms / token_ms
             self.num += num
@@ -68,7 +75,7 @@ class Tried:
     def is_lost(self) -> bool:
         """Whether not even good luck would make it pay: the tokens of a request differ
         by about one from round to round."""
-        return self.tokens + LUCK * math.sqrt(self.num) < self.plain
+        return self.tokens + LUCK * math.sqrt(max(1, self.num)) < self.plain
 
 
 @dataclass
@@ -115,6 +122,9 @@ class Rest:
             self.tried = Tried()
             self._next_ms.pop(size_of(bs), None)
             return
+        if pays == Pays.NOT_YET:
+            self._sleep()
+            return
         self._rounds += 1
         if self.trial and pays == Pays.TRIAL:
             self.trial -= 1
@@ -128,6 +138,9 @@ class Rest:
         rest_ms = max(self._next_ms.get(size, FIRST_MS), least_ms)
         self._until_ms[size] = ms + rest_ms
         self._next_ms[size] = min(2 * rest_ms, LONGEST_MS)
+        self._sleep()
+
+    def _sleep(self) -> None:
         self.resting, self.trial, self._rounds = True, 0, 0
 
 

@@ -7,11 +7,13 @@ import pytest
 from sglang_parse.engine.outcome import _agreed
 from sglang_parse.engine.simulated import (
     ACCEPT_ENV,
+    FREE_ENV,
     KEEP_ENV,
     PinnedAgreement,
     PinnedVerdicts,
     pinned_agreement,
     pinned_verdicts,
+    remembered_verdicts,
 )
 from sglang_parse.judging.decide import (
     Cut,
@@ -46,8 +48,9 @@ def test_draft_without_boundaries_keeps_nothing_yet():
 def test_off_unless_asked_for(monkeypatch, caplog):
     """Red if production servers make verdicts up."""
     monkeypatch.delenv(KEEP_ENV, raising=False)
+    monkeypatch.delenv(FREE_ENV, raising=False)
     with caplog.at_level(logging.WARNING):
-        assert pinned_verdicts() is None
+        assert pinned_verdicts() is remembered_verdicts() is None
     assert not caplog.records
 
 
@@ -56,8 +59,11 @@ def test_loud_when_on(monkeypatch, caplog):
     monkeypatch.setenv(KEEP_ENV, "0.9")
     with caplog.at_level(logging.WARNING):
         pinned = pinned_verdicts()
+        monkeypatch.setenv(FREE_ENV, "1")
+        assert remembered_verdicts() is not None
     assert pinned is not None and pinned.fraction() == 0.9
     assert "VERDICTS ARE MADE UP" in caplog.text
+    assert "VERDICTS ARE REMEMBERED" in caplog.text
 
 
 @pytest.mark.parametrize("value", ["", "90%", "1.5", "-0.1", "nan"])

@@ -69,6 +69,22 @@ def test_a_trial_ends_where_luck_cannot_save_it():
     assert slow.head_pays(1, 4, tried) == Pays.TRIAL
 
 
+def test_rounds_without_a_draft_end_a_trial_soon():
+    """Red if a head is asked for many rounds whose chains are too unsure to be shown,
+    or one such round of one request ends its trial."""
+    slow, tried = controller(1.5, 20.0), Tried()
+    tried.add(1, 11.0, 10.0, 0)
+    assert slow.head_pays(1, 4, tried) == Pays.TRIAL
+    many = Tried()
+    for _ in range(2):
+        many.add(16, 110.0, 100.0 / 16, 0)
+    assert slow.head_pays(1, 4, many) == Pays.LOST
+    others = Tried()
+    for _ in range(9):
+        others.add(16, 110.0, 100.0 / 16)  # nobody was asked
+    assert slow.head_pays(1, 4, others) == Pays.TRIAL
+
+
 def test_what_is_known_of_a_head_does_not_try_it():
     """Red if looking at a resting head counts as a trial, or what was seen too rarely
     wakes it."""

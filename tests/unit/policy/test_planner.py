@@ -344,6 +344,30 @@ def test_a_head_that_never_pays_rests_until_it_is_worth_a_look():
     assert windows(plan, state("exact")) == [(4, 4)]
 
 
+def test_a_head_that_was_woken_elsewhere_is_not_tried_before_its_time():
+    """Red if the end of each load, with few requests, has the head tried anew at the
+    many of the next one, or the head stays awake there."""
+    plan = planner(has_model=False)
+    rest, answers = plan.head.rest, [Pays.NO]
+    plan.controller.head_pays = lambda bs, steps, tried: answers[-1]
+    for _ in range(TIRED_ROUNDS):
+        plan_round(plan, *[state("exact") for _ in range(16)])
+    assert rest.resting
+    for _ in range(LOOK_ROUNDS):
+        plan_round(plan, state("exact"))
+    assert not rest.resting and rest.trial
+    answers.append(Pays.TRIAL)
+    for hint in (True, False):
+        rest.wake()
+        last = plan_round(plan, *[state("exact", hint=hint) for _ in range(16)])
+        assert rest.resting and not any(r.window for r in last)
+    rest.wake()
+    assert windows(plan, state("exact")) == [(4, 4)]
+    plan.controller.ms += FIRST_MS
+    last = plan_round(plan, *[state("exact") for _ in range(16)])
+    assert all(r.window for r in last)
+
+
 def test_a_head_that_cannot_draft_does_not_rest():
     """Red if an answer under a grammar takes the head from the request behind it."""
     plan = planner(has_model=False)
@@ -551,19 +575,24 @@ def test_a_trial_of_the_head_counts_what_it_gave():
         ("eagle3", True, 0, 0),
         ("ngram", True, 4, 4),
         ("eagle3", True, 4, 0),
+        ("eagle3", None, 4, 0),  # asked, and its chain was too unsure to be shown
     ):
         plan.head.rest.trial = trial
         cut, decision = Cut(0, 4, True, exact_end=4), Decision((1,) * 2, 0, 1, ())
         round = drafted(state("exact"), 4, cut, decision)
         for r in round:
-            r.draft = Draft().extended(name, (1,) * 4, ended=False, token_level=is_head)
+            r.budgets = {name: 4}
+            num = 0 if is_head is None else 4
+            r.draft = Draft().extended(
+                name, (1,) * num, ended=False, token_level=is_head is not False
+            )
             r.draft = replace(r.draft, num_copied=copied)
         round.num_rows, round.judged = 5, False
         round.seconds = {"draft": 0.01, "layout": 0.0, "verify": 0.02, "decide": 0.0}
         plan.observe(round)
     tried = plan.head.rest.tried
-    assert (tried.tokens, tried.num) == (2, 1)
-    assert tried.plain == pytest.approx(3.0, rel=0.05)
+    assert (tried.tokens, tried.num) == (4, 1)
+    assert tried.plain == pytest.approx(6.0, rel=0.05)
 
 
 @pytest.mark.parametrize(("max_new", "learns"), [(8, False), (9, True)])
