@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from sglang_parse.judging.draft_text import DraftText as DraftText
     from sglang_parse.judging.extension_rules import SegmentRule as SegmentRule
     from sglang_parse.judging.judges import Judge as Judge
-    from sglang_parse.requests.round import Draft as Draft
+    from sglang_parse.requests.draft import Draft as Draft
     from sglang_parse.requests.round import RequestRound as RequestRound
     from sglang_parse.requests.round import Round as Round
 
 # Name -> where it is defined.
 _HOME = {
-    "Draft": "requests.round",
+    "Draft": "requests.draft",
     "DraftText": "judging.draft_text",
     "Drafter": "drafting.base",
     "DrafterContext": "drafting.base",

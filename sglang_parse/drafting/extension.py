@@ -21,7 +21,8 @@ from sglang_parse.options.extensions import (
     Extensions,
     described,
 )
-from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound, Round
 
 if TYPE_CHECKING:
     from sglang_parse.drafting.runner import DraftRunner

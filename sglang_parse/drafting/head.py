@@ -31,13 +31,8 @@ from sglang_parse.drafting.heads import HEADS
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.options.request import wants_token_level, wants_verdict_only
-from sglang_parse.requests.round import (
-    MOST_SIBLINGS,
-    RequestRound,
-    Round,
-    Shown,
-    Sibling,
-)
+from sglang_parse.requests.draft import MOST_SIBLINGS, Shown, Sibling
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)

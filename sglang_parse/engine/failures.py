@@ -10,7 +10,8 @@ from torch import Tensor
 from sglang_parse.drafting.base import Drafter, Prefill
 from sglang_parse.judging.decide import Decision
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from sglang_parse.engine.ports import Ranks, Slots, Target
 from sglang_parse.judging.probe import Point, Probe
 from sglang_parse.judging.probe_guard import ProbeGuard
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from sglang_parse.engine.failures import guard
 from sglang_parse.engine.outcome import cut_of, record_of
 from sglang_parse.engine.ports import Ranks
 from sglang_parse.judging.decide import Decision
+from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import (
     Refusal,
     bad_request,
@@ -21,7 +22,7 @@ from sglang_parse.requests.refusal import (
     internal_error,
     try_again,
 )
-from sglang_parse.requests.round import Draft, RequestRound
+from sglang_parse.requests.round import RequestRound
 from sglang_parse.runtime.protocols import SchedulerRequest
 
 # Seconds that the passes over one text may take in all.

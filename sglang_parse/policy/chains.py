@@ -17,7 +17,7 @@ from operator import mul
 
 from sglang_parse.policy.round_costs import RoundCosts
 from sglang_parse.policy.survival import Survival
-from sglang_parse.requests.round import Shown
+from sglang_parse.requests.draft import Shown
 
 BINS = 10
 # Tokens that a drafter's own opinion counts for in a bin, and after how many tokens of

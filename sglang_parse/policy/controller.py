@@ -37,6 +37,8 @@ ENOUGH_DRAFTED, FEW_ENDS = 1024, 4
 # New draft tokens of a request until then: at least, and of all requests together. The
 # same in a trial.
 FIRST_STEPS, TRIAL_STEPS = (32, 256), (32, 512)
+# Requests that draft in both: more of them tell little more, and each has to be read.
+WRITERS = 32
 # Failing verdicts that the first wait for a trial is as long for as for half of many: a
 # few may be bad luck.
 LUCK = 8.0
@@ -305,4 +307,5 @@ def short(asked: Asked, judged: Choice, steps: tuple[int, int]) -> Choice:
     """While little is known of verdicts a bad guess must cost little: many requests
     tell as much in a short round."""
     least, of_all = steps
-    return replace(judged, steps=min(judged.steps, max(least, of_all // asked.bs)))
+    num = min(judged.steps, max(least, of_all // asked.bs))
+    return replace(judged, steps=num, writers=WRITERS)

@@ -107,7 +107,7 @@ class Choice:
     new draft tokens of a request that recovers, in short rounds and in long ones.
     patience: recovering requests from which on all rounds are short. least_rest: draft
     tokens behind the last boundary that are kept though the target goes on otherwise,
-    at least; 0 for never.
+    at least; 0 for never. writers: requests that get new draft tokens, 0 for all.
     rate: tokens a millisecond expected of it; round_ms: of a round.
     """
 
@@ -118,6 +118,7 @@ class Choice:
     recovery_beside: int = 8
     patience: int = 1
     least_rest: int = 0
+    writers: int = 0
     rate: float = 0.0
     round_ms: float = 0.0
 

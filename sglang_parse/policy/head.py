@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from sglang_parse.policy.controller import Controller
 from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
 from sglang_parse.policy.rest import Pays, Rest
-from sglang_parse.requests.round import MOST_SIBLINGS, RequestRound, Round
+from sglang_parse.requests.draft import MOST_SIBLINGS
+from sglang_parse.requests.round import RequestRound, Round
 
 logger = logging.getLogger(__name__)
 

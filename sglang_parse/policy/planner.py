@@ -124,6 +124,11 @@ class RoundPlanner:
         ours = [int(choice.steps == 0), int(choice.judged), choice.every]
         ours.append(choice.least_rest)
         drafts = [self._num_new(r, choice, short=short) for r in writing]
+        if choice.writers:
+            # The shortest texts are the soonest read.
+            order = sorted(range(len(writing)), key=lambda i: writing[i].seq_len)
+            for i in order[choice.writers :]:
+                drafts[i] = 0
         (paused, judged, every, rest), agreed = self.ranks.agree_all([ours, drafts])
         round.judged, round.judge_every = bool(judged), every
         for r, num_new in zip(writing, agreed, strict=True):

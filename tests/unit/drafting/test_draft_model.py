@@ -12,7 +12,8 @@ import torch
 from sglang_parse.drafting.base import DrafterResources, Prefill
 from sglang_parse.drafting.draft_model import ModelDrafter
 from sglang_parse.judging.decide import Decision
-from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support.counting import VOCAB, CountingDraft
 

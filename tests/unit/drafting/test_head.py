@@ -13,7 +13,8 @@ from sglang_parse.drafting.head import MOST_UNREAD, HeadDrafter
 from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
-from sglang_parse.requests.round import Draft, RequestRound, Round, Shown, Sibling
+from sglang_parse.requests.draft import Draft, Shown, Sibling
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.ranks import Ranks
 from sglang_parse.target.output import PassOutput

@@ -32,7 +32,8 @@ from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.reporting.report import RequestReport
-from sglang_parse.requests.round import Draft, RequestRound, Round, Sibling
+from sglang_parse.requests.draft import Draft, Sibling
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import sampling
 from sglang_parse.target import drawing

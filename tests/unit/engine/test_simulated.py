@@ -21,7 +21,8 @@ from sglang_parse.judging.decide import (
     count_valid_segments,
     exact_cut,
 )
-from sglang_parse.requests.round import Draft, RequestRound
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.33, 0.5, 0.9, 1.0])

@@ -8,7 +8,8 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.integration.result import Emitted, build_result, emit
 from sglang_parse.judging.decide import Decision
-from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 

@@ -15,7 +15,7 @@ from sglang_parse.policy.chains import OPINION, ChainRule, Confidence
 from sglang_parse.policy.learn import learn_siblings
 from sglang_parse.policy.round_costs import RoundCosts
 from sglang_parse.policy.survival import Survival
-from sglang_parse.requests.round import Shown, Sibling
+from sglang_parse.requests.draft import Shown, Sibling
 
 
 def costs_of(row_ms: float, *, pass_ms: float = 10.0, step_ms: float = 0.0):

@@ -6,7 +6,7 @@ from sglang_parse.policy.chains import ENOUGH_SEEN
 from sglang_parse.policy.controller import WHOLE_CHAINS, Controller
 from sglang_parse.policy.goodput import ENOUGH_ASKED
 from sglang_parse.policy.rest import Pays, Tried
-from sglang_parse.requests.round import Shown
+from sglang_parse.requests.draft import Shown
 
 PLAIN_MS = 10.0
 

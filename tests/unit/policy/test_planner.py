@@ -8,6 +8,7 @@ import pytest
 from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.policy.controller import WRITERS, Asked, Controller
 from sglang_parse.policy.curves import Curve
 from sglang_parse.policy.goodput import Choice
 from sglang_parse.policy.learn import FADES, error_at
@@ -15,7 +16,8 @@ from sglang_parse.policy.plain_steps import FIRST_STEPS, IN_TIME, MOST_STEPS
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
 from sglang_parse.policy.windows import longest_draft
-from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 
@@ -326,6 +328,29 @@ def test_a_paused_draft_model_leaves_its_turn_to_the_head():
     assert windows(plan, state()) == [(4, 4)]
     plan.controller.head_pays = lambda bs, steps, tried: Pays.NO
     assert windows(plan, state()) == [(0, 0)]
+
+
+def test_few_of_many_requests_try_what_nobody_knows():
+    """Red if a trial of drafts has every one of many requests draft, if those with long
+    texts are read for it, or if other rounds leave somebody out."""
+    plan = planner(head_steps=0)
+    lens = [50, 20, 40, 30]
+
+    def windows_of(choice: Choice) -> list[int]:
+        chosen(plan, choice)
+        round = make_round(*[state() for _ in lens])
+        for r, n in zip(round, lens, strict=True):
+            r.seq_len = n
+        plan.plan(round)
+        return all_windows(round)
+
+    assert windows_of(Choice(24, writers=2)) == [0, 24, 0, 24]
+    assert windows_of(Choice(24, writers=4)) == [24] * 4
+    assert windows_of(Choice(24)) == [24] * 4
+    one = Controller()
+    for bs in (1, 64):
+        first, _ = one.choose(Asked(bs, 256, 16))
+        assert first.judged and first.writers == WRITERS
 
 
 def test_a_head_that_never_pays_rests_until_it_is_worth_a_look():

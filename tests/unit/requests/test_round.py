@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 
 from sglang_parse.judging.decide import Cut, Decision
-from sglang_parse.requests.round import Draft, RequestRound, Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round import RequestRound, Round
 
 
 def record(**more) -> RequestRound:
