@@ -126,12 +126,13 @@ def main() -> None:
     p.add_argument(
         "--no-ahead",
         action="store_true",
-        help="the server that was measured ran no step ahead, as none did until "
-        "27 November 2026",
+        help="the server that was measured ran no step ahead and no pass as a decode "
+        "step, as none did until 27 November 2026",
     )
     args = p.parse_args()
     lines = args.records.read_text(encoding="utf-8").splitlines()
-    costs = replace(pair_costs(args.costs), ahead=not args.no_ahead)
+    later = not args.no_ahead
+    costs = replace(pair_costs(args.costs), ahead=later, short_passes=later)
     print(table(compare([json.loads(line) for line in lines], costs)))
 
 

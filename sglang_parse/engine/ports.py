@@ -33,6 +33,9 @@ class Target(Sampler, Protocol):
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         """One pass over the plan's rows; a `target.output.PassOutput`."""
 
+    def takes_siblings(self, round: Round) -> bool:
+        """Whether a pass may show siblings for no more than their rows."""
+
     def look_ahead(self, round: Round) -> None:
         """Nobody will draft: fill `took_ahead`, and `num_skipped` of requests whose
         first decode step does not run yet while others' does."""

@@ -121,6 +121,7 @@ class RoundEngine:
             self.probing.open(round)
         if self.remembered is not None:
             self.remembered.open(round)
+        round.takes_siblings = self.target.takes_siblings(round)
         self.planner.plan(round)
         if not any(r.window for r in round):
             self.target.look_ahead(round)

@@ -16,7 +16,7 @@ MEMORY, SHORT_MEMORY = 1024, 32
 #: Comparisons of a new server that are made one after another.
 FIRST = 48
 #: Comparisons behind a disagreement that are made one after another.
-SUSPICIOUS = 24
+SUSPICIOUS = 12
 #: Standard deviations of the bounds: 97.5% on each side.
 Z = 1.96
 

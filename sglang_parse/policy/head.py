@@ -81,7 +81,7 @@ class HeadPlanner:
     def _make_room_beside(self, round: Round) -> None:
         """Room for siblings of a head's chains; on all ranks, whoever shows some."""
         # A recurrent state goes along one path, and slots in pages stay where they are.
-        if round.has_state or self.slots.page_size > 1:
+        if round.has_state or self.slots.page_size > 1 or not round.takes_siblings:
             return
         for r in round:
             if num := max(r.budgets.values(), default=0):

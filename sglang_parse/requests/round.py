@@ -216,6 +216,8 @@ class Round:
     may_repeat: bool = False
     #: Whether the target has a recurrent state, which stands behind all that it wrote.
     has_state: bool = False
+    #: Whether a pass may show siblings for no more than their rows.
+    takes_siblings: bool = True
     #: Whether verdicts are asked for; else drafts are followed token by token.
     judged: bool = True
     #: A verdict stands at every N-th boundary of requests that do not say themselves.

@@ -18,6 +18,7 @@ from sglang_parse.target.drawing import draw, sampling_state
 from sglang_parse.target.layout import VerifyPlan
 from sglang_parse.target.output import PassOutput
 from sglang_parse.target.passes import TargetVerifier
+from sglang_parse.target.short_passes import ShortPasses
 from sglang_parse.target.steps import DecodeSteps, GoOn
 
 
@@ -33,10 +34,13 @@ class TargetModel:
         self.verifier = verifier
         self.slots = slots
         self.steps = DecodeSteps(verifier, runs_ahead=runs_ahead)
+        self.short_passes = ShortPasses(verifier, slots)
 
     def verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
         """The pass, its judge suffixes in scratch slots."""
         self.steps.forget()
+        if self.short_passes.fits(round, plan):
+            return self.short_passes.run(round, plan)
         tree_cache = round.batch.tree_cache
         scratch = self.slots.take_scratch(tree_cache, plan.num_suffix_tokens)
         try:
@@ -50,6 +54,10 @@ class TargetModel:
             )
         finally:
             self.slots.release_scratch(scratch)
+
+    def takes_siblings(self, round: Round) -> bool:
+        """Not where a pass without them may be a captured decode step."""
+        return not self.short_passes.may_fit(round)
 
     def look_ahead(self, round: Round) -> None:
         """See `DecodeSteps.look`."""

@@ -1,5 +1,6 @@
 """SGLang's graph runners are as runtime/graphs.py and runtime/compat expect them."""
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -226,3 +227,38 @@ def test_a_runner_without_graphs_holds_its_eager_runner_and_no_prefills():
     recapture = inspect.getsource(ModelRunner)
     assert "self.decode_cuda_graph_runner is self.eager_runner" in recapture
     assert "self.eager_runner = capture.eager_runner" in recapture
+
+
+def test_captured_decode_steps_say_how_long_they_may_be():
+    """Red if short passes are never decode steps any more, or ones that are not
+    captured (target/short_passes.py)."""
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
+        DecodeCudaGraphRunner,
+    )
+    from sglang.srt.model_executor.runner.eager_runner import EagerRunner
+
+    init = inspect.getsource(DecodeCudaGraphRunner.__init__)
+    assert "self.max_bs = max(self.capture_bs)" in init
+    assert "self.capture_hidden_mode" in init
+    assert "cuda_graph_bs <= self.max_bs" in inspect.getsource(
+        DecodeCudaGraphRunner.can_run_graph
+    )
+    assert not re.search(r"self\.max_bs\b", inspect.getsource(EagerRunner))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "attends"),
+    [
+        ("flashinfer_backend", "FlashInferAttnBackend", "decode_wrapper.forward("),
+        ("triton_backend", "TritonAttnBackend", "self.decode_attention_fwd("),
+        ("flashattention_backend", "FlashAttentionBackend", "flash_attn_with_kvcache("),
+    ],
+)
+def test_a_decode_step_writes_the_kv_of_all_rows_before_it_attends(
+    module, name, attends
+):
+    """Red if a row of a short pass may attend before the rows in front of it are
+    written (target/short_passes.py)."""
+    found = importlib.import_module(f"sglang.srt.layers.attention.{module}")
+    source = inspect.getsource(getattr(found, name).forward_decode)
+    assert 0 < source.index("set_kv_buffer(") < source.index(attends)

@@ -51,10 +51,11 @@ RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 RETRACTED = ("small", "other", "default")
 # A step runs ahead of the next round as it does on a GPU, where it costs nothing. Here
 # it is done when the round goes on, and what becomes of it is the same. Rounds in a row
-# take as long as they may on any machine.
-AHEAD = "default"
+# take as long as they may on any machine, and short passes are decode steps.
+AHEAD = ("default", "head-only")
 AHEAD_PLUGIN = """
     from sglang_parse.policy import in_a_row
+    from sglang_parse.target.short_passes import ShortPasses
 
 
     def register():
@@ -68,13 +69,20 @@ AHEAD_PLUGIN = """
         HookRegistry.register(logits, tell_draft, HookType.AFTER)
         row = "sglang_parse.engine.round.RoundEngine.run_row"
         HookRegistry.register(row, tell_row, HookType.AFTER)
+        short = "sglang_parse.target.short_passes.ShortPasses.run"
+        HookRegistry.register(short, tell_short, HookType.AFTER)
 
 
     def switch_on(_, worker):
         worker.batches.engine.target.steps.runs_ahead = True
+        ShortPasses.most_rows = 64
         for drafter in worker.drafters:
             drafter.runs_ahead = True
         in_a_row.MOST_MS = 2000.0
+
+
+    def tell_short(output, passes, round, plan):
+        print(f"test: a short pass of {plan.num_verify_tokens} rows", flush=True)
 
 
     def tell_row(rounds, *_):
@@ -170,7 +178,7 @@ class ServerPool:
         with pytest.MonkeyPatch.context() as environment:
             for key, value in RETRACTING.items() if name in RETRACTED else ():
                 environment.setenv(key, value)
-            if name == AHEAD:
+            if name in AHEAD:
                 environment.setenv("PYTHONPATH", str(self.ahead_plugin), prepend=":")
             flags = FLAGS[name]
             if name == "permuted":

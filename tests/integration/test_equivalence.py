@@ -72,8 +72,9 @@ def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurr
 def test_exact_mode_equals_target_under_default_flags(
     pool, prompts, expected, concurrency
 ):
-    """Red if windows that adapt, rounds in a row, or rounds that nobody drafts in lose
-    a token, or if a draft that began ahead of its round is another request's."""
+    """Red if windows that adapt, rounds in a row, passes that are decode steps, or
+    rounds that nobody drafts in lose a token, or if a draft that began ahead of its
+    round is another request's."""
     results = pool.get("default").generate_all(
         prompts[:30], concurrency, custom={"parse_mode": "exact"}
     )
@@ -83,6 +84,7 @@ def test_exact_mode_equals_target_under_default_flags(
     taken, left = (log.count(f"first draft step is {w}") for w in ("taken", "left"))
     assert taken > 0 and (left > 0 or concurrency == 1), (taken, left)
     assert re.search(r"rounds in a row: [2-9]", log)
+    assert re.search(r"a short pass of [2-9]", log)
     for result in results:
         passes = result["meta_info"]["spec_verify_ct"]
         assert passes == report(result)["target_passes"]

@@ -107,6 +107,9 @@ class FakeTarget:
             states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
         )
 
+    def takes_siblings(self, round: Round) -> bool:
+        return True
+
     def look_ahead(self, round: Round) -> None:
         """Nothing runs beside the host."""
 

@@ -16,6 +16,10 @@ CONTEXT = 2048
 # Tokens that a draft model lacks up to which it catches up by captured decode steps
 # (drafting/draft_loop.py).
 CAPTURED_CATCH_UP = 2
+# Rows of a pass without verdicts up to which it is a captured decode step, and bytes
+# that its rows may read once more (target/short_passes.py). SGLang captures at least so
+# many where it is not told otherwise.
+CAPTURED_ROWS, MOST_READ = 160, 2 << 30
 
 
 class Costs(Protocol):
@@ -35,8 +39,8 @@ class Costs(Protocol):
         """The draft model forwards committed tokens that its KV lacks, and so writes
         the first draft token. most: tokens of the request that lacks most."""
 
-    def pass_ms(self, rows: int, bs: int) -> float:
-        """A verify pass of the target."""
+    def pass_ms(self, rows: int, bs: int, *, asks: bool = True) -> float:
+        """A verify pass of the target. asks: whether it holds verdicts."""
 
     def prefill_ms(self, num_tokens: int) -> float:
         """The target computes prompts."""
@@ -117,7 +121,8 @@ class GpuCosts:
 
     graphs: whether verify passes and the draft's catching up replay graphs. ships_head:
     whether the target's head is its own MTP head, and no EAGLE-3 head. ahead: whether a
-    decode step runs beside the host's work between two rounds.
+    decode step runs beside the host's work between two rounds. short_passes: whether
+    passes without verdicts are captured decode steps where they fit.
     """
 
     target: ModelShape
@@ -129,6 +134,7 @@ class GpuCosts:
     name: str = ""
     ships_head: bool = False
     ahead: bool = True
+    short_passes: bool = True
 
     def plain_ms(self, bs: int) -> float:
         return self._decode_ms(self.target, bs)
@@ -142,7 +148,11 @@ class GpuCosts:
         gpu = self._forward_ms(self.draft, num_tokens, bs)
         return max(gpu, self._launch_ms(self.draft, graphs=False))
 
-    def pass_ms(self, rows: int, bs: int) -> float:
+    def pass_ms(self, rows: int, bs: int, *, asks: bool = True) -> float:
+        read = (rows - bs) * self.context * self.target.kv_bytes / self.tp
+        is_short = not asks and rows <= CAPTURED_ROWS and read <= MOST_READ
+        if is_short and self.graphs and self.short_passes:
+            return self._decode_ms(self.target, rows)
         gpu = self._forward_ms(self.target, rows, bs)
         return max(gpu, self._launch_ms(self.target, graphs=self.graphs))
 
@@ -271,7 +281,7 @@ class MeasuredCosts:
     def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
         return self.catch_up_base + self.catch_up_token * num_tokens
 
-    def pass_ms(self, rows: int, bs: int) -> float:
+    def pass_ms(self, rows: int, bs: int, *, asks: bool = True) -> float:
         return self.pass_base + self.pass_row * rows
 
     def prefill_ms(self, num_tokens: int) -> float:

@@ -100,13 +100,17 @@ class FakeTarget:
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         self._ahead = {}
         bs, rows = len(round), plan.num_verify_tokens
-        ms = self.costs.pass_ms(rows, bs)
+        asks = any(r.boundaries for r in round)
+        ms = self.costs.pass_ms(rows, bs, asks=asks)
         self.clock.spend("pass", ms, kernel=("pass", bs.bit_length()))
         self.clock.spend("host", self.costs.host_ms(bs))
         verdicts = [valid for r in round for valid in _verdicts(r)]
         for r in round:
             answer_of(r).num_passes += 1
         return SimpleNamespace(logits=LOGITS[verdicts])
+
+    def takes_siblings(self, round: Round) -> bool:
+        return True
 
     def look_ahead(self, round: Round) -> None:
         own = [self._ahead.get(id(r.req)) == r.output_len for r in round]

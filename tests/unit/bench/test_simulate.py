@@ -254,14 +254,29 @@ def test_a_first_draft_step_hides_the_hosts_work():
     assert ahead.spent["scheduler"] > 0
 
 
+def test_short_passes_cost_what_a_decode_step_does():
+    """Red if passes with verdicts, or ones without graphs, are taken for decode steps,
+    or those of long contexts for cheap ones."""
+    costs = pair_costs("235b+8b-h100-tp8")
+    step = costs.plain_ms(6)
+    assert costs.pass_ms(6, 1, asks=False) == step < costs.pass_ms(6, 1) - 1.5
+    others = (
+        replace(costs, short_passes=False),
+        replace(costs, graphs=False),
+        replace(costs, context=1 << 16),
+    )
+    for one in others:
+        assert one.pass_ms(6, 1, asks=False) == one.pass_ms(6, 1)
+
+
 def test_the_simulator_is_held_to_what_a_card_measured():
     """Red if the host's time is lost from the costs, or the target alone pays for it:
     exact mode at one request was 27% too fast then."""
     records = REPOSITORY / "benchmarks" / "results" / "gpu_second" / "serve.jsonl"
     rows = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
     rows = [r for r in rows if r["arm"] in ("target", "exact")]
-    # No step ran ahead then.
-    costs = replace(pair_costs("32b+1.7b-h200"), ahead=False)
+    # No step ran ahead then, and no pass was a decode step.
+    costs = replace(pair_costs("32b+1.7b-h200"), ahead=False, short_passes=False)
     found = compare_waves(rows, costs)
     assert len(found) == 6
     assert max(abs(one.difference) for one in found) < 0.1
