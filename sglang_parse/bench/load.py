@@ -19,9 +19,6 @@ REQUEST_TIMEOUT_S = 600.0
 MAX_NEW_TOKENS = 320
 # aiohttp refuses lines longer than twice this; a report of segments is one line.
 READ_BYTES = 1 << 20
-# SGLang closes a connection that is idle for 5 s. A request sent on one that is being
-# closed is lost, so the client gives it up long before.
-IDLE_S = 1.0
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 
@@ -180,10 +177,14 @@ def open_session(
     timeout_s: float = REQUEST_TIMEOUT_S,
     headers: Mapping[str, str] | None = None,
 ) -> aiohttp.ClientSession:
-    """A client that keeps up to `concurrency` connections; used inside a loop."""
+    """A client that has up to `concurrency` connections; used inside a loop.
+
+    Each request has a connection of its own. One that is sent on a connection which the
+    server is just closing would be lost.
+    """
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=timeout_s),
-        connector=aiohttp.TCPConnector(limit=concurrency, keepalive_timeout=IDLE_S),
+        connector=aiohttp.TCPConnector(limit=concurrency, force_close=True),
         read_bufsize=READ_BYTES,
         headers=headers,
     )

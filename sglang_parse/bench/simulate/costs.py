@@ -17,9 +17,9 @@ CONTEXT = 2048
 # (drafting/draft_loop.py).
 CAPTURED_CATCH_UP = 2
 # Rows of a pass without verdicts up to which it is a captured decode step, and bytes
-# that its rows may read once more (target/short_passes.py). SGLang captures at least so
-# many where it is not told otherwise.
-CAPTURED_ROWS, MOST_READ = 160, 2 << 30
+# that its rows may read once more (target/short_passes.py). SGLang captures as many as
+# requests may run, which are so many where it is not told otherwise.
+CAPTURED_ROWS, MOST_READ = 48, 2 << 30
 
 
 class Costs(Protocol):
