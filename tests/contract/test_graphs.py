@@ -1,6 +1,5 @@
 """SGLang's graph runners are as runtime/graphs.py and runtime/compat expect them."""
 
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -247,18 +246,20 @@ def test_captured_decode_steps_say_how_long_they_may_be():
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "attends"),
+    ("module", "attends"),
     [
-        ("flashinfer_backend", "FlashInferAttnBackend", "decode_wrapper.forward("),
-        ("triton_backend", "TritonAttnBackend", "self.decode_attention_fwd("),
-        ("flashattention_backend", "FlashAttentionBackend", "flash_attn_with_kvcache("),
+        ("flashinfer_backend", "decode_wrapper.forward("),
+        ("triton_backend", "self.decode_attention_fwd("),
+        ("flashattention_backend", "flash_attn_with_kvcache("),
     ],
 )
-def test_a_decode_step_writes_the_kv_of_all_rows_before_it_attends(
-    module, name, attends
-):
+def test_a_decode_step_writes_the_kv_of_all_rows_before_it_attends(module, attends):
     """Red if a row of a short pass may attend before the rows in front of it are
     written (target/short_passes.py)."""
-    found = importlib.import_module(f"sglang.srt.layers.attention.{module}")
-    source = inspect.getsource(getattr(found, name).forward_decode)
-    assert 0 < source.index("set_kv_buffer(") < source.index(attends)
+    folder = Path(sglang.__file__).parent / "srt" / "layers" / "attention"
+    text = (folder / f"{module}.py").read_text(encoding="utf-8")  # some need a GPU
+    steps = text.split("    def forward_decode(")[1:]
+    assert steps
+    for step in steps:
+        source = step.split("\n    def ")[0]
+        assert 0 < source.index("set_kv_buffer(") < source.index(attends)

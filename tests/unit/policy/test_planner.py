@@ -300,19 +300,26 @@ def test_the_first_plain_rounds_are_short():
 
 
 @pytest.mark.parametrize(
-    ("has_state", "page_size", "context_len", "room"),
-    [(False, 1, 1000, 12), (True, 1, 1000, 0), (False, 16, 1000, 0), (False, 1, 20, 5)],
+    ("about", "page_size", "context_len", "room"),
+    [
+        ({}, 1, 1000, 12),
+        ({"has_state": True}, 1, 1000, 0),
+        ({"takes_siblings": False}, 1, 1000, 0),
+        ({}, 16, 1000, 0),
+        ({}, 1, 20, 5),
+    ],
 )
 def test_there_is_room_beside_a_chain_where_it_can_branch(
-    has_state, page_size, context_len, room
+    about, page_size, context_len, room
 ):
-    """Red if a sibling would need a second state or part of a page, or go past the
-    row's end; or if a rank whose own rule shows none has no room for the first's."""
+    """Red if a sibling would need a second state or part of a page, cost a pass its
+    captured step, or go past the row's end; or if a rank whose own rule shows none has
+    no room for the first's."""
     plan = planner()
     chosen(plan, Choice(0))
     plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
     plan.slots.page_size, plan.head.context_len = page_size, context_len
-    round = make_round(state(), has_state=has_state)
+    round = make_round(state(), **about)
     plan.plan(round)
     (r,) = round
     assert round.chains is None  # costs are not known yet
