@@ -395,6 +395,14 @@ def test_a_head_that_was_woken_elsewhere_is_not_tried_before_its_time():
         assert rest.resting and not any(r.window for r in last)
     rest.wake()
     assert windows(plan, state("exact")) == [(4, 4)]
+    # One that pays elsewhere reads on for a while.
+    answers.append(Pays.YES)
+    assert windows(plan, state("exact")) == [(4, 4)]
+    answers.append(Pays.NO)
+    plan_round(plan, *[state("exact") for _ in range(16)])
+    assert not rest.resting
+    answers.append(Pays.TRIAL)
+    rest.wake()
     plan.controller.ms += FIRST_MS
     last = plan_round(plan, *[state("exact") for _ in range(16)])
     assert all(r.window for r in last)
