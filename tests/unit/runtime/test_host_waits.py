@@ -28,6 +28,7 @@ from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import graphs, readback, sampling, slots, upload
 from sglang_parse.runtime.slots import RoundSlots
+from sglang_parse.target.layout import PassRequest, build_verify_plan
 from sglang_parse.target.lm_head import LmHead
 from sglang_parse.target.model import TargetModel
 from sglang_parse.target.passes import TargetVerifier
@@ -280,6 +281,24 @@ def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
     assert not waits.counts
     assert seen == [(0, 1), (1, 2), (2, 3)]
     assert waited == [(0, 2), (1, 3), (2, 4), (3, 4)]
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_a_short_pass_waits_for_nothing(no_gpu, monkeypatch, num):
+    """Red if the host waits for the device before a pass that is a decode step."""
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, _ = make_engine(ParseConfig())
+        engine.target.verifier.target_worker = Steps()
+        round = make_round(num, ParseConfig())
+        drafts = [
+            PassRequest(SEQ_LEN, bonus_token=6, draft_tokens=[5, 5, 5]) for _ in round
+        ]
+        plan = build_verify_plan(drafts)
+        output = engine.target.short_passes.run(round, plan)
+        assert output.logits.shape == (4 * num, VOCAB) and output.has_all_logits
+    assert not waits.counts
 
 
 @pytest.mark.parametrize("num", [1, 32])
