@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,6 @@ class Job:
 def main() -> None:
     args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(args.threads)
     start = time.monotonic()
     models = real_models(print)
     out = args.out or models.target.parent / args.drafter
@@ -81,7 +81,9 @@ def main() -> None:
         longest=args.longest,
         seed=args.seed,
         until=start + 60 * args.minutes * WRITING,
+        threads=args.threads,
     )
+    torch.set_num_threads(args.threads)  # writing has set its own
     test, train = found[::HELD_OUT], [a for i, a in enumerate(found) if i % HELD_OUT]
     written = sum(len(a.own) for a in train)
     logger.info("%d answers, %d tokens of training", len(found), written)
@@ -168,7 +170,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=DTYPES, help="default: the one that is faster here"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of torch; default: 1")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="default: one a CPU"
+    )
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

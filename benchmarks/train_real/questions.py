@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from sglang_parse.models.prompts import Conversation, user
 
-THINGS = (
-    *("tea", "a bridge", "the human heart", "a wallet", "a train", "glass", "honey"),
-    *("a recipe", "a garden", "gravity", "the desert", "a camera", "an essay", "wool"),
-    *("a museum", "photosynthesis", "an umbrella", "a storm", "the sea", "a castle"),
-    *("electricity", "friendship", "a football match", "time zones", "a budget"),
-    *("swimming", "a telescope", "the alphabet", "a market", "sleep", "paper", "music"),
-    *("a hospital", "bees", "the stock market", "a passport", "coffee", "an airport"),
-    *("a desert island", "dreams", "the internet", "dinosaurs", "a winter coat"),
-    *("ancient Rome", "a hard disk", "vaccination", "a mountain hike", "yoga", "rice"),
-    *("an orchestra", "the colour blue", "robots", "a school day", "a submarine"),
-    *("penguins", "a job interview", "recycling", "the printing press", "cheese"),
-    *("a lost dog", "space travel", "a rainforest", "writing letters", "a compass"),
-    *("insurance", "the Olympic Games", "a kitchen knife", "elephants", "batteries"),
-    *("a road trip", "earthquakes", "a neighbour", "democracy", "chocolate", "fog"),
-    *("running", "a wedding", "pottery", "the brain", "an ice age", "sailing", "cats"),
-    *("a power plant", "home cooking", "teamwork", "the speed of light", "a mirror"),
-    *("a password", "public transport", "whales", "a birthday gift", "a comet"),
-    *("patience", "bread and butter", "an elevator", "maps", "algebra", "a theatre"),
-    *("saving money", "a rainbow", "learning a language", "soap", "horses", "salt"),
-)
+
+def lines_of(name: str) -> tuple[str, ...]:
+    """The parts of a file beside this one, "; " between them; # begins a comment."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    return tuple(part.strip() for line in lines for part in line.split(";"))
+
+
+THINGS = lines_of("things.txt")
 ASKS = (
     "What is {}?",
     "Describe {} in two sentences.",
@@ -55,6 +45,52 @@ ASKS = (
     "Write an introduction for an article about {}.",
     "Is {} more useful than {}? Give your reasons.",
     "How has {} changed over the last hundred years?",
+    "Can you explain {}?",
+    "Tell me about {}.",
+    "Tell me an interesting fact about {}.",
+    "Describe {} to somebody who has never heard of it.",
+    "Write a paragraph about {}.",
+    "Write two paragraphs about {}.",
+    "Write a tale for children about {}.",
+    "Write the first lines of a novel about {}.",
+    "Write a story of about one hundred words about {}.",
+    "Tell a short tale in which {} meets {}.",
+    "What makes {} special?",
+    "Why do some people dislike {}?",
+    "Why does everybody talk about {}?",
+    "What would the world be like without {}?",
+    "What do children need to know about {}?",
+    "What should I know about {} before I travel?",
+    "What is the best way to learn about {}?",
+    "How do I find out more about {}?",
+    "How can I make {} better?",
+    "How did people come up with {}?",
+    "Where do we meet {} in daily life?",
+    "When did {} become popular?",
+    "What are common mistakes about {}?",
+    "What is the difference between {} and {}?",
+    "Which is older, {} or {}?",
+    "What are the main parts of {}?",
+    "What role does {} play in our lives?",
+    "Answer in one sentence: what is {}?",
+    "Explain {} as a teacher would.",
+    "Explain {} to my grandmother.",
+    "Give a definition of {} and an example.",
+    "Give me a short summary of {}.",
+    "Give me advice about {}.",
+    "Write an e-mail to a colleague about {}.",
+    "Write a review of {}.",
+    "Write an advertisement for {}.",
+    "Write a diary entry about {}.",
+    "Write a news report about {}.",
+    "Write a song about {}.",
+    "Imagine you are {}. What do you see?",
+    "Is {} dangerous?",
+    "Do you like {}? Why?",
+    "How much does {} matter in the future?",
+    "What questions should I ask about {}?",
+    "Help me to prepare a talk about {}.",
+    "I am writing about {}. Suggest a title and an opening.",
 )
 LISTS = (
     "List {count} things to know about {thing}.",
@@ -89,6 +125,36 @@ JOBS = (
     "splits a bill between friends",
     "generates a random password",
     "transposes a matrix",
+    "checks whether two words have the same letters",
+    "finds the shortest word of a sentence",
+    "prints the numbers from 1 to 100",
+    "computes the power of a number",
+    "finds the missing number of a sequence",
+    "counts the lines of a string",
+    "converts a number to binary",
+    "converts a binary number to decimal",
+    "removes the blanks at the ends of a text",
+    "joins a list of words with commas",
+    "returns the even numbers of a list",
+    "squares every item of a list",
+    "finds the position of a value in an array",
+    "computes the distance of two points",
+    "checks whether a list is sorted",
+    "shuffles a deck of cards",
+    "simulates the roll of two dice",
+    "asks the user for a name and says hello",
+    "computes the sum of a matrix's diagonal",
+    "finds the most common item of a list",
+    "parses a date of the form 2024-05-17",
+    "prints a triangle of stars",
+    "stores contacts in a dictionary",
+    "models a stack with push and pop",
+    "models a queue of customers",
+    "reads a CSV table and prints its columns",
+    "writes a list of numbers to a text file",
+    "downloads a web page",
+    "computes the interest of a loan",
+    "encrypts a text by shifting letters",
 )
 CODES = (
     "Write a {language} function that {job}.",
@@ -107,8 +173,27 @@ SENTENCES = (
     "Where is the nearest hospital?",
     "Thank you for your help.",
     "The train was late again.",
+    "My brother works in a factory.",
+    "This soup is too hot.",
+    "Please close the window.",
+    "We have been friends for ten years.",
+    "The dog sleeps under the table.",
+    "I forgot my keys at home.",
+    "Tomorrow is a holiday.",
+    "She writes a letter to her mother.",
+    "Can you help me, please?",
+    "The sky is full of stars.",
 )
-TONGUES = ("French", "German", "Spanish", "Italian", "Russian", "Japanese", "Greek")
+TONGUES = (
+    "French",
+    "German",
+    "Spanish",
+    "Italian",
+    "Russian",
+    "Japanese",
+    "Greek",
+    "Dutch",
+)
 FOREIGN = (
     "Translate into {tongue}: {sentence}",
     "How do I say this in {tongue}? {sentence}",
@@ -185,9 +270,9 @@ def second_turn(rng: random.Random) -> Conversation:
 
 #: How many of twenty questions are of each kind.
 SHARES: dict[Callable[[random.Random], Conversation], int] = {
-    ask: 7,
+    ask: 8,
     a_list: 3,
-    code: 4,
+    code: 3,
     foreign: 1,
     json_object: 1,
     with_role: 2,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from itertools import takewhile
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -47,34 +51,47 @@ def write_texts(
     longest: int,
     seed: int,
     until: float,
+    threads: int = 1,
 ) -> list[Answer]:
     """Answers of `folder`, with new ones until `count` of them or a time.
 
     until: of time.monotonic(). Each batch is a file, written as soon as it is there.
+    Each thread decodes batches of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rounded = -(-count // (BATCH * BLOCK)) * BATCH * BLOCK
     batches = batches_of(contexts_of(tokenizer, questions(rounded, seed)))
-    found: list[Answer] = []
-    for index, batch in enumerate(batches[: -(-count // BATCH)]):
-        path = folder / f"{index:04d}.safetensors"
-        if not path.is_file():
-            if time.monotonic() >= until:
-                break
-            write(path, decoded(model, batch, longest))
-        found += read(path)
-    return found
+    paths = [folder / f"{n:04d}.safetensors" for n in range(-(-count // BATCH))]
+    # transformers changes a model while it reads, so that no two threads share one.
+    free: SimpleQueue[Any] = SimpleQueue()
+    for n in range(threads):
+        free.put(deepcopy(model) if n else model)
+
+    def one(path: Path, batch: list[list[int]]) -> None:
+        if path.is_file() or time.monotonic() >= until:
+            return
+        torch.set_num_threads(1)
+        own = free.get()
+        try:
+            write(path, decoded(own, batch, longest))
+        finally:
+            free.put(own)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, paths, batches))
+    there = takewhile(Path.is_file, paths)
+    return [answer for path in there for answer in read(path)]
 
 
 def decoded(model: Any, batch: list[list[int]], longest: int) -> list[Answer]:
-    began, busy = time.monotonic(), time.process_time()
+    began, busy = time.monotonic(), time.thread_time()
     found = answers(model, batch, longest)
     logger.info(
         "%d answers, %d tokens in %.0f s, %.0f s of CPU time",
         len(found),
         sum(len(a.own) for a in found),
         time.monotonic() - began,
-        time.process_time() - busy,
+        time.thread_time() - busy,
     )
     return found
 

@@ -26,7 +26,10 @@ ABBREVIATIONS = re.compile(
 NUMBERED = re.compile(r"nos?|nr|figs?|eqs?|refs?|sec|ch|vol|pp?", re.I)
 SHORTENED = re.compile(r"etc|inc|ltd|corp|co|st|dept|est|a\.m|p\.m|u\.[sk]", re.I)
 LAST_WORD = re.compile(r"[^\s(\[{\"']*\Z")
-LIST_NUMBER = re.compile(r"(?:\A|\n)[ \t>*#(-]*(?:step[ \t]+)?\d{1,3}\Z", re.I)
+LIST_NUMBER = re.compile(  # a model may count twice: "1. **1. Listen**"
+    r"(?:\A|\n)[ \t>*#(-]*(?:\d{1,3}[.)][ \t]*(?:\*\*|__))?(?:step[ \t]+)?\d{1,3}\Z",
+    re.I,
+)
 
 INDENT = r"[ \t>]*"
 BOLD = r"(?:\*\*|__)?"

@@ -154,7 +154,7 @@ def test_texts_go_on_where_a_run_stopped(tmp_path, monkeypatch):
     )
     options = {"longest": 3, "seed": 1, "until": time.monotonic() + 60}
     first = texts.write_texts(None, None, tmp_path, count=100, **options)
-    more = texts.write_texts(None, None, tmp_path, count=200, **options)
+    more = texts.write_texts(None, None, tmp_path, count=200, threads=2, **options)
     assert [len(batch) for batch in decoded] == [texts.BATCH] * 2
     assert [(a.context, a.own) for a in more] == [(a.context, a.own) for a in done * 2]
     assert torch.equal(first[1].states, done[1].states)
