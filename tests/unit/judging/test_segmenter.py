@@ -198,7 +198,7 @@ def test_paragraph_sees_line_break_before_draft():
         "It is 3.14.| It is 2.71!| Why?| Yes.|",
         "See e.g. this, i.e. that.| Dr. Who vs. Mr. X met J. Doe.| End.|",
         "1. Take two.| Then one.\n|2. Stop.|",
-        "1. **1. Take two**: of these.| Then one.\n|2. **2. Stop**|",
+        "1. **1. Take two**: of these.| Then one.\n|2. **2. Stop**: it.|",
         "3) __12. Stop__: now.|",
         "Step 3. Add them.|",
         "Pens, etc. are here.| Pens, etc.| They left at 5 p.m. today.|",
