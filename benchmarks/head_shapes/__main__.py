@@ -127,8 +127,8 @@ def embedded(num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
 def real(num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
     """The head that `sglang-parse models --real` names, and the target's answers to
     questions that the shipped one was not trained on."""
-    from benchmarks.train_pair.export import fill_head
     from benchmarks.train_real.decode import answers
+    from benchmarks.train_real.export import go_on_from
     from benchmarks.train_real.fit import head_batch
     from benchmarks.train_real.questions import questions
     from benchmarks.train_real.target import RealHead, load_target, with_draft_vocab
@@ -140,7 +140,7 @@ def real(num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
     d2t = load_file(models.head / "model.safetensors")["d2t"]
     tokens = d2t + torch.arange(len(d2t))
     head = RealHead(with_draft_vocab(model, tokens))
-    fill_head(head, models.head)
+    go_on_from(head, models.head)
     trained = {str(one) for one in questions(NUM_TRAINED, 1)}
     asked = [one for one in questions(4 * num, SEED) if str(one) not in trained][:num]
     contexts = sorted(contexts_of(tokenizer, asked), key=len)

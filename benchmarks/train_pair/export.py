@@ -146,13 +146,12 @@ def load(path: Path) -> TinyLlama:
 def load_head(path: Path, target: TinyLlama) -> Eagle3Head:
     """The head of an exported directory, on its target's embedding."""
     head = Eagle3Head(target)
-    fill_head(head, path)
+    fill_head(head, load_file(path / "model.safetensors"))
     return head
 
 
-def fill_head(head: Eagle3Head, path: Path) -> None:
+def fill_head(head: Eagle3Head, weights: dict[str, Tensor]) -> None:
     """Give a head the weights of an exported directory."""
-    weights = load_file(path / "model.safetensors")
     names = {ours: name for name, ours in HEAD.items()}
     with torch.no_grad():
         for name, param in head.named_parameters():

@@ -130,6 +130,7 @@ def fit_head(job: Job) -> None:
         batch=args.batch,
         seed=args.seed,
         dtype=job.dtype,
+        start=args.start,
     )
     head = Fitting(target, job.train, options).run(job.tokenizer)
     figures = held_out_length(head, job.test, args.batch, torch.float32)
@@ -148,10 +149,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("drafter", nargs="?", choices=("head", "small"), default="head")
     parser.add_argument("--out", type=Path, help="folder of the drafter")
+    parser.add_argument(
+        "--start", type=Path, help="folder of a head to go on from; default: a new one"
+    )
     parser.add_argument("--work", type=Path, help="folder of answers and state")
     parser.add_argument("--minutes", type=float, default=180, help="default: 180")
     parser.add_argument(
-        "--texts", type=int, default=4096, help="answers, 0.7 MB each; default: 4096"
+        "--texts", type=int, default=12288, help="answers, 0.7 MB each; default: 12288"
     )
     parser.add_argument(
         "--longest", type=int, default=144, help="tokens of an answer; default: 144"
@@ -159,14 +163,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--draft-vocab",
         type=int,
-        default=4096,
-        help="tokens the head can draft; default: 4096",
+        default=8192,
+        help="tokens the head can draft; default: 8192",
     )
     parser.add_argument(
         "--layers", type=int, default=6, help="of the small draft; default: 6"
     )
-    parser.add_argument("--epochs", type=int, default=3, help="default: 3")
-    parser.add_argument("--batch", type=int, default=8, help="answers of one step")
+    parser.add_argument("--epochs", type=int, default=2, help="default: 2")
+    parser.add_argument(
+        "--batch", type=int, default=16, help="answers of one step; default: 16"
+    )
     parser.add_argument(
         "--dtype", choices=DTYPES, help="default: the one that is faster here"
     )

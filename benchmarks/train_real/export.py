@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from benchmarks.train_pair.export import head_state_dict, hf_config
+from benchmarks.train_pair.export import fill_head, head_state_dict, hf_config
 from benchmarks.train_real.target import RealHead, RealTarget
 from sglang_parse.models.convert import write_json
 
@@ -35,3 +35,20 @@ def export_head(head: RealHead, target: RealTarget, tokenizer: Any, path: Path) 
     save_file(weights, unfinished, metadata={"format": "pt"})
     unfinished.chmod(0o644)
     unfinished.replace(path / "model.safetensors")
+
+
+def go_on_from(head: RealHead, path: Path) -> None:
+    """Give `head` the weights of an exported head, which may have other tokens.
+
+    A token that the exported head lacks keeps its row of the target. The features must
+    have been scaled before.
+    """
+    weights = load_file(path / "model.safetensors")
+    tokens = weights["d2t"] + torch.arange(len(weights["d2t"]))
+    shared = torch.isin(tokens, head.tokens)
+    rows = head.head.detach().clone()
+    found = torch.searchsorted(head.tokens, tokens[shared])
+    rows[found] = weights["lm_head.weight"][shared].float()
+    weights["lm_head.weight"] = rows
+    weights["fc.weight"] = weights["fc.weight"] * head.sizes
+    fill_head(head, weights)

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.train_pair.model import Muon
 from benchmarks.train_pair.train_head import HeadBatch, accept_length, head_loss
 from benchmarks.train_real.decode import Answer
-from benchmarks.train_real.export import export_head
+from benchmarks.train_real.export import export_head, go_on_from
 from benchmarks.train_real.target import RealHead, RealTarget
 
 logger = logging.getLogger("train_real")
@@ -45,6 +45,8 @@ class FitOptions:
     seed: int
     #: Of the products.
     dtype: torch.dtype
+    #: Folder of an exported head that training begins with, None for a new head.
+    start: Path | None = None
 
 
 class Fitting:
@@ -59,6 +61,8 @@ class Fitting:
         self.steps = options.epochs * len(self.groups)
         self.head = RealHead(target)
         self.head.scale_fc(own_features(answers[:SIZED]))
+        if options.start:
+            go_on_from(self.head, options.start)
         extra = [self.head.fc, self.head.hidden_norm]
         self.optimizer = Muon(self.head, extra, LR, ADAM_LR, dtype=options.dtype)
         if options.state.is_file():

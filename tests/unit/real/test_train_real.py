@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import torch
 from safetensors.torch import load_file
@@ -11,7 +12,7 @@ from benchmarks.train_pair.head import feature_layers
 from benchmarks.train_pair.model import ModelConfig
 from benchmarks.train_real import texts
 from benchmarks.train_real.decode import GROUPED, Answer, answers, likeliest
-from benchmarks.train_real.export import export_head
+from benchmarks.train_real.export import export_head, go_on_from
 from benchmarks.train_real.fit import FitOptions, Fitting, held_out_length, rate
 from benchmarks.train_real.questions import JOBS, THINGS, questions
 from benchmarks.train_real.target import (
@@ -75,6 +76,26 @@ def test_exported_fc_holds_the_sizes_of_the_features(tmp_path):
     torch.testing.assert_close(
         seen, features / head.sizes @ head.fc.T, atol=2e-2, rtol=0
     )
+
+
+def test_a_head_that_is_gone_on_from_may_have_other_tokens(tmp_path):
+    """Red if a row goes to another token, or the features' sizes are lost."""
+    target = tiny_target()
+    head = RealHead(target)
+    head.scale_fc(torch.randn(2, 9, 3 * 128) * 7)
+    torch.nn.init.normal_(head.head)
+    export_head(head, target, Ids(), tmp_path)
+    more = sorted({*range(0, 40, 3), *target.tokens.tolist()[1:]})
+    other = RealHead(
+        replace(target, tokens=torch.tensor(more), head=target.embed[more])
+    )
+    other.scale_fc(torch.randn(2, 9, 3 * 128) * 0.1)
+    go_on_from(other, tmp_path)
+    kept = dict(zip(target.tokens.tolist(), head.head.half().float(), strict=True))
+    for token, row in zip(more, other.head, strict=True):
+        assert torch.equal(row, kept.get(token, target.embed[token]))
+    torch.testing.assert_close(other.exported_fc(), head.exported_fc().half().float())
+    assert torch.equal(other.wqkv, head.wqkv.half().float())
 
 
 def test_guesses_count_in_the_whole_vocabulary():
