@@ -43,6 +43,7 @@ from sglang_parse.models import real_models
 logger = logging.getLogger("train_real")
 HELD_OUT = 16  # one answer in HELD_OUT is never trained on
 WRITING = 0.5  # of the time at most
+MOST_THREADS = 4  # while answers are written, each has a copy of the model
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -177,10 +178,18 @@ def arguments() -> argparse.Namespace:
         "--dtype", choices=DTYPES, help="default: the one that is faster here"
     )
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="default: one a CPU"
+        "--threads",
+        type=int,
+        default=min(MOST_THREADS, os.cpu_count() or 1),
+        help=f"default: one a CPU, {MOST_THREADS} at most",
     )
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.start and not (args.start / "model.safetensors").is_file():
+        parser.error(
+            f"--start {args.start} has no model.safetensors; name a head's folder"
+        )
+    return args
 
 
 if __name__ == "__main__":
