@@ -1,5 +1,9 @@
 """How close does the shipped policy come to the bound, and to the best fixed setting?
 
+Run it from the root of a checkout, with the package and SGLang installed. `regret`
+compares the planner in `sglang_parse/policy` with the best fixed setting in the 24
+scenarios of `scenarios.py`; `--only "good c=1"` picks the scenarios by name.
+
     python -m benchmarks.simulate bound --out bound.jsonl
     python -m benchmarks.simulate followed
     python -m benchmarks.simulate middle
@@ -28,7 +32,7 @@ from benchmarks.simulate.report import (
     regret_row,
     regret_table,
 )
-from sglang_parse.bench.simulate.scenarios import PAIRS, scenarios
+from benchmarks.simulate.scenarios import PAIRS, scenarios
 
 # Pairs, and a model of the same family that is smaller than the pair's draft.
 CHAINS = (("235b+8b-h100-tp8", "qwen3-0.6b"), ("32b+1.7b-h200", "qwen3-0.6b"))

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sglang_parse.bench.simulate.costs import GpuCosts
-from sglang_parse.bench.simulate.drafts import Drafts
-from sglang_parse.bench.simulate.middle import Chain
-from sglang_parse.bench.simulate.oracle import Setting, best_fixed, run_fixed
-from sglang_parse.bench.simulate.scenarios import bound, known_shape, pair_costs
-from sglang_parse.bench.simulate.world import Result, Scenario, World, target_alone
+from benchmarks.simulate.costs import GpuCosts
+from benchmarks.simulate.drafts import Drafts
+from benchmarks.simulate.middle import Chain
+from benchmarks.simulate.oracle import Setting, best_fixed, run_fixed
+from benchmarks.simulate.scenarios import bound, known_shape, pair_costs
+from benchmarks.simulate.world import Result, Scenario, World, target_alone
 
 Row = dict[str, Any]
 KINDS = ("judged", "recovering", "followed", "plain")

@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sglang_parse.bench.simulate.costs import Costs, MeasuredCosts, values_of
-from sglang_parse.bench.simulate.drafts import Drafts
-from sglang_parse.bench.simulate.world import Scenario, World, target_alone
+from benchmarks.simulate.costs import Costs, MeasuredCosts, values_of
+from benchmarks.simulate.drafts import Drafts
+from benchmarks.simulate.world import Scenario, World, target_alone
 from sglang_parse.options.server import ParseConfig
 
 # How far a simulated ratio may be from the measured one.

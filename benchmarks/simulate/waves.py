@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulate.costs import Costs
+from benchmarks.simulate.drafts import Drafts
+from benchmarks.simulate.scenarios import PAIRS, pair_costs
 from benchmarks.simulate.validate import Compared
-from sglang_parse.bench.simulate.costs import Costs
-from sglang_parse.bench.simulate.drafts import Drafts
-from sglang_parse.bench.simulate.scenarios import PAIRS, pair_costs
-from sglang_parse.bench.simulate.world import Scenario, World
+from benchmarks.simulate.world import Scenario, World
 from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.options.server import ParseConfig
 

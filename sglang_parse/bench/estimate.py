@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sglang_parse.bench.simulate.costs import Device, GpuCosts
-from sglang_parse.bench.simulate.drafts import Drafts
-from sglang_parse.bench.simulate.scenarios import bound
-from sglang_parse.bench.simulate.shapes import ModelShape
-from sglang_parse.bench.simulate.world import Scenario, World
+from benchmarks.simulate.costs import Device, GpuCosts
+from benchmarks.simulate.drafts import Drafts
+from benchmarks.simulate.scenarios import bound
+from benchmarks.simulate.shapes import ModelShape
+from benchmarks.simulate.world import Scenario, World
 
 # Memory of a card in GB.
 MEMORY = {"h100": 80, "h200": 141}

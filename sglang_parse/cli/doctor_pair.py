@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.simulate.shapes import ModelShape
+from benchmarks.simulate.shapes import ModelShape
 
 # SGLang leaves at least so much of a large card beside weights and pools, and a share
 # of a small one (arg_groups/memory_hook.py).

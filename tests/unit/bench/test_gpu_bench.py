@@ -25,8 +25,8 @@ from benchmarks.gpu.pairs import (
 from benchmarks.gpu.records import Clock, Records, timed
 from benchmarks.gpu.run_all import stages_on
 from benchmarks.gpu.serve import parser, server_flags
-from sglang_parse.bench.simulate.scenarios import pair_costs
-from sglang_parse.bench.simulate.world import Scenario, World
+from benchmarks.simulate.scenarios import pair_costs
+from benchmarks.simulate.world import Scenario, World
 from sglang_parse.engine.simulated import PinnedVerdicts
 from sglang_parse.options.server import ParseConfig
 

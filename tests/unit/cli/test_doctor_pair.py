@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.simulate.costs import DATA
+from benchmarks.simulate.costs import DATA
 from sglang_parse.cli import doctor, doctor_pair
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 

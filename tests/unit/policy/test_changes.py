@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_parse.bench.simulate.drafts import Drafts
-from sglang_parse.bench.simulate.scenarios import pair_costs
-from sglang_parse.bench.simulate.world import Scenario, World, target_alone
+from benchmarks.simulate.drafts import Drafts
+from benchmarks.simulate.scenarios import pair_costs
+from benchmarks.simulate.world import Scenario, World, target_alone
 
 GOOD, HOSTILE = Drafts(kept=0.95), Drafts(kept=0.01, agreement=0.0)
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_parse.bench.simulate.drafts import HOSTILE, Drafts
-from sglang_parse.bench.simulate.scenarios import bound, pair_costs
-from sglang_parse.bench.simulate.world import Scenario, World, target_alone
+from benchmarks.simulate.drafts import HOSTILE, Drafts
+from benchmarks.simulate.scenarios import bound, pair_costs
+from benchmarks.simulate.world import Scenario, World, target_alone
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.controller import Asked, Controller
 from sglang_parse.policy.goodput import Goodput

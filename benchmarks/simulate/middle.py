@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sglang_parse.bench.simulate.costs import GpuCosts
-from sglang_parse.bench.simulate.shapes import ModelShape
+from benchmarks.simulate.costs import GpuCosts
+from benchmarks.simulate.shapes import ModelShape
 
 # Most tokens that the small model writes between two passes of the middle one.
 MOST_STEPS = 12

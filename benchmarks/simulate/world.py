@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sglang_parse.bench.simulate.clock import Clock
-from sglang_parse.bench.simulate.costs import Costs
-from sglang_parse.bench.simulate.drafts import TOKEN_TEXTS, Changing, Drafts
-from sglang_parse.bench.simulate.fakes import (
+from benchmarks.simulate.clock import Clock
+from benchmarks.simulate.costs import Costs
+from benchmarks.simulate.drafts import TOKEN_TEXTS, Changing, Drafts
+from benchmarks.simulate.fakes import (
     VERDICT_IDS,
     Answer,
     FakeDrafter,

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sglang_parse.bench.simulate.shapes import ModelShape
+from benchmarks.simulate.shapes import ModelShape
+from sglang_parse.drafting.draft_loop import CAPTURED_CATCH_UP
+from sglang_parse.target.short_passes import MOST_READ
 
 DATA = Path(__file__).parent / "data"
 # Tokens in front of a request on average, for the KV that is read.
 CONTEXT = 2048
-# Tokens that a draft model lacks up to which it catches up by captured decode steps
-# (drafting/draft_loop.py).
-CAPTURED_CATCH_UP = 2
-# Rows of a pass without verdicts up to which it is a captured decode step, and bytes
-# that its rows may read once more (target/short_passes.py). SGLang captures as many as
-# requests may run, which are so many where it is not told otherwise.
-CAPTURED_ROWS, MOST_READ = 48, 2 << 30
+# The largest batch for which SGLang captures a decode step. SGLang takes the limit of
+# running requests, which is 48 by default. A pass without verdicts is a captured decode
+# step if it has at most this many rows.
+CAPTURED_ROWS = 48
 
 
 class Costs(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sglang_parse.bench.simulate.world import Result, Scenario, World, target_alone
+from benchmarks.simulate.world import Result, Scenario, World, target_alone
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.windows import longest_window
 from sglang_parse.requests.round import Round

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sglang_parse.bench.simulate.costs import (
+from benchmarks.simulate.costs import (
     DATA,
     Costs,
     Device,
     GpuCosts,
     MeasuredCosts,
 )
-from sglang_parse.bench.simulate.drafts import HOSTILE, Changing, Drafts
-from sglang_parse.bench.simulate.shapes import ModelShape
-from sglang_parse.bench.simulate.world import Scenario
+from benchmarks.simulate.drafts import HOSTILE, Changing, Drafts
+from benchmarks.simulate.shapes import ModelShape
+from benchmarks.simulate.world import Scenario
 
 GOOD, MIDDLING, POOR = Drafts(0.95, 0.9), Drafts(0.8, 0.8), Drafts(0.4, 0.6)
 CHANGING = Changing((GOOD, POOR), every_ms=4_000)

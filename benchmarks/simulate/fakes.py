@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import torch
 
-from sglang_parse.bench.simulate.clock import Clock
-from sglang_parse.bench.simulate.costs import CAPTURED_CATCH_UP, Costs
-from sglang_parse.bench.simulate.drafts import (
+from benchmarks.simulate.clock import Clock
+from benchmarks.simulate.costs import Costs
+from benchmarks.simulate.drafts import (
     AGREES,
     DIFFERS,
     STOP,
@@ -20,6 +20,7 @@ from sglang_parse.bench.simulate.drafts import (
     WRONG,
     Drafts,
 )
+from sglang_parse.drafting.draft_loop import CAPTURED_CATCH_UP
 from sglang_parse.requests.draft import ChainCuts
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.target.layout import VerifyPlan

@@ -8,25 +8,25 @@ from statistics import median
 
 import pytest
 
+from benchmarks.simulate.costs import DATA, MeasuredCosts
+from benchmarks.simulate.drafts import WRONG, Drafts, error_rate
 from benchmarks.simulate.measure import leaving_rate
-from benchmarks.simulate.validate import compare, drafts_of
-from benchmarks.simulate.waves import compare as compare_waves
-from benchmarks.simulate.waves import table as waves_table
-from sglang_parse.bench.estimate import EstimateOptions, estimate
-from sglang_parse.bench.simulate.costs import DATA, MeasuredCosts
-from sglang_parse.bench.simulate.drafts import WRONG, Drafts, error_rate
-from sglang_parse.bench.simulate.middle import MOST_STEPS, Chain
-from sglang_parse.bench.simulate.oracle import Setting, run_fixed
-from sglang_parse.bench.simulate.scenarios import (
+from benchmarks.simulate.middle import MOST_STEPS, Chain
+from benchmarks.simulate.oracle import Setting, run_fixed
+from benchmarks.simulate.scenarios import (
     PAIRS,
     bound,
     known_shape,
     pair_costs,
     scenarios,
 )
-from sglang_parse.bench.simulate.world import Scenario, World, target_alone
+from benchmarks.simulate.validate import compare, drafts_of
+from benchmarks.simulate.waves import compare as compare_waves
+from benchmarks.simulate.waves import table as waves_table
+from benchmarks.simulate.world import Scenario, World, target_alone
+from sglang_parse.bench.estimate import EstimateOptions, estimate
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 COSTS = pair_costs("32b+1.7b-h200")
 
 
