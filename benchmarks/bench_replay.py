@@ -3,7 +3,7 @@
     python -m benchmarks.bench_replay --out benchmarks/results/replay.json
 
 One linear layer of the shape of Qwen3.6-35B-A3B with random weights goes on from one
-request's state (decision 16). Times are CPU time of one thread, the least of some
+request's state (decision 12). Times are CPU time of one thread, the least of some
 repeats, as other programs on a machine prolong wall-clock time.
 """
 

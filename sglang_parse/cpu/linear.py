@@ -3,7 +3,7 @@
 torch computes `F.linear` in float32 by MKL, which is slow for a few rows: eight rows
 of a 135M model took 42 ms, and by packed weights 13. oneDNN multiplies
 by weights in a layout of its own. Each large weight is packed at its first use, and
-SGLang keeps the plain one for loading (docs/decisions/0024).
+SGLang keeps the plain one for loading (docs/decisions/0014-packed-weights-on-cpu.md).
 """
 
 from __future__ import annotations

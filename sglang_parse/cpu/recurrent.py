@@ -4,7 +4,7 @@ A prefill or a decode step goes on from a request's state and replaces it. A ver
 reads it: the draft chain goes on from it, and every judge suffix from the chain's state
 at its boundary. Nothing is written, as nobody knows yet which tokens are kept. The
 pass keeps what the chain's rows brought into each layer, and `Advance` computes the
-kept ones again (docs/decisions/0016-recurrent-targets.md).
+kept ones again (docs/decisions/0012-recurrent-targets.md).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def off_round(*, left: int = 100, seq_len: int = 10, stops=(), **more) -> Round:
     [
         (5.0, off_round(), MOST_STEPS),
         (MOST_MS / 2, off_round(), 2),
-        (33.0, off_round(), 6),  # a slow machine (decision 21)
+        (33.0, off_round(), 6),  # a slow machine (decision 5)
         (MOST_MS + 1, off_round(), 1),  # long steps hide what is between them
         (0.0, off_round(), 1),  # nothing is known
         (5.0, off_round(may_repeat=False), 1),
