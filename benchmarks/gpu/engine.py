@@ -93,7 +93,7 @@ class Engine:
     @property
     def draft_model(self) -> Any:
         """The draft model (`drafting.draft_loop.DraftModel`)."""
-        return next(d.model for d in self.parse.drafters if d.name == "model")
+        return next(d.model for d in self.parse.parts.drafters if d.name == "model")
 
     @property
     def table(self) -> torch.Tensor:
@@ -137,7 +137,7 @@ class Engine:
         """One plain decode step of the target: `context` tokens and a new one."""
         bs = len(rows)
         on_host = torch.full((bs,), context)
-        self.parse.verifier.decode(
+        self.parse.parts.verifier.decode(
             input_ids=torch.full((bs,), VERDICT_TOKEN, device=self.device),
             req_pool_indices=rows,
             seq_lens=on_host.to(self.device),
@@ -200,7 +200,7 @@ class Engine:
         self, plan: Any, rows: torch.Tensor, scratch: torch.Tensor, route: str
     ) -> torch.Tensor:
         """One pass by `route`; logits at the verdict rows."""
-        verifier = self.parse.verifier
+        verifier = self.parse.parts.verifier
         verifier.asked_route = route
         output = verifier.verify(
             plan,

@@ -115,23 +115,22 @@ def test_steps_run_ahead_where_nothing_disturbs_them(
 ):
     """Red if a step writes KV while a hierarchical cache fills slots that were just
     freed, if a CPU computes what no round may take, or if drafters are not told."""
-    from sglang_parse.integration import worker as module
-    from sglang_parse.integration.worker import ParseWorker
+    from sglang_parse.integration import assembly
 
     seen = []
     head = SimpleNamespace(token_level=True, max_tokens=4, open=seen.append)
-    worker = SimpleNamespace(
-        verifier=SimpleNamespace(runner=SimpleNamespace(device=device)),
-        slots=SimpleNamespace(
-            brings_back=brings_back, num_slots=99, max_rows=64, last_slot=99
-        ),
-        drafters=[head],
-        config=SimpleNamespace(window=8),
-    )
-    worker._device_runs_beside = ParseWorker._device_runs_beside.fget(worker)
-    assert worker._device_runs_beside == beside
-    monkeypatch.setattr(module, "has_recurrent_state", lambda runner: True)
-    ParseWorker._open_drafters(worker, num_requests=4)
+    fields = {f.name: None for f in dataclasses.fields(assembly.Parts)} | {
+        "verifier": SimpleNamespace(runner=SimpleNamespace(device=device)),
+        "drafters": (head,),
+        "config": SimpleNamespace(window=8),
+    }
+    memory = SimpleNamespace(enable_hierarchical_cache=brings_back)
+    monkeypatch.setattr(assembly, "get_memory", lambda: memory)
+    monkeypatch.setattr(assembly, "has_recurrent_state", lambda runner: True)
+    slots = SimpleNamespace(num_slots=99, max_rows=64, last_slot=99)
+    parts = assembly.Parts(**fields)
+    assert parts.device_runs_beside == beside
+    assembly._open_drafters(parts, slots, num_requests=4)
     assert [resources.runs_ahead for resources in seen] == [beside]
 
 

@@ -61,7 +61,7 @@ AHEAD_PLUGIN = """
     def register():
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        engine = "sglang_parse.integration.worker.ParseWorker._build_engine"
+        engine = "sglang_parse.integration.worker.ParseWorker.alloc_memory_pool"
         HookRegistry.register(engine, switch_on, HookType.AFTER)
         rows = "sglang_parse.target.steps.StepAhead.rows_of"
         HookRegistry.register(rows, tell, HookType.AFTER)
@@ -73,10 +73,10 @@ AHEAD_PLUGIN = """
         HookRegistry.register(short, tell_short, HookType.AFTER)
 
 
-    def switch_on(_, worker):
+    def switch_on(_, worker, **pools):
         worker.batches.engine.target.steps.runs_ahead = True
         ShortPasses.most_rows = 64
-        for drafter in worker.drafters:
+        for drafter in worker.parts.drafters:
             drafter.runs_ahead = True
         in_a_row.MOST_MS = 2000.0
 
