@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.simulate.shapes import ModelShape
+from sglang_parse.cli.estimate import CARDS, ModelShape, PairTimes
 from sglang_parse.drafting.draft_loop import CAPTURED_CATCH_UP
 from sglang_parse.target.short_passes import MOST_READ
 
 DATA = Path(__file__).parent / "data"
-# Tokens in front of a request on average, for the KV that is read.
-CONTEXT = 2048
 # The largest batch for which SGLang captures a decode step. SGLang takes the limit of
 # running requests, which is 48 by default. A pass without verdicts is a captured decode
 # step if it has at most this many rows.
@@ -67,36 +64,12 @@ class Costs(Protocol):
         """A step of the head, its reading of the pass spread over the steps."""
 
 
-@dataclass(frozen=True)
-class Device:
-    """Constants of a kind of GPU; each has its source in the data file."""
+def load_device(name: str) -> dict[str, float]:
+    """A card that `sglang-parse estimate` knows, with what the simulator alone needs.
 
-    bandwidth_gb_ms: float
-    matmul_tflop_ms: float
-    moe_matmul_tflop_ms: float
-    attention_tflop_ms: float
-    layer_floor_ms: float
-    layer_extra_ms: float
-    moe_layer_extra_ms: float
-    step_extra_ms: float
-    tensor_parallel_layer_ms: float
-    all_reduce_gb_ms: float
-    pass_fixed_ms: float
-    eager_layer_ms: float
-    eager_moe_layer_ms: float
-    graph_layer_ms: float
-    graph_moe_layer_ms: float
-    host_round_ms: float
-    host_request_ms: float
-    host_draft_ms: float
-    host_plain_ms: float
-    host_between_ms: float
-    head_step_ms: float
-
-    @classmethod
-    def load(cls, name: str) -> Device:
-        """By the name of its data file. Raises ValueError for an unknown one."""
-        return cls(**constants(name, folder="devices"))
+    Raises ValueError for an unknown name.
+    """
+    return CARDS[name] | constants(name, folder="devices")
 
 
 def constants(name: str, *, folder: str) -> dict[str, float]:
@@ -115,63 +88,59 @@ def values_of(path: Path, part: str = "constants") -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class GpuCosts:
+class GpuCosts(PairTimes):
     """Modelled from the shapes of a pair: what its memory and its arithmetic take.
 
-    graphs: whether verify passes and the draft's catching up replay graphs. ships_head:
-    whether the target's head is its own MTP head, and no EAGLE-3 head. ahead: whether a
-    decode step runs beside the host's work between two rounds. short_passes: whether
-    passes without verdicts are captured decode steps where they fit.
+    card: of `load_device`. graphs: whether verify passes and the draft's catching up
+    replay graphs. ships_head: whether the target's head is its own MTP head, and no
+    EAGLE-3 head. ahead: whether a decode step runs beside the host's work between two
+    rounds. short_passes: whether passes without verdicts are captured decode steps
+    where they fit.
     """
 
-    target: ModelShape
-    draft: ModelShape
-    device: Device
-    tp: int = 1
     graphs: bool = True
-    context: int = CONTEXT
     name: str = ""
     ships_head: bool = False
     ahead: bool = True
     short_passes: bool = True
 
     def plain_ms(self, bs: int) -> float:
-        return self._decode_ms(self.target, bs)
+        return self.decode_ms(self.target, bs)
 
     def step_ms(self, bs: int) -> float:
-        return self._decode_ms(self.draft, bs) + self.device.step_extra_ms
+        return self.decode_ms(self.draft, bs) + self.card["step_extra_ms"]
 
     def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
         if self.graphs and most <= CAPTURED_CATCH_UP:
             return most * self.step_ms(bs)
-        gpu = self._forward_ms(self.draft, num_tokens, bs)
+        gpu = self.forward_ms(self.draft, num_tokens, bs)
         return max(gpu, self._launch_ms(self.draft, graphs=False))
 
     def pass_ms(self, rows: int, bs: int, *, asks: bool = True) -> float:
         read = (rows - bs) * self.context * self.target.kv_bytes / self.tp
         is_short = not asks and rows <= CAPTURED_ROWS and read <= MOST_READ
         if is_short and self.graphs and self.short_passes:
-            return self._decode_ms(self.target, rows)
-        gpu = self._forward_ms(self.target, rows, bs)
+            return self.decode_ms(self.target, rows)
+        gpu = self.forward_ms(self.target, rows, bs)
         return max(gpu, self._launch_ms(self.target, graphs=self.graphs))
 
     def prefill_ms(self, num_tokens: int) -> float:
-        return self._forward_ms(self.target, num_tokens, 1)
+        return self.forward_ms(self.target, num_tokens, 1)
 
     def host_ms(self, bs: int) -> float:
-        return self.device.host_round_ms + self.device.host_request_ms * bs
+        return self.card["host_round_ms"] + self.card["host_request_ms"] * bs
 
     @property
     def draft_host_ms(self) -> float:
-        return self.device.host_draft_ms
+        return self.card["host_draft_ms"]
 
     @property
     def plain_host_ms(self) -> float:
-        return self.device.host_plain_ms
+        return self.card["host_plain_ms"]
 
     @property
     def between_ms(self) -> float:
-        return self.device.host_between_ms
+        return self.card["host_between_ms"]
 
     @property
     def runs_ahead(self) -> bool:
@@ -179,66 +148,18 @@ class GpuCosts:
 
     def head_step_ms(self, bs: int) -> float:
         if self.ships_head:
-            head = self.target.mtp_head
-            step = self._decode_ms(head, bs) + self.device.step_extra_ms
+            # One layer more and the LM head: what many models ship to draft.
+            head = replace(self.target, layers=1)
+            step = self.decode_ms(head, bs) + self.card["step_extra_ms"]
             least = 0.0 if self.graphs else self._launch_ms(head, graphs=False)
             return max(step, least)
-        return self.device.head_step_ms * (1.0 if not self.graphs else 0.3)
-
-    # -- Parts -----------------------------------------------------------------
-
-    def _decode_ms(self, model: ModelShape, bs: int) -> float:
-        """A captured step, one token a request."""
-        layer = self._weights_ms(model, bs) / model.num_layers
-        device = self.device
-        layer = max(device.layer_floor_ms, layer + self._extra_ms(model))
-        if self.tp > 1:
-            layer += device.tensor_parallel_layer_ms
-        return model.num_layers * layer + self._kv_ms(model, bs)
-
-    def _forward_ms(self, model: ModelShape, rows: int, bs: int) -> float:
-        """GPU time of a forward over `rows` tokens of bs requests."""
-        device = self.device
-        rate = device.moe_matmul_tflop_ms if model.num_experts else 0.0
-        rate = rate or device.matmul_tflop_ms
-        memory = self._weights_ms(model, rows) + self._kv_ms(model, bs)
-        memory += self._extra_ms(model) * model.num_layers
-        work = rows * model.flops_per_token * 1e-12 / (rate * self.tp)
-        attention = 4 * rows * self.context * model.num_layers * model.query_dim
-        attention_ms = attention * 1e-12 / (device.attention_tflop_ms * self.tp)
-        return (
-            # Neither hides the other where they are about equal (docs/results/gpu.md).
-            math.hypot(memory, work)
-            + device.pass_fixed_ms
-            + attention_ms
-            + self._all_reduce_ms(model, rows)
-        )
-
-    def _extra_ms(self, model: ModelShape) -> float:
-        device = self.device
-        return device.moe_layer_extra_ms if model.num_experts else device.layer_extra_ms
-
-    def _weights_ms(self, model: ModelShape, num_tokens: float) -> float:
-        read = model.weight_bytes(num_tokens) / 1e9 / self.tp
-        return read / self.device.bandwidth_gb_ms
-
-    def _kv_ms(self, model: ModelShape, bs: int) -> float:
-        read = bs * self.context * model.kv_bytes / 1e9 / self.tp
-        return read / self.device.bandwidth_gb_ms
-
-    def _all_reduce_ms(self, model: ModelShape, rows: int) -> float:
-        if self.tp == 1:
-            return 0.0
-        device = self.device
-        moved = rows * model.hidden * 2 * 2 / 1e9
-        layer = device.tensor_parallel_layer_ms + moved / device.all_reduce_gb_ms
-        return model.num_layers * layer
+        return self.card["head_step_ms"] * (1.0 if not self.graphs else 0.3)
 
     def _launch_ms(self, model: ModelShape, *, graphs: bool) -> float:
-        device = self.device
-        dense = device.graph_layer_ms if graphs else device.eager_layer_ms
-        moe = device.graph_moe_layer_ms if graphs else device.eager_moe_layer_ms
-        return model.num_layers * (moe if model.num_experts else dense) + 1.5
+        card = self.card
+        dense = card["graph_layer_ms" if graphs else "eager_layer_ms"]
+        moe = card["graph_moe_layer_ms" if graphs else "eager_moe_layer_ms"]
+        return model.layers * (moe if model.experts else dense) + 1.5
 
 
 @dataclass(frozen=True)

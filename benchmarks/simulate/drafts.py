@@ -6,36 +6,21 @@ differs and is valid, or makes everything behind it invalid.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from sglang_parse.cli import estimate
+
 # Token ids: twice the kind, plus one where a segment ends behind it.
 AGREES, DIFFERS, WRONG, TARGETS_OWN = range(4)
 STOP = 8
 TOKEN_TEXTS = [*(t for _ in range(4) for t in ("w ", "w\n")), "", ""]
-# Draft length that a kept share is meant for.
-WINDOW = 256
 # How much more often drafts of a hard request are wrong.
 HARDER = 20
 
-
-@lru_cache
-def error_rate(kept: float, window: int = WINDOW) -> float:
-    """Errors a token at which a draft of `window` tokens is kept to this share.
-
-    Errors come independently, and the first ends what is kept: the share is
-    (1 - exp(-x)) / x for x errors a draft.
-    """
-    if kept >= 1.0:
-        return 0.0
-    low, high = 1e-9, 1e4
-    for _ in range(100):
-        x = math.sqrt(low * high)
-        low, high = (x, high) if (1 - math.exp(-x)) / x > kept else (low, x)
-    return low / window
+error_rate = lru_cache(estimate.error_rate)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.simulate.costs import GpuCosts
-from benchmarks.simulate.shapes import ModelShape
+from sglang_parse.cli.estimate import ModelShape
 
 # Most tokens that the small model writes between two passes of the middle one.
 MOST_STEPS = 12

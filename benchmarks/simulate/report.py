@@ -12,8 +12,9 @@ from benchmarks.simulate.costs import GpuCosts
 from benchmarks.simulate.drafts import Drafts
 from benchmarks.simulate.middle import Chain
 from benchmarks.simulate.oracle import Setting, best_fixed, run_fixed
-from benchmarks.simulate.scenarios import bound, known_shape, pair_costs
+from benchmarks.simulate.scenarios import bound, pair_costs
 from benchmarks.simulate.world import Result, Scenario, World, target_alone
+from sglang_parse.cli.estimate import ModelShape
 
 Row = dict[str, Any]
 KINDS = ("judged", "recovering", "followed", "plain")
@@ -187,7 +188,7 @@ def middle_row(
     if the small model's drafts were as good as the middle one's, at no further cost."""
     costs = pair_costs(pair)
     assert isinstance(costs, GpuCosts)
-    chain = Chain(costs, known_shape(small), agreement)
+    chain = Chain(costs, ModelShape.find(small), agreement)
     steps, chain_ms = chain.best(concurrency)
     free = replace(costs, draft=chain.small)
     return {

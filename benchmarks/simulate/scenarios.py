@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.simulate.costs import (
-    DATA,
     Costs,
-    Device,
     GpuCosts,
     MeasuredCosts,
+    load_device,
 )
 from benchmarks.simulate.drafts import HOSTILE, Changing, Drafts
-from benchmarks.simulate.shapes import ModelShape
 from benchmarks.simulate.world import Scenario
+from sglang_parse.cli.estimate import ModelShape
 
 GOOD, MIDDLING, POOR = Drafts(0.95, 0.9), Drafts(0.8, 0.8), Drafts(0.4, 0.6)
 CHANGING = Changing((GOOD, POOR), every_ms=4_000)
@@ -32,19 +31,14 @@ PAIRS = {
 }
 
 
-def known_shape(name: str) -> ModelShape:
-    """Of a model whose config.json comes with the package."""
-    return ModelShape.read(DATA / "models" / f"{name}.json")
-
-
 def pair_costs(name: str, *, graphs: bool = True, ships_head: bool = False) -> Costs:
     """Of a named pair, or of a measured table. Raises ValueError for an unknown one."""
     if name in PAIRS:
         target, draft, gpu, tp = PAIRS[name]
         return GpuCosts(
-            known_shape(target),
-            known_shape(draft),
-            Device.load(gpu),
+            ModelShape.find(target),
+            ModelShape.find(draft),
+            load_device(gpu),
             tp,
             graphs=graphs,
             name=name,

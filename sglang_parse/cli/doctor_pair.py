@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulate.shapes import ModelShape
+from sglang_parse.cli.estimate import ModelShape
 
 # SGLang leaves at least so much of a large card beside weights and pools, and a share
 # of a small one (arg_groups/memory_hook.py).
@@ -122,7 +122,7 @@ def kernels_sentence(paths: Sequence[str], capability: int) -> str:
 def weight_bytes(path: str, shape: ModelShape, itemsize: int) -> float:
     """Of a model's files; by its shape where there are none."""
     sizes = [f.stat().st_size for f in Path(path).glob("*.safetensors")]
-    return sum(sizes) or shape.weight_bytes(1e9) * itemsize / 2
+    return sum(sizes) or shape.weight_bytes * itemsize / 2
 
 
 def memory_sentence(target: str, draft: str, memory: Memory, context: int) -> str:
@@ -132,7 +132,7 @@ def memory_sentence(target: str, draft: str, memory: Memory, context: int) -> st
     """
     if read_config(target) is None or read_config(draft) is None:
         return "memory of the pair not checked: no config.json of both models here"
-    shapes = [(path, ModelShape.read(Path(path))) for path in (target, draft)]
+    shapes = [(path, ModelShape.find(path)) for path in (target, draft)]
     weights = sum(weight_bytes(p, s, memory.itemsize) for p, s in shapes)
     per_token = sum(s.kv_bytes for _, s in shapes) * memory.itemsize / 2
     told = f"the pair's weights take {weights / 1e9:.2f} GB"

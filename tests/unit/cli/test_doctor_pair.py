@@ -1,26 +1,37 @@
 """What doctor says of a pair: kernels to compile, memory, context lengths."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks.simulate.costs import DATA
 from sglang_parse.cli import doctor, doctor_pair
+from sglang_parse.cli.estimate import MODELS
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 
+KEYS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "num_experts",
+    "num_experts_per_tok",
+    "tie_word_embeddings",
+)
 H200 = 141 * 10**9
 
 
 @pytest.fixture
 def pair(tmp_path):
     """Folders of Qwen3-32B and Qwen3-1.7B without weights."""
-    for name in ("qwen3-32b", "qwen3-1.7b"):
+    for name in ("Qwen3-32B", "Qwen3-1.7B"):
         (tmp_path / name).mkdir()
-        source = DATA / "models" / f"{name}.json"
-        shutil.copy(source, tmp_path / name / "config.json")
-    return str(tmp_path / "qwen3-32b"), str(tmp_path / "qwen3-1.7b")
+        config = dict(zip(KEYS, MODELS[name], strict=True))
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return str(tmp_path / "Qwen3-32B"), str(tmp_path / "Qwen3-1.7B")
 
 
 def build_nothing(monkeypatch, tools=("nvcc", "ninja")):
