@@ -2,12 +2,11 @@
 
     python benchmarks/bench_verify.py --out benchmarks/results/verify.json
 
-Boots the embedded pair's PARSE server and judges the same answers by three routes in
-turn: `parse_verify`; the same with `portable=True`, which prefills the text once and
-sends all prefixes as one batch of requests; and `forks`, the SGLang program that one
-would write without PARSE (`s.fork`, a request per prefix, scored by log-probabilities).
-All share prefixes in the radix cache and start from an empty one. Reports wall times
-(quartiles), passes counted by the server, and the largest difference between scores.
+Boots the embedded pair's PARSE server and judges the same answers by two routes in
+turn: `parse_verify`, and `forks`, the SGLang program that one would write without PARSE
+(`s.fork`, a request per prefix, scored by log-probabilities). Both share prefixes in
+the radix cache and start from an empty one. Reports wall times (quartiles), passes
+counted by the server, and the largest difference between scores.
 """
 
 from __future__ import annotations
@@ -23,29 +22,33 @@ from statistics import quantiles
 from typing import Any
 
 import sglang as sgl
+from transformers import AutoTokenizer
 
 from sglang_parse import parse_verify
 from sglang_parse.bench.provenance import provenance
 from sglang_parse.bench.servers import ServerProcess
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems, render_answer
-from sglang_parse.frontend.portable import load_target
+from sglang_parse.judging.prompt import build_judge_prompt
+from sglang_parse.options.server import ParseConfig
 
 SERVER = (
     *("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),
 )
-TARGET = load_target(str(TARGET_PATH))
-SUFFIX = TARGET.tokenizer.decode(TARGET.judge({}).suffix)
+TOKENIZER = AutoTokenizer.from_pretrained(str(TARGET_PATH))
+CONFIG = ParseConfig()
+JUDGE = build_judge_prompt(TOKENIZER, CONFIG.judge_suffix, CONFIG.verdict_pairs)
+SUFFIX = TOKENIZER.decode(JUDGE.suffix)
 TRIALS = 12
-ROUTES = ("one_pass", "portable", "forks")
+ROUTES = ("one_pass", "forks")
 TOP = 20  # log-probabilities asked for; the verdict tokens are among them
 
 
 @sgl.function
-def judge(s, question, parts, portable):
+def judge(s, question, parts):
     s += sgl.user(question)
-    s += sgl.assistant(parse_verify("check", parts, portable=portable))
+    s += sgl.assistant(parse_verify("check", parts))
 
 
 @sgl.function
@@ -67,7 +70,7 @@ def judge_by_forks(s, question, parts, suffix):
 
 def fork_score(meta_info: dict[str, Any]) -> float:
     """P(yes) / (P(yes) + P(no)) from the likeliest tokens."""
-    (yes, no) = TARGET.judge({}).verdict_ids[0]
+    (yes, no) = JUDGE.verdict_ids[0]
     given = {t: lp for lp, t, *_ in meta_info["output_top_logprobs"][0]}
     return 1 / (1 + math.exp(given.get(no, -math.inf) - given.get(yes, -math.inf)))
 
@@ -94,7 +97,7 @@ def ask(
         state = judge_by_forks.run(question, parts, SUFFIX, backend=backend)
         scores: list[float] = state["scores"]
         return scores
-    state = judge.run(question, parts, route == "portable", backend=backend)
+    state = judge.run(question, parts, backend=backend)
     scores = state.get_meta_info("check")["parse"][0]["scores"]
     return scores
 
@@ -107,7 +110,7 @@ def measure(backend: sgl.RuntimeEndpoint, num: int) -> dict[str, Any]:
     for k, problem in enumerate(make_problems(TRIALS + 1, seed=19)):
         parts = pieces(render_answer(problem, "A"), num)
         scores = {}
-        for route in ROUTES[k % 3 :] + ROUTES[: k % 3]:
+        for route in ROUTES[k % 2 :] + ROUTES[: k % 2]:
             backend.flush_cache()
             before = server_passes(backend)
             start = time.perf_counter()
@@ -117,14 +120,12 @@ def measure(backend: sgl.RuntimeEndpoint, num: int) -> dict[str, Any]:
                 seconds[route].append(taken)
             if route == "one_pass":
                 passes.add(server_passes(backend) - before)
-        for other in ("portable", "forks"):
-            pairs = zip(scores["one_pass"], scores[other], strict=True)
-            difference = max(difference, *(abs(a - b) for a, b in pairs))
+        pairs = zip(scores["one_pass"], scores["forks"], strict=True)
+        difference = max(difference, *(abs(a - b) for a, b in pairs))
     found = {route: quantiles(seconds[route], n=4) for route in ROUTES}
     return {
         "prefixes": num,
         **{f"{route}_s": found[route] for route in ROUTES},
-        "portable_to_one_pass": found["portable"][1] / found["one_pass"][1],
         "forks_to_one_pass": found["forks"][1] / found["one_pass"][1],
         "target_passes": sorted(passes),
         "largest_score_difference": difference,

@@ -166,6 +166,5 @@ def report_of(backend: Any, meta_info: Any) -> dict[str, Any]:
 def unavailable(backend: Any) -> ParseUnavailableError:
     where = getattr(backend, "base_url", type(backend).__name__)
     return ParseUnavailableError(
-        f"{where} does not serve PARSE; start it with --speculative-algorithm PARSE, "
-        "or pass portable=True to judge with ordinary requests."
+        f"{where} does not serve PARSE; start it with --speculative-algorithm PARSE."
     )

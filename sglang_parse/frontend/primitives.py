@@ -12,7 +12,6 @@ from sglang.lang.tracer import TracingScope
 
 from sglang_parse.frontend import adapter
 from sglang_parse.frontend.adapter import Answer, ParseExpr, ParseSamplingParams
-from sglang_parse.frontend.portable import Start, keep_draft, verify
 from sglang_parse.options.request import REQUEST_TABLE, check_custom_params
 
 adapter.install()
@@ -45,8 +44,6 @@ def parse_gen(
     probe_cutoff: float | str | None = None,
     probe_band: float | str | None = None,
     report: bool = True,
-    portable: bool = False,
-    tokenizer: str | None = None,
     **gen_kwargs: Any,
 ) -> SglGen | SglSelect:
     """`sgl.gen` on a PARSE server; takes all its arguments, and these:
@@ -57,9 +54,6 @@ def parse_gen(
     draft: text taken as the draft of the answer from its first token. Its prefixes are
         judged in one pass, the valid one is kept, and generation goes on from there.
     report: list the segments in `state.get_meta_info(name)["parse"][0]`.
-    portable: work without a PARSE server. The draft's prefixes are judged by one
-        ordinary request each, the rest is ordinary generation.
-    tokenizer: of the target, for `portable`, where the server's path is not readable.
 
     Raises ValueError on a wrong setting. While the program runs, a server without
     PARSE is a ParseUnavailableError (`state.error()`).
@@ -74,8 +68,6 @@ def parse_gen(
                 "not generated, so leave PARSE's arguments out."
             )
         return gen
-    if portable:
-        return PortableGen(gen, options, tokenizer)
     return ParseGen(gen, {**options, "parse_report": lists_segments})
 
 
@@ -87,8 +79,6 @@ def parse_verify(
     segment: str | None = None,
     keep_rule: str | None = None,
     judge_suffix: str | None = None,
-    portable: bool = False,
-    tokenizer: str | None = None,
 ) -> SglGen:
     """Judge every prefix of `text` in one pass of the target, generating nothing.
 
@@ -97,14 +87,12 @@ def parse_verify(
     and `cut`: how many `segments`, `tokens` and `chars` of the text are valid.
 
     text: cut by the segmenter; a list names the segments itself. Other arguments as in
-    `parse_gen`; with `portable`, one ordinary request per prefix.
+    `parse_gen`.
     """
     if isinstance(text, (list, tuple)):
         text = list(text)
     options = _custom_params("parse_verify", VERIFY_KEYWORDS, locals())
     gen = sgl.gen(name, 1, temperature=0.0)
-    if portable:
-        return PortableVerify(gen, options, tokenizer)
     return ParseVerify(gen, options)
 
 
@@ -179,65 +167,6 @@ class ParseVerify(ParseExpr):
         _, meta_info = backend.generate(executor, sampling_params=ours)
         report = adapter.report_of(backend, meta_info)
         return add_cut(report), meta_info
-
-
-class PortableExpr(ParseExpr):
-    """A primitive that needs no PARSE server."""
-
-    def __init__(
-        self, gen: SglGen, options: dict[str, Any], tokenizer: str | None
-    ) -> None:
-        super().__init__(gen)
-        self.options = options
-        self.tokenizer = tokenizer
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}('{self.name}')"
-
-
-class PortableGen(PortableExpr):
-    """parse_gen by ordinary requests."""
-
-    def _start(
-        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
-    ) -> Start:
-        return keep_draft(backend, executor, params, self.options, self.tokenizer)
-
-    def generate(
-        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
-    ) -> Answer:
-        start = self._start(backend, executor, params)
-        if start.finish_reason:
-            return start.answer()
-        text, meta_info = backend.generate(
-            start.request, sampling_params=start.rest_of(params)
-        )
-        return start.text + text, start.meta_info(meta_info, text)
-
-    def generate_stream(
-        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
-    ) -> Iterator[Answer]:
-        start = self._start(backend, executor, params)
-        yield start.answer()
-        if start.finish_reason:
-            return
-        written = ""
-        for text, meta_info in backend.generate_stream(
-            start.request, sampling_params=start.rest_of(params)
-        ):
-            written += text
-            yield text, start.meta_info(meta_info, written)
-
-
-class PortableVerify(PortableExpr):
-    """parse_verify by ordinary requests."""
-
-    def generate(
-        self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
-    ) -> Answer:
-        text = self.options["parse_verify"]
-        report = verify(backend, executor, text, self.options, self.tokenizer)
-        return add_cut(report), {adapter.KEY: [report]}
 
 
 def add_cut(report: dict[str, Any]) -> str:

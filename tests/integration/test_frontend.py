@@ -17,6 +17,8 @@ from sglang_parse.embedded.task import (
     split_segments,
 )
 from sglang_parse.frontend import ParseUnavailableError
+from tests.support.client import chat_ids
+from tests.support.prefix_requests import judge_of, score_alone
 from tests.support.sgl_programs import error_of
 
 # As in test_scores.py: float32 sums in another order, through 24 layers.
@@ -183,21 +185,15 @@ def test_verify_of_sixteen_prefixes_shares_passes(backend, parse, problems):
 
 
 @pytest.mark.parametrize("cut", [sixteen, lambda p: wrong_at(p, 4)], ids=["16", "text"])
-def test_verify_agrees_with_the_portable_route(parse, target, problems, cut):
-    """Red if the pass shows a prefix more or less, or the two cut differently."""
-    text = cut(problems[4])
-    one = check.run(problems[4].prompt, text, backend=endpoint(parse))
-    expected = report(one, "check")
-    for server in (parse, target):
-        many = check.run(
-            problems[4].prompt, text, portable=True, backend=endpoint(server)
-        )
-        found = report(many, "check")
-        assert found["mode"] == "portable" and many["check"] == one["check"]
-        assert found["scores"] == pytest.approx(expected["scores"], abs=TOLERANCE)
-        assert found["cut"] == expected["cut"]
-        for mine, theirs in zip(found["segments"], expected["segments"], strict=True):
-            assert {**mine, "score": 0} == {**theirs, "score": 0}
+def test_verify_scores_equal_one_prefill_each(parse, target, tokenizer, problems, cut):
+    """Red if the pass shows a verdict a prefix more or less than it should."""
+    state = check.run(problems[4].prompt, cut(problems[4]), backend=endpoint(parse))
+    prompt = chat_ids(tokenizer, problems[4].prompt)
+    prefix: list[int] = []
+    for segment in report(state, "check")["segments"]:
+        prefix += segment["token_ids"]
+        alone = score_alone(target, judge_of(tokenizer), prompt, prefix)
+        assert segment["score"] == pytest.approx(alone, abs=TOLERANCE)
 
 
 def test_verify_cuts_before_the_first_error(backend, problems):
@@ -250,27 +246,13 @@ def test_verify_options_reach_the_server(backend, problems):
 # -- Without PARSE --------------------------------------------------------------------
 
 
-def test_plain_server_is_named_and_serves_the_portable_route(target, problems):
-    problem = problems[2]
-    backend = endpoint(target)
+def test_plain_server_is_named(target, problems):
+    """Red if a program on a stock server fails without saying why."""
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        error = error_of(solve.run(problem.prompt, backend=backend))
+        error = error_of(solve.run(problems[2].prompt, backend=endpoint(target)))
     assert isinstance(error, ParseUnavailableError)
     assert str(error).startswith(f"{target.url} does not serve PARSE; start it with")
-
-    draft = wrong_at(problem, 3)
-    for stream in (False, True):
-        state = solve.run(
-            problem.prompt, draft=draft, portable=True, backend=backend, stream=stream
-        )
-        assert error_of(state) is None
-        answer = state["answer"]
-        assert answer.startswith("".join(split_segments(draft)[:2]))
-        assert check_answer(problem, answer)
-        segments = report(state, "answer")["segments"]
-        kept = [s["text"] for s in segments if s["outcome"] != "rejected"]
-        assert "".join(kept) == answer
 
 
 def test_server_side_refusals_reach_the_program(backend, problems):

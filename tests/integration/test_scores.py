@@ -4,13 +4,11 @@ Tolerance 1e-3 on P(yes) / (P(yes) + P(no)): float32 sums in another order, thro
 layers.
 """
 
-import math
-
 import pytest
 
-from sglang_parse.judging.prompt import build_judge_prompt
 from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
 from tests.support.client import report
+from tests.support.prefix_requests import judge_of, score_alone
 
 TOLERANCE = 1e-3
 OTHER_QUESTION = "Is the last step right? Yes or No."
@@ -50,27 +48,12 @@ def judged_prefixes(result) -> list[tuple[list[int], float]]:
     return prefixes
 
 
-def score_alone(server, judge, prompt, prefix) -> float:
-    """Verdict by an ordinary prefill of the prompt, the prefix and the question."""
-    (yes, no) = judge.verdict_ids[0]
-    result = server.generate(
-        [*prompt, *prefix, *judge.suffix],
-        max_new_tokens=1,
-        top={"return_logprob": True, "token_ids_logprob": [yes, no]},
-    )
-    logprobs = {
-        token: math.exp(value)
-        for value, token, _ in result["meta_info"]["output_token_ids_logprobs"][0]
-    }
-    return logprobs[yes] / (logprobs[yes] + logprobs[no])
-
-
 def check_scores(parse, tokenizer, prompts, results, kinds, most: int) -> int:
     """Compare up to `most` verdicts of each result; returns how many were compared."""
     num = 0
     for prompt, result, kind in zip(prompts, results, kinds, strict=True):
         question = kind.get("parse_judge_suffix", DEFAULT_JUDGE_SUFFIX)
-        judge = build_judge_prompt(tokenizer, question, (("Yes", "No"),))
+        judge = judge_of(tokenizer, question)
         prefixes = judged_prefixes(result)
         step = max(1, len(prefixes) // most)
         for prefix, score in prefixes[::step][:most]:

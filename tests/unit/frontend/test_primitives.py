@@ -1,13 +1,10 @@
 """The primitives under SGLang's own interpreter, against a backend made here."""
 
-import asyncio
 import dataclasses
 import inspect
 import threading
-import time
 import typing
 import warnings
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,14 +19,11 @@ from sglang.lang.interpreter import StreamExecutor  # noqa: E402
 from sglang.lang.ir import SglGen, SglSamplingParams, SglSelect  # noqa: E402
 
 from sglang_parse import parse_gen, parse_verify  # noqa: E402
-from sglang_parse.embedded import TARGET_PATH  # noqa: E402
 from sglang_parse.frontend import (  # noqa: E402
-    EngineBackend,
     ParseUnavailableError,
     adapter,
 )
 from sglang_parse.frontend.adapter import check_server, report_of  # noqa: E402
-from sglang_parse.frontend.portable import load_target  # noqa: E402
 from sglang_parse.options.request import (  # noqa: E402
     REQUEST_TABLE,
     RequestOptions,
@@ -193,7 +187,7 @@ def own_keywords(call, *others):
     """Keyword of one of our calls to its type, but for those of the call itself."""
     hints = typing.get_type_hints(call)
     names = inspect.signature(call).parameters
-    return {k: hints[k] for k in names if k not in {*others, "portable", "tokenizer"}}
+    return {k: hints[k] for k in names if k not in others}
 
 
 def test_gen_has_a_keyword_for_every_option_in_the_table():
@@ -362,7 +356,7 @@ def failure(state):
     """The error of a program whose worker thread has warned of it."""
     error = error_of(state)
     assert isinstance(error, ParseUnavailableError)
-    assert "\n" not in str(error) and "portable=True" in str(error)
+    assert "\n" not in str(error) and "--speculative-algorithm PARSE" in str(error)
     return str(error)
 
 
@@ -432,169 +426,6 @@ def test_server_is_asked_again_after_a_refusal():
         check_server(backend)
     backend.get_server_info = lambda: {"speculative_algorithm": "PARSE"}
     check_server(backend)
-
-
-class SlowEngine:
-    """Answers nothing in time."""
-
-    server_args = SimpleNamespace(model_path="m", tokenizer_path=None)
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.tokenizer_manager = SimpleNamespace(flush_cache=lambda: asyncio.sleep(600))
-
-
-def test_closed_engine_backend_lets_programs_go():
-    """Red if what a program still waits for keeps its thread, and the process, for
-    ever."""
-    errors = []
-
-    def wait(backend):
-        try:
-            backend.flush_cache()
-        except RuntimeError as e:
-            errors.append(str(e))
-
-    with EngineBackend(SlowEngine(), "chatml") as backend:
-        thread = threading.Thread(target=wait, args=(backend,), daemon=True)
-        thread.start()
-        while not backend._open:
-            time.sleep(0.01)
-    thread.join(20)
-    assert not thread.is_alive()
-    wait(backend)
-    assert len(errors) == 2 and all("inside its with block" in e for e in errors)
-
-
-class ScoringBackend(FakeBackend):
-    """A plain server whose verdict is No from the third prefix on."""
-
-    def __init__(self):
-        super().__init__(algorithm=None, has_report=False)
-        self.model_info = {"model_path": "/nowhere", "tokenizer_path": str(TARGET_PATH)}
-        self.batches = []
-
-    def _generate_http_request(self, s, data):
-        self.batches.append(data)
-        yes, no = data.get("token_ids_logprob", [0, 0])
-        return [
-            {
-                "meta_info": {
-                    "output_token_ids_logprobs": [
-                        [(-0.1, yes, None), (-3.0, no, None)]
-                        if k < 2
-                        else [(-3.0, yes, None), (-0.1, no, None)]
-                    ]
-                }
-            }
-            for k in range(len(data["input_ids"]))
-        ]
-
-
-def test_portable_verify_scores_each_prefix_with_the_judges_question():
-    """Red if prefixes, question or score differ from what PARSE's pass sees."""
-    backend = ScoringBackend()
-    state = run(check_portable, backend, text=STEPS)
-    assert state["check"] == STEPS[0] + STEPS[1]
-    report = state.get_meta_info("check")["parse"][0]
-    assert (report["mode"], report["target_passes"]) == ("portable", 4)
-    assert report["scores"] == pytest.approx([0.948, 0.948, 0.052], abs=1e-3)
-    spans = [(s["outcome"], s["text"], s["text_start"]) for s in report["segments"]]
-    at = [0, len(STEPS[0]), len(STEPS[0] + STEPS[1])]
-    assert spans == list(zip(["kept", "kept", "rejected"], STEPS, at, strict=True))
-
-    whole, forks = backend.batches
-    tokenizer = load_target(str(TARGET_PATH)).tokenizer
-    question = "Is everything so far correct? Answer Yes or No."
-    prompt = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
-    asking = (
-        f"<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert tokenizer.decode(whole["input_ids"]) == prompt + "".join(STEPS)
-    texts = [tokenizer.decode(ids) for ids in forks["input_ids"]]
-    assert texts == [prompt + "".join(STEPS[: k + 1]) + asking for k in range(3)]
-    assert forks["token_ids_logprob"] == tokenizer.convert_tokens_to_ids(["Yes", "No"])
-
-
-@sgl.function
-def check_portable(s, text):
-    s += sgl.user("Q")
-    s += sgl.assistant(parse_verify("check", text, portable=True))
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_portable_gen_keeps_the_drafts_valid_prefix(stream):
-    backend = ScoringBackend()
-    state = run(
-        answer,
-        backend,
-        question="Q",
-        draft="".join(STEPS),
-        portable=True,
-        stream=stream,
-    )
-    kept = STEPS[0] + STEPS[1]
-    assert state["answer"] == kept + "one two"
-    ((prompt, kwargs),) = backend.asked
-    assert prompt.endswith("assistant\n" + kept)
-    report = state.get_meta_info("answer")["parse"][0]
-    assert kwargs["max_new_tokens"] == 20 - report["kept_tokens"]
-    last = report["segments"][-1]
-    assert (last["origin"], last["text"], last["text_start"]) == (
-        "target",
-        "one two",
-        len(kept),
-    )
-    assert state.get_meta_info("answer")["completion_tokens"] == (
-        report["kept_tokens"] + report["written_tokens"]
-    )
-
-
-def test_portable_gen_stops_where_the_kept_draft_does():
-    """Red if text after a stop string, or beyond max_tokens, is generated."""
-    backend = ScoringBackend()
-    draft = STEPS[0] + "STOP" + STEPS[1]
-    state = run(
-        answer, backend, question="Q", draft=draft, stop=["STOP"], portable=True
-    )
-    assert state["answer"] == STEPS[0] and not backend.asked
-    reason = state.get_meta_info("answer")["finish_reason"]
-    assert reason == {"type": "stop", "matched": "STOP"}
-
-
-def test_portable_gen_without_a_draft_is_plain_generation():
-    """Red if a draft is judged where a PARSE server would follow it at most."""
-    draft = {"draft": "".join(STEPS)}
-    for options in (
-        {},
-        {**draft, "mode": "exact"},
-        {**draft, "regex": "[a-z ]+"},
-        {**draft, "json_schema": "{}"},
-        {**draft, "min_tokens": 3},
-        {**draft, "presence_penalty": 0.5},
-        {**draft, "stop_token_ids": [3]},
-    ):
-        backend = ScoringBackend()
-        state = run(answer, backend, question="Q", portable=True, **options)
-        assert state["answer"] == "one two" and not backend.batches
-        assert state.get_meta_info("answer")["parse"][0]["mode"] == "portable"
-
-
-def test_portable_names_a_missing_tokenizer():
-    backend = ScoringBackend()
-    backend.model_info = {"model_path": "/nowhere"}
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        state = check_portable.run(text=STEPS, backend=backend)
-        assert "'/nowhere' does not give here; pass tokenizer=" in str(error_of(state))
-
-
-def test_images_are_refused_by_the_portable_route():
-    from sglang_parse.frontend.portable import judge_prefixes
-
-    executor = SimpleNamespace(images_=["x"], text_="")
-    with pytest.raises(ValueError, match="judges text only"):
-        judge_prefixes(None, executor, [1], [2], [1], None)
 
 
 def test_primitives_are_ordinary_expressions():
