@@ -101,10 +101,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     trace.add_argument("prompt", help="the question; - reads it from standard input")
     trace.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
-    trace.add_argument("--html", type=Path, metavar="FILE", help="write a page as well")
-    trace.add_argument(
-        "--svg", type=Path, metavar="FILE", help="write a picture as well"
-    )
     trace.add_argument(
         "--draft", type=Path, metavar="FILE", help="text to judge as the answer's draft"
     )
@@ -224,10 +220,6 @@ def real_demo(args: argparse.Namespace) -> int:
 def trace_command(args: argparse.Namespace) -> int:
     from sglang_parse.cli.trace import TraceOptions, run_trace
 
-    if args.html is not None:
-        check_writable(args.html, "--html")
-    if args.svg is not None:
-        check_writable(args.svg, "--svg")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not prompt.strip():
         raise ValueError("The prompt is empty; give a question.")
@@ -241,8 +233,6 @@ def trace_command(args: argparse.Namespace) -> int:
         TraceOptions(
             url=args.url,
             prompt=prompt,
-            html=args.html,
-            svg=args.svg,
             max_tokens=args.max_tokens,
             temperature=args.temperature,
             api_key=args.api_key,

@@ -8,12 +8,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from sglang_parse.cli import trace_html, trace_svg, trace_text
+from sglang_parse.cli import trace_text
 from sglang_parse.options.checks import shown
 
 TIMEOUT_S = 600.0
@@ -33,19 +32,13 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What `trace` asks of a server and what it writes."""
+    """What `trace` sends to a server. custom_params: `parse_*` fields."""
 
-    #: Address of the server.
     url: str
     prompt: str
-    #: Page to write, if any.
-    html: Path | None = None
-    #: Picture to write, if any.
-    svg: Path | None = None
     max_tokens: int = 512
     temperature: float = 0.0
     api_key: str | None = None
-    #: `parse_*` options of the request.
     custom_params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -53,25 +46,17 @@ class TraceOptions:
 class Trace:
     """A question, its answer and the answer's report, with segments."""
 
-    model: str
     prompt: str
     answer: str
     report: dict[str, Any]
 
 
-def run_trace(options: TraceOptions, console: Console | None = None) -> None:
-    """Ask, draw on the terminal, and write the page and the picture asked for.
+def run_trace(options: TraceOptions) -> None:
+    """Send the request and draw its answer.
 
     Raises RuntimeError with one sentence if there is no answer or no report.
     """
-    trace = ask(options)
-    show(trace, console or Console())
-    if options.html is not None:
-        text = trace_html.render(trace.model, trace.prompt, trace.answer, trace.report)
-        options.html.write_text(text, encoding="utf-8", errors="replace")
-    if options.svg is not None:
-        text = trace_svg.render(trace.prompt, lambda c: show(trace, c, wrap=True))
-        options.svg.write_text(text, encoding="utf-8", errors="replace")
+    show(ask(options), Console(soft_wrap=True))
 
 
 def ask(options: TraceOptions) -> Trace:
@@ -82,7 +67,7 @@ def ask(options: TraceOptions) -> Trace:
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "return_meta_info": True,
-        # The report places its segments in the whole output.
+        # The report gives its segments' places in the whole output.
         "separate_reasoning": False,
         "custom_params": {**options.custom_params, "parse_report": True},
     }
@@ -91,19 +76,19 @@ def ask(options: TraceOptions) -> Trace:
     try:
         choice = reply["choices"][0]
         answer = choice["message"].get("content") or ""
+        reports = (choice.get("meta_info") or {}).get("parse")
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise RuntimeError(f"{url} sent no chat completion: {shown(reply)}") from e
-    reports = (choice.get("meta_info") or {}).get("parse")
     if not reports:
         raise RuntimeError(
             f"{options.url} does not serve PARSE; start the server with "
             "--speculative-algorithm PARSE and this plugin installed."
         )
-    return Trace(str(reply.get("model", "")), options.prompt, answer, reports[0])
+    return Trace(options.prompt, answer, reports[0])
 
 
 def post(url: str, body: Mapping[str, Any], api_key: str | None = None) -> Any:
-    """The JSON reply; RuntimeError in one sentence otherwise."""
+    """The JSON reply. Raises RuntimeError with one sentence."""
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -126,29 +111,20 @@ def _reason(body: bytes) -> str:
     text = body.decode("utf-8", "replace").strip()
     try:
         data = json.loads(text)
-        error = data.get("error") or data
-        text = str(error.get("message") or text)
+        text = str((data.get("error") or data).get("message") or text)
     except (ValueError, AttributeError):
         pass
     return trace_text.printable(" ".join(text[:300].split()))
 
 
-def show(trace: Trace, console: Console, *, wrap: bool = False) -> None:
-    """The answer with its segments, a legend, and the counts.
-
-    wrap: break lines at the console's width, with a blank one before the legend; else
-    the terminal breaks them.
-    """
+def show(trace: Trace, console: Console) -> None:
+    """Print the answer with its segments, a legend and the counts."""
     marks = console.color_system is None
     spans = trace_text.answer_spans(trace.answer, trace.report)
-    drawing = trace_text.draw_answer(spans, marks=marks)
-    console.print(drawing, soft_wrap=not wrap, end="")
-    if wrap:
-        console.print()
+    console.print(trace_text.draw_answer(spans, marks=marks))
     has_client = bool(trace.report.get("client_tokens"))
-    legend = trace_text.legend(marks=marks, has_client=has_client)
-    console.print(legend, soft_wrap=not wrap)
-    console.print(summary(trace.report), soft_wrap=not wrap, highlight=False)
+    console.print(trace_text.legend(marks=marks, has_client=has_client))
+    console.print(trace_text.printable(summary(trace.report)), highlight=False)
 
 
 def summary(report: Mapping[str, Any]) -> str:
@@ -159,7 +135,7 @@ def summary(report: Mapping[str, Any]) -> str:
         f"{kept.get(name, 0)} of {num} kept by {name}"
         for name, num in report.get("drafted_by", {}).items()
     ]
-    mode = f"mode {report['mode']}"
+    mode = f"mode {report.get('mode')}"
     if report.get("fallback"):
         mode += f" because of {report['fallback']}"
     told = ", ".join([mode, *counts]) + "."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,36 +11,36 @@ from rich.text import Text
 
 from sglang_parse.bench.figures import RequestResult
 
-STYLES = {
-    "kept": "green",
-    "client": "magenta",
-    "agreed": "cyan",
-    "written": "bold yellow",
-    "rejected": "red strike",
+#: Kind of a span -> its style, and its words in the legend.
+KINDS = {
+    "kept": ("green", "draft, kept [score]"),
+    "client": ("magenta", "client's text, kept [score]"),
+    "agreed": ("cyan", "kept, equal to the target's own choice"),
+    "written": ("bold yellow", "written by the target"),
+    "rejected": ("red strike", "rejected"),
 }
-SURE = 0.9  # verdicts below it are worth a look, kept or not
-LABELS = {
-    "kept": "draft, kept",
-    "client": "client's text, kept",
-    "agreed": "kept, equal to the target's own choice",
-    "written": "written by the target",
-    "rejected": "rejected",
-}
+SURE = 0.9  # lower scores are drawn in another colour
+# What a terminal would obey: control characters but for tab and line feed, and marks
+# that change the direction of text. Lone surrogates cannot be printed.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+    "\ud800-\udfff]"
+)
 
 
 @dataclass(frozen=True)
 class Span:
-    """kind: a key of STYLES. score: the verdict on the prefix that ends here.
+    """A piece of the answer, or a rejected piece in its place.
 
-    origin: `draft`, `client` or `target`. num_later: rejected segments that followed
-    and went with this one. judge: who gave the score, `suffix` or `probe`.
+    kind: a key of KINDS. score: the verdict on the prefix that ends here. num_later:
+    rejected segments that followed and went with this one. judge: what gave the score,
+    `suffix` or `probe`.
     """
 
     kind: str
     text: str
     score: float | None = None
     num_later: int = 0
-    origin: str = "target"
     judge: str = ""
 
 
@@ -48,42 +49,37 @@ def answer_spans(text: str, report: Mapping[str, Any]) -> list[Span]:
 
     text: the output. report: `meta_info["parse"][0]` with its segments. Output that no
     segment names is the target's. Of segments rejected in a row only the first is
-    listed.
+    listed. Raises ValueError where a segment lacks a field.
     """
     spans: list[Span] = []
     at = 0
-    for segment in report.get("segments", ()):
-        start, score = segment["text_start"], segment["score"]
-        if start > at:
-            spans.append(Span("written", text[at:start]))
-            at = start
-        kind, origin = _kind(segment), origin_of(segment)
-        if kind == "rejected" and spans and spans[-1].kind == "rejected":
-            first = spans.pop()
-            spans.append(replace(first, num_later=first.num_later + 1))
-            continue
-        judge = segment.get("judge", "")
-        spans.append(Span(kind, segment["text"], score, origin=origin, judge=judge))
-        if kind != "rejected":
-            at += len(segment["text"])
+    try:
+        for segment in report.get("segments", ()):
+            start, kind = segment["text_start"], _kind(segment)
+            if start > at:
+                spans.append(Span("written", text[at:start]))
+                at = start
+            if kind == "rejected" and spans and spans[-1].kind == "rejected":
+                first = spans.pop()
+                spans.append(replace(first, num_later=first.num_later + 1))
+                continue
+            judge = segment.get("judge", "")
+            spans.append(Span(kind, segment["text"], segment["score"], judge=judge))
+            if kind != "rejected":
+                at += len(segment["text"])
+    except KeyError as error:
+        raise ValueError(
+            f"A segment of the report lacks {error}; expected a report from a server "
+            "with this version of sglang_parse."
+        ) from error
     if at < len(text):
         spans.append(Span("written", text[at:]))
     return [replace(s, text=printable(s.text)) for s in spans if s.text]
 
 
-# C0 and C1, but for tab and line feed: a terminal would obey them.
-_CONTROLS = {c: "\ufffd" for c in (*range(32), *range(127, 160)) if c not in (9, 10)}
-
-
 def printable(text: str) -> str:
-    """`text` with a replacement character for each control character."""
-    return text.translate(_CONTROLS)
-
-
-def origin_of(segment: Mapping[str, Any]) -> str:
-    """Whose text a segment is, in words."""
-    drafter = segment.get("drafter")
-    return f"{segment['origin']} by {drafter}" if drafter else str(segment["origin"])
+    """`text` with a replacement character for each one that a terminal would obey."""
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def _kind(segment: Mapping[str, Any]) -> str:
@@ -101,7 +97,7 @@ def draw_answer(spans: Sequence[Span], *, marks: bool = False) -> Text:
     """
     drawing, line = Text(), Text()
     for span in spans:
-        style = STYLES[span.kind]
+        style, _ = KINDS[span.kind]
         if span.kind == "rejected":
             drawing.append("x ", "red")
             drawing.append(line.plain, "dim")
@@ -130,17 +126,12 @@ def _tag(span: Span) -> str:
 def legend(*, marks: bool = False, has_client: bool = False) -> Text:
     """What the colours, or the marks, of `draw_answer` mean."""
     text = Text()
-    for kind in STYLES:
-        label = LABELS[kind]
-        if kind in ("kept", "client"):
-            label += " [score]"
+    for kind, (style, label) in KINDS.items():
         if kind == "client" and not has_client:
             continue
-        if kind == "written" and marks:
-            label = f"«{label}»"
-        if kind == "rejected":
-            text.append("x ", "red")
-        text.append(label, STYLES[kind]).append("  ")
+        text.append("x " if kind == "rejected" else "", "red")
+        label = f"«{label}»" if kind == "written" and marks else label
+        text.append(label, style).append("  ")
     text.rstrip()
     return text
 

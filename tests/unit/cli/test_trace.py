@@ -1,23 +1,19 @@
-"""`sglang-parse trace`: what it asks, what it shows, and the page."""
+"""`sglang-parse trace`: what it sends and shows; the picture in the documents."""
 
 import io
 import json
 import re
-import shutil
-import subprocess
 import threading
 from html import unescape
-from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from docs import trace_picture
 from sglang_parse.cli import main as cli
 from sglang_parse.cli import trace
-from sglang_parse.cli import trace_html as page
-from sglang_parse.cli import trace_svg as svg
 from sglang_parse.cli.trace import Trace, TraceOptions
 
 QUESTION = "Is 1 < 2 & \"so\" on? <script>alert('q')</script>"
@@ -51,119 +47,6 @@ REPORT = {
 }
 
 
-class PageReader(HTMLParser):
-    """Tags, attributes, and text inside and outside of rejected spans."""
-
-    def __init__(self):
-        super().__init__()
-        self.open = []
-        self.answer = ""
-        self.rejected = ""
-        self.tips = []
-        self.tags = []
-        self.attributes = []
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.tags.append(tag)
-        self.attributes += attrs.items()
-        if tag not in ("meta", "input"):
-            self.open.append((tag, attrs.get("class", "")))
-        if "data-tip" in attrs:
-            self.tips.append(attrs["data-tip"])
-
-    def handle_endtag(self, tag):
-        while self.open and self.open.pop()[0] != tag:
-            pass
-
-    def handle_data(self, data):
-        classes = [c for _, c in self.open]
-        if "answer" in classes:
-            if "seg rejected" in classes:
-                self.rejected += data
-            else:
-                self.answer += data
-
-
-def read(text):
-    reader = PageReader()
-    reader.feed(text)
-    reader.close()
-    return reader
-
-
-@pytest.fixture(scope="module")
-def text():
-    return page.render("m<1>", QUESTION, ANSWER, REPORT)
-
-
-def test_page_shows_the_answer_and_what_was_rejected(text):
-    """Red if text is lost, doubled, or breaks out of its span."""
-    reader = read(text)
-    assert reader.answer == ANSWER
-    assert reader.rejected == "isn't</s></span>\n"
-
-
-def test_page_has_scores_on_hover_and_a_legend_of_what_occurs(text):
-    tips = read(text).tips
-    assert tips == [
-        "written by the target",
-        "draft, kept, origin: draft, score 0.9877",
-        "rejected, origin: draft, score 0.0123",
-        "client's text, kept, origin: client, score 0.7500",
-        "written by the target",
-    ]
-    assert "attr(data-tip)" in text and ".seg:focus::after" in text
-    legend = re.search(r'<ul class="legend">(.*?)</ul>', text).group(1)
-    assert re.findall(r'class="seg (\w+)"', legend) == [
-        *("kept", "client", "written", "rejected")
-    ]
-
-
-def test_stronger_colour_is_a_higher_score(text):
-    strengths = re.findall(r'seg (\w+)" tabindex="0" style="--strength: (\d+)%"', text)
-    by_kind = {kind: int(value) for kind, value in strengths}
-    assert by_kind["rejected"] < by_kind["client"] < by_kind["kept"]
-
-
-def test_page_escapes_everything_and_loads_nothing(text):
-    """Red if text of a model or user is markup, or the page needs the network."""
-    reader = read(text)
-    assert "script" not in reader.tags and "b" not in reader.tags
-    assert not re.search(r"https?:|url\(|@import", text)
-    assert not {"src", "href", "onclick"} & {name for name, _ in reader.attributes}
-    assert "prefers-color-scheme: dark" in text
-
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-    *("--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--window-size=900,900"),
-)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_browser_shows_the_page_in_light_and_dark(text, tmp_path):
-    """Red if the page stays light in a dark browser, or shows nothing."""
-    image = pytest.importorskip("PIL.Image")
-    (tmp_path / "trace.html").write_text(text)
-    corner, colours = {}, {}
-    for name, scheme in (("dark", 0), ("light", 1)):
-        shot = tmp_path / f"{name}.png"
-        command = [
-            *(CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / name}"),
-            *(f"--blink-settings=preferredColorScheme={scheme}",),
-            *(f"--screenshot={shot}", f"file://{tmp_path}/trace.html"),
-        ]
-        subprocess.run(command, check=True, capture_output=True, timeout=240)
-        picture = image.open(shot).convert("RGB")
-        corner[name] = sum(picture.getpixel((2, 2)))
-        colours[name] = len(picture.getcolors(1 << 20))
-    assert corner["dark"] < 150 and corner["light"] > 700
-    assert min(colours.values()) > 50
-
-
 # -- The picture ----------------------------------------------------------------------
 
 
@@ -179,8 +62,7 @@ def picture_text(svg):
 
 @pytest.fixture(scope="module")
 def picture():
-    drawn = Trace("m", QUESTION, ANSWER, REPORT)
-    return svg.render(QUESTION, lambda c: trace.show(drawn, c, wrap=True))
+    return trace_picture.picture_of(Trace(QUESTION, ANSWER, REPORT))
 
 
 def test_picture_has_question_segments_and_legend(picture):
@@ -218,8 +100,7 @@ def test_picture_is_xml_loads_nothing_and_repeats(picture):
     addresses = re.findall(r"https?://[^\s\"]+", picture)
     assert set(addresses) == {"http://www.w3.org/2000/svg"}
     assert "font-face" not in picture
-    drawn = Trace("m", QUESTION, ANSWER, REPORT)
-    again = svg.render(QUESTION, lambda c: trace.show(drawn, c, wrap=True))
+    again = trace_picture.picture_of(Trace(QUESTION, ANSWER, REPORT))
     assert again == picture
 
 
@@ -255,13 +136,12 @@ def completion(meta_info):
     return 200, {"model": "tiny", "choices": [choice]}
 
 
-def test_trace_asks_draws_and_writes_the_page(server, tmp_path, capsys):
-    server.reply = completion({"parse": [REPORT]})
-    html, draft = tmp_path / "out.html", tmp_path / "draft.txt"
-    picture = tmp_path / "out.svg"
+def test_trace_asks_and_draws(server, tmp_path, capsys):
+    """Red if an option of the request is lost, or a part of the answer."""
+    server.reply = completion({"parse": [{**REPORT, "fallback": "x\x1b[2Jy"}]})
+    draft = tmp_path / "draft.txt"
     draft.write_text("Yes,\n")
-    argv = ["trace", QUESTION, "--url", server.url + "/v1/", "--html", str(html)]
-    argv += ["--svg", str(picture)]
+    argv = ["trace", QUESTION, "--url", server.url + "/v1/"]
     argv += ["--draft", str(draft), "--threshold", "0.7", "--mode", "semantic"]
     assert cli.main([*argv, "--api-key", "secret"]) == 0
     path, headers, body = server.asked
@@ -277,9 +157,7 @@ def test_trace_asks_draws_and_writes_the_page(server, tmp_path, capsys):
     }
     out = capsys.readouterr().out
     assert "x isn't</s></span> [0.01]" in out
-    assert "mode semantic, 2 target passes, 9 tokens drafted" in out
-    assert read(html.read_text()).answer == ANSWER
-    assert picture.read_text().startswith("<svg")
+    assert "mode semantic because of x\ufffd[2Jy, 2 target passes, 9 tokens" in out
 
 
 def test_terminal_colours_follow_the_origin():
@@ -287,7 +165,7 @@ def test_terminal_colours_follow_the_origin():
     console = Console(
         file=io.StringIO(), force_terminal=True, color_system="standard", width=100
     )
-    trace.show(Trace("m", QUESTION, ANSWER, REPORT), console)
+    trace.show(Trace(QUESTION, ANSWER, REPORT), console)
     out = console.file.getvalue()
     for colour, words in (("32", "<b>1</b>"), ("35", "is & stays"), ("33", " less.")):
         assert re.search(rf"\x1b\[[0-9;]*{colour}m[^\x1b]*{re.escape(words)}", out)
@@ -310,6 +188,7 @@ def test_why_rounds_were_not_judged_is_told():
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
+        (completion({"parse": [{"segments": [{"text": "a"}]}]}), "lacks 'text_start'"),
         (completion({"id": "x"}), "does not serve PARSE; start the server with"),
         (completion(None), "does not serve PARSE; start the server with"),
         ((400, {"error": {"message": "parse_mode is\n'x'"}}), "400: parse_mode is 'x'"),
@@ -334,10 +213,6 @@ def test_trace_refuses_before_it_asks(monkeypatch, capsys):
     monkeypatch.setattr(trace, "ask", lambda _: pytest.fail("asked"))
     assert cli.main(["trace", " "]) == 1
     assert "prompt is empty" in capsys.readouterr().err
-    assert cli.main(["trace", "Q", "--html", "/nowhere/x.html"]) == 1
-    assert "--html '/nowhere/x.html' cannot be written" in capsys.readouterr().err
-    assert cli.main(["trace", "Q", "--svg", "/nowhere/x.svg"]) == 1
-    assert "--svg '/nowhere/x.svg' cannot be written" in capsys.readouterr().err
 
 
 def test_prompt_comes_from_standard_input(monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.options.docs import find_faults, main, rewritten, server_table
+from docs.tables import find_faults, main, rewritten, server_table
 from sglang_parse.options.kinds import SWITCH
 from sglang_parse.options.request import REQUEST_TABLE
 from sglang_parse.options.table import ServerOptions, option, options_of

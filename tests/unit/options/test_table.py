@@ -6,13 +6,14 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
+from docs.tables import request_table, server_table
 from sglang_parse.integration.flags import add_flags, flag_values
-from sglang_parse.options.docs import request_table, server_table
 from sglang_parse.options.kinds import SWITCH, whole
 from sglang_parse.options.request import (
     REQUEST_TABLE,
@@ -174,11 +175,15 @@ def test_names_keywords_and_fields_are_unique():
 def test_options_need_neither_torch_nor_sglang():
     """Red if a client, or the tool for the documentation, has to load an engine."""
     code = (
-        "import sys, sglang_parse.options.docs\n"
+        "import sys, docs.tables\n"
         "print([m for m in ('torch', 'sglang', 'sglang_parse.judging') "
         "if m in sys.modules])"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
     )
     assert run.stdout.strip() == "[]"

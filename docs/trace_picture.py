@@ -1,19 +1,23 @@
-"""A picture of one traced answer as SVG, as a terminal would show it."""
+"""Draws docs/assets/trace.svg: one traced answer, as a terminal would show it.
+
+python docs/trace_picture.py "QUESTION" [--url URL] [--svg FILE]
+"""
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
-from collections.abc import Callable
+from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
+from sglang_parse.cli.trace import Trace, TraceOptions, ask, show
 from sglang_parse.cli.trace_text import printable
 
-TITLE = "sglang-parse trace"
 WIDTH = 96  # columns of the drawn terminal: the legend takes one line
 THEME = TerminalTheme(
     (36, 39, 43),
@@ -32,11 +36,8 @@ THEME = TerminalTheme(
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 
-def render(prompt: str, draw: Callable[[Console], None]) -> str:
-    """The SVG file: the question, then what `draw` prints on a console.
-
-    The same text gives the same file. It names no address, so it loads nothing.
-    """
+def picture_of(trace: Trace) -> str:
+    """The SVG file, which loads nothing; the same trace gives the same file."""
     console = Console(
         record=True,
         file=io.StringIO(),
@@ -45,21 +46,31 @@ def render(prompt: str, draw: Callable[[Console], None]) -> str:
         force_terminal=True,
         _environ={},
     )
-    console.print(Text(printable(prompt.strip()), "bold"), highlight=False)
-    console.print()
-    draw(console)
+    console.print(Text(printable(trace.prompt.strip()) + "\n", "bold"))
+    show(trace, console)
     return console.export_svg(
-        title=TITLE, theme=THEME, code_format=_local_format(), unique_id="parse-trace"
+        title="sglang-parse trace",
+        theme=THEME,
+        code_format=local_format(),
+        unique_id="parse-trace",
     )
 
 
-def _local_format() -> str:
-    """rich's template with the reader's own fonts, where rich's loads them by URL.
-
-    Lines have clips of their own; rich's clip of them all cuts the last one's letters.
-    """
+def local_format() -> str:
+    """rich's template with the reader's own fonts, where rich loads them by URL, and
+    without its frame, which cuts the last line's letters."""
     template = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.S)
     template = re.sub(r"<!--.*?-->", "", template, flags=re.S)
     template = template.replace("Fira Code, monospace", FONTS)
     template = template.replace(' clip-path="url(#{unique_id}-clip-terminal)"', "")
     return re.sub(r"[ \t]*\n\s*\n", "\n", template)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("prompt", help="the question")
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
+    parser.add_argument("--svg", type=Path, default=Path("docs/assets/trace.svg"))
+    args = parser.parse_args()
+    trace = ask(TraceOptions(args.url, args.prompt))
+    args.svg.write_text(picture_of(trace), encoding="utf-8", errors="replace")

@@ -4,7 +4,7 @@ A page shows a table between two markers, `<!-- options:NAME begin -->` and
 `<!-- options:NAME end -->`, where NAME is `server` or `request`. To check the pages
 below a folder, or to rewrite the tables in them:
 
-    python -m sglang_parse.options.docs [--write] docs
+    python docs/tables.py [--write] docs
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def find_faults(folder: Path, *, write: bool = False) -> list[str]:
         elif fresh != page:
             faults.append(
                 f"{path}: a table of options is not up to date; run "
-                f"python -m sglang_parse.options.docs --write {folder}."
+                f"python docs/tables.py --write {folder}."
             )
     return faults + [
         f"{folder}: no page has the marker <!-- options:{name} begin -->."
@@ -91,7 +91,7 @@ def find_faults(folder: Path, *, write: bool = False) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 if every table is up to date, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_parse.options.docs",
+        prog="docs/tables.py",
         description="Check the tables of options in Markdown pages.",
     )
     parser.add_argument("--write", action="store_true", help="rewrite stale tables")
