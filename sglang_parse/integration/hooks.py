@@ -242,14 +242,14 @@ CPU_HOOKS = (
     ),
     Hook(
         "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
-        lazy("sglang_parse.cpu.recurrent:add_linear_layers"),
+        lazy("sglang_parse.recurrent.gated_backend:add_linear_layers"),
         HookType.AROUND,
         "models with gated delta nets are served on CPU",
     ),
     *(
         Hook(
             f"sglang.kernels.ops.{function}",
-            lazy(f"sglang_parse.cpu.gated_ops:{ours}"),
+            lazy(f"sglang_parse.recurrent.gated_ops:{ours}"),
             HookType.REPLACE,
             "models with gated delta nets run without Triton on CPU",
         )

@@ -134,7 +134,7 @@ def test_a_model_that_sglang_lacks_is_asked_for_by_its_own_name():
 
 def test_linear_layers_get_their_backend_from_one_function():
     """Red if the backend of gated delta nets is made elsewhere, or layers hand it other
-    arguments: ours would not be asked (cpu/recurrent.py)."""
+    arguments: ours would not be asked (recurrent/gated_backend.py)."""
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import (
         HybridLinearAttnBackend,
@@ -159,7 +159,7 @@ def test_torch_stands_in_for_kernels_with_their_arguments():
     from sglang.kernels.ops.attention.fla import fused_norm_gate, layernorm_gated
     from sglang.kernels.ops.elementwise import elementwise
 
-    from sglang_parse.cpu import gated_ops
+    from sglang_parse.recurrent import gated_ops
 
     for theirs, ours in (
         (projections.fused_qkvzba_split_reshape_cat, gated_ops.split_by_group),
@@ -177,7 +177,7 @@ def test_torch_stands_in_for_kernels_with_their_arguments():
 
 def test_states_lie_by_layer_and_slot():
     """Red if SGLang's pool of states has another order: rows are bounded by it, and
-    the backend reads and writes it (runtime/capacity.py, cpu/recurrent.py)."""
+    the backend reads and writes it (runtime/capacity.py, recurrent/gated_backend.py)."""
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool
 
     source = inspect.getsource(MambaPool.__init__)

@@ -1,4 +1,4 @@
-"""Gated delta nets token by token, in loops: the oracle of cpu/gated_delta.py."""
+"""Gated delta nets token by token, in loops: the oracle of recurrent/gated_delta.py."""
 
 from types import SimpleNamespace
 

@@ -17,13 +17,21 @@ ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
     "options", "judging", "runtime", "reporting", "requests", "target", "cpu",
-    "drafting", "policy", "engine", "integration", "embedded", "models", "bench",
-    "cli",
+    "recurrent", "drafting", "policy", "engine", "integration", "embedded", "models",
+    "bench", "cli",
 )  # fmt: skip
 # The client's side, which shares little with the server's.
 FRONTEND = {"frontend", "judging", "options"}
 # Everything else works with fakes where SGLang is not installed.
-WITH_SGLANG = {"runtime", "target", "cpu", "drafting", "integration", "frontend"}
+WITH_SGLANG = {
+    "runtime",
+    "target",
+    "cpu",
+    "recurrent",
+    "drafting",
+    "integration",
+    "frontend",
+}
 WITH_SGLANG_TOO = {f"{NAME}.cli.doctor"}
 # Packages that import where these are not installed.
 REFUSES = {

@@ -22,7 +22,7 @@ from sglang.srt.layers.attention.hybrid_linear_attn_backend import (
 )
 from torch import Tensor
 
-from sglang_parse.cpu.gated_delta import (
+from sglang_parse.recurrent.gated_delta import (
     LinearInputs,
     LinearState,
     Places,

@@ -5,7 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.cpu.recurrent import Advance, ChainsAndSuffixes, GatedDeltaBackend
+from sglang_parse.recurrent.gated_backend import (
+    Advance,
+    ChainsAndSuffixes,
+    GatedDeltaBackend,
+)
 from sglang_parse.target.backends.mask import MaskedVerifyInput
 from sglang_parse.target.backends.virtual import VirtualVerifyInput
 from sglang_parse.target.layout import PassRequest, build_verify_plan

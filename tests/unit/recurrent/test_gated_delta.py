@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_parse.cpu.gated_delta import (
+from sglang_parse.recurrent.gated_delta import (
     CHUNK,
     LinearInputs,
     LinearState,

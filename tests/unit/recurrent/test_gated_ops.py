@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_parse.cpu import gated_ops
+from sglang_parse.recurrent import gated_ops
 
 TOKENS, KEY_HEADS, VALUE_HEADS, KEY, VALUE = 3, 2, 4, 5, 6
 SHARED = VALUE_HEADS // KEY_HEADS

@@ -1,0 +1,1 @@
+"""Optional: targets with a recurrent state (gated delta nets), on a CPU."""
