@@ -60,7 +60,7 @@ class ShortPasses:
 
     def _fits(self, round: Round, passes: Sequence[tuple[int, int]]) -> bool:
         """passes: of each request, rows and tokens in front of them."""
-        if sum(rows for rows, _ in passes) > self.most_rows:
+        if not self._captures(sum(rows for rows, _ in passes)):
             return False
         # A recurrent state goes along one path.
         if round.has_state or round.batch.return_hidden_states:
@@ -69,6 +69,16 @@ class ShortPasses:
             return False
         num_read = sum((rows - 1) * n for rows, n in passes)
         return num_read * self._bytes() <= MOST_READ
+
+    def _captures(self, num_rows: int) -> bool:
+        """Whether a captured step takes so many rows: the next larger one, or one of
+        exactly this size under SGLang's `--disable-cuda-graph-padding`."""
+        graphs = self._graphs
+        if num_rows > self.most_rows:
+            return False
+        return not getattr(graphs, "disable_padding", False) or (
+            num_rows in graphs.capture_bs
+        )
 
     def _shows_enough(self, round: Round) -> bool:
         """Whether captured steps show what a head reads, where it reads."""

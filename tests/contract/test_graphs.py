@@ -238,6 +238,7 @@ def test_captured_decode_steps_say_how_long_they_may_be():
 
     init = inspect.getsource(DecodeCudaGraphRunner.__init__)
     assert "self.max_bs = max(self.capture_bs)" in init
+    assert "self.disable_padding = " in init
     assert "self.capture_hidden_mode" in init
     assert "cuda_graph_bs <= self.max_bs" in inspect.getsource(
         DecodeCudaGraphRunner.can_run_graph

@@ -107,26 +107,30 @@ def plan_buffers_in_turn(backend: Any) -> Callable[[], None]:
     """What makes an attention backend stage its next captured decode step in the other
     of two page-locked buffers. Call the result before each step.
 
-    backend: of a runner whose graphs are captured. Nothing happens with one that has no
-    such buffers, as Triton's. Of two backends it is the one for decode steps.
+    backend: of a runner whose graphs are captured; of two backends, the one for decode
+    steps is changed. A backend without such buffers, as Triton's, is left alone.
 
     What: replaces `_pin_memory_int_workspace_buffer` of the wrappers of captured steps
     by turns. The second buffer serves all batch sizes.
-    Why: the device copies a plan when its turn comes. Planned again before that, a step
-    would attend by the plan of a later one; SGLang plans once a round and then waits.
-    Where: layers/attention/flashinfer_backend.py, `decode_cuda_graph_metadata`;
-    layers/attention/hybrid_attn_backend.py, `decode_backend`;
-    outside SGLang, `fast_decode_plan` of FlashInfer.
+    Why: the device copies a plan when it reaches the step. If the next step were
+    planned before that, the first would attend by the wrong plan. SGLang plans once a
+    round and then waits.
+    Where: `decode_cuda_graph_metadata` of layers/attention/flashinfer_backend.py (a
+    list of wrappers for each size), flashinfer_mla_backend.py (one wrapper) and
+    flashattention_backend.py (tensors and records, which stage nothing);
+    layers/attention/hybrid_attn_backend.py, `decode_backend`; outside SGLang,
+    `fast_decode_plan` of FlashInfer.
     Ends with: a wrapper of FlashInfer that stages plans in turns itself.
     """
     name = "_pin_memory_int_workspace_buffer"
     steps = part_of_two(backend, "decode_backend")
-    captured = getattr(steps, "decode_cuda_graph_metadata", {}).values()
     second: dict[int, Tensor] = {}
     pairs = []
-    for wrappers in captured:
-        for i, wrapper in enumerate(wrappers):
-            own: Tensor = getattr(wrapper, name)
+    for entry in getattr(steps, "decode_cuda_graph_metadata", {}).values():
+        for i, wrapper in enumerate(entry if isinstance(entry, list) else [entry]):
+            own: Tensor | None = getattr(wrapper, name, None)
+            if own is None:
+                continue
             if i not in second:
                 second[i] = own.new_empty(own.shape, pin_memory=own.is_pinned())
             pairs.append((wrapper, cycle((second[i], own))))

@@ -17,11 +17,15 @@ NULL, FULL = CaptureHiddenMode.NULL, CaptureHiddenMode.FULL
 TOKEN_BYTES = 1 << 20
 
 
-def short_passes(*, max_bs: int | None = 16, shows=False, mode=NULL) -> ShortPasses:
-    """max_bs: rows of the largest captured step, None where none is captured."""
+def short_passes(
+    *, max_bs: int | None = 16, sizes=(), shows=False, mode=NULL
+) -> ShortPasses:
+    """max_bs: rows of the largest captured step, None where none is captured. sizes: of
+    captured steps, where one takes no fewer rows than it has."""
     graphs = SimpleNamespace(capture_hidden_mode=mode)
     if max_bs is not None:
-        graphs.max_bs = max_bs
+        graphs.max_bs, graphs.capture_bs = max_bs, list(sizes)
+        graphs.disable_padding = bool(sizes)
     pool = SimpleNamespace(
         size=99, page_size=1, get_kv_size_bytes=lambda: 100 * TOKEN_BYTES
     )
@@ -84,6 +88,8 @@ def test_each_token_of_a_draft_is_a_row_that_reads_up_to_its_own_place():
         ({"max_bs": 8}, True),
         ({"max_bs": 7}, False),
         ({"max_bs": None}, False),
+        ({"sizes": (4, 8, 16)}, True),
+        ({"sizes": (4, 16)}, False),
         ({"shows": True, "mode": FULL}, True),
         ({"shows": True, "mode": NULL}, False),
     ],
