@@ -4,14 +4,12 @@ import io
 import json
 import shlex
 import signal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 from rich.console import Console
 
 from sglang_parse.bench.figures import RequestResult, summarise
-from sglang_parse.cli import demo, demo_real, doctor
+from sglang_parse.cli import demo, demo_real
 from sglang_parse.cli import main as cli
 from sglang_parse.embedded import (
     DRAFT_PATH,
@@ -20,7 +18,7 @@ from sglang_parse.embedded import (
     TARGET_PATH,
 )
 from sglang_parse.models import real, wheel
-from sglang_parse.options.server import DRAFT_KEY_ENV, ParseConfig
+from sglang_parse.options.server import ParseConfig
 
 
 def make_result(report=None, **changes):
@@ -204,104 +202,6 @@ def test_manual_commands_are_shell_words_and_valid_json():
     assert body["messages"][0]["content"] == 'It\'s "5"?'
     script = client.partition("<<'EOF'\n")[2].removesuffix("EOF")
     compile(script, "client", "exec")
-
-
-def test_doctor_names_a_wrong_model_path():
-    with pytest.raises(doctor.Problem, match="--model-path '/nowhere' is not a folder"):
-        doctor.check_model("/nowhere", "--model-path")
-
-
-def test_doctor_names_what_a_model_folder_lacks(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(doctor.Problem, match=r"lacks weights .*, a tokenizer"):
-        doctor.check_model(str(tmp_path), "--model-path")
-
-
-def test_doctor_tells_of_a_model_that_asks_for_a_repetition_penalty(tmp_path):
-    """Red if chat requests go one token a pass, and nobody knows why."""
-    assert "leave chat requests to PARSE" in doctor.check_sampling(str(tmp_path))
-    path = tmp_path / "generation_config.json"
-    path.write_text('{"repetition_penalty": 1.0, "top_p": 0.8}')
-    assert "leave chat requests to PARSE" in doctor.check_sampling(str(tmp_path))
-    path.write_text('{"repetition_penalty": 1.05}')
-    with pytest.raises(doctor.Problem, match="1.05: .* --sampling-defaults openai"):
-        doctor.check_sampling(str(tmp_path))
-
-
-def test_doctor_reads_a_hub_model_s_sampling_defaults(tmp_path, monkeypatch):
-    """Red if they are said to be fine where nobody has looked."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert "not checked" in doctor.check_sampling("org/name")
-    repo = tmp_path / "models--org--name"
-    folder = repo / "snapshots" / "c0ffee"
-    folder.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("c0ffee")
-    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
-    with pytest.raises(doctor.Problem, match="repetition_penalty 1.05"):
-        doctor.check_sampling("org/name")
-
-
-class Listed(BaseHTTPRequestHandler):
-    """A draft server that lists two models to who has the key."""
-
-    def log_message(self, *args):
-        """Nothing between the test's lines."""
-
-    def do_GET(self):
-        has_key = self.headers["authorization"] == "Bearer sk-hidden"
-        self.send_response(200 if has_key else 401)
-        self.end_headers()
-        models = [{"id": "small", "owned_by": "us"}, {"id": "large", "owned_by": "us"}]
-        self.wfile.write(json.dumps({"data": models}).encode())
-
-
-def test_doctor_asks_the_draft_server_for_its_models(monkeypatch):
-    """Red if a server that refuses, is gone, or stands behind a URL with a password is
-    not told of, or the key is shown."""
-    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-hidden")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Listed) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        found = doctor.check_draft_server(url)
-        assert "asked with a key, serves small, large" in found
-        monkeypatch.delenv(DRAFT_KEY_ENV)
-        with pytest.raises(doctor.Problem, match=r"cannot be used \(HTTP 401\); .*key"):
-            doctor.check_draft_server(url)
-        server.shutdown()
-    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-hidden")
-    for name in ("python", "torch", "plugins", "platform", "hooks", "attention"):
-        monkeypatch.setattr(doctor, f"check_{name}", lambda: "fine")
-    findings = list(doctor.run_checks("/nowhere", "/nowhere", url))
-    assert not findings[-1].ok
-    assert f"the draft server at {url} cannot be used (Connect" in findings[-1].text
-    assert "sk-hidden" not in " ".join(f.text for f in findings)
-    with pytest.raises(ValueError, match="draft-url"):
-        doctor.check_draft_server("http://me:secret@host/v1")
-
-
-def test_doctor_exits_1_on_a_problem(monkeypatch, capsys):
-    findings = [doctor.Finding(True, "fine"), doctor.Finding(False, "bad; do this")]
-    monkeypatch.setattr(doctor, "run_checks", lambda *_: iter(findings))
-    assert cli.main(["doctor"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == ["ok       fine", "problem  bad; do this"]
-
-
-def test_doctor_goes_on_after_a_failed_check(monkeypatch):
-    def broken():
-        raise ImportError("no torch\nhere")
-
-    monkeypatch.setattr(doctor, "check_torch", broken)
-    monkeypatch.setattr(doctor, "check_plugins", lambda: "plugins")
-    for name in ("platform", "hooks", "attention"):
-        monkeypatch.setattr(doctor, f"check_{name}", lambda: "fine")
-    findings = list(doctor.run_checks("/nowhere", "/nowhere"))
-    failed = [f.text for f in findings if not f.ok]
-    assert "ImportError: no torch here" in failed
-    assert findings[-1].text.startswith("free")
 
 
 def test_composed_demo_has_two_more_arms():
