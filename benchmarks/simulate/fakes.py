@@ -110,9 +110,6 @@ class FakeTarget:
             answer_of(r).num_passes += 1
         return SimpleNamespace(logits=LOGITS[verdicts])
 
-    def takes_siblings(self, round: Round) -> bool:
-        return True
-
     def look_ahead(self, round: Round) -> None:
         own = [self._ahead.get(id(r.req)) == r.output_len for r in round]
         self._ahead = {}
@@ -195,9 +192,6 @@ class FakeSlots:
 
     def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
         """There is always room."""
-
-    def swap_columns(self, pairs: Sequence[tuple[int, int, int]]) -> None:
-        """No head of the simulator shows siblings."""
 
     def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
         """Nothing is held."""
@@ -295,9 +289,8 @@ class FakeDrafter:
     ) -> list[tuple[RequestRound, int]]:
         """Chains of a head that is always equally sure."""
         sure = self.quality().agreement
-        shown = rule.choose([[sure] * num for _, num in orders])
-        pairs = zip(orders, shown, strict=True)
-        return [(r, one.length) for (r, _), one in pairs if one.length]
+        lens = rule.choose([[sure] * num for _, num in orders])
+        return [(r, num) for (r, _), num in zip(orders, lens, strict=True) if num]
 
     def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> int:
         """Let the time of a draft pass. Returns the tokens that were read first."""

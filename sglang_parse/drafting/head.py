@@ -31,7 +31,6 @@ from sglang_parse.drafting.heads import HEADS
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.options.request import wants_token_level, wants_verdict_only
-from sglang_parse.requests.draft import MOST_SIBLINGS, Shown, Sibling
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -40,8 +39,6 @@ logger = logging.getLogger(__name__)
 # Positions of a request that the head may be behind the target while it does not draft.
 # It reads so many at once for little more than one, and their features stay in memory.
 MOST_UNREAD = 16
-# Tokens in a place that the head names, its chain's own among them.
-WIDTH = 4
 
 
 @dataclass
@@ -100,12 +97,7 @@ class HeadDrafter:
         self.slots = resources.slots
         self.flags = KvFlags(resources.num_slots, self.slots.table.device)
         self.features_of = resources.features_of
-        beside = MOST_UNREAD
-        # A recurrent state goes along one path, and slots in pages stay where they are.
-        if self.adaptive and self.features_of and self.slots.page_size == 1:
-            self.head.width = WIDTH
-            beside += MOST_SIBLINGS
-        rows = resources.full_pass_rows + beside * len(self.slots.table)
+        rows = resources.full_pass_rows + MOST_UNREAD * len(self.slots.table)
         self.head.check_room(rows)
 
     def can_draft(self, r: RequestRound) -> bool:
@@ -216,58 +208,30 @@ class HeadDrafter:
         orders = [order for order, on in zip(orders, goes_on, strict=True) if on]
         # Every rank runs the whole head.
         chains = self.head.propose(orders, self.slots.table)
-        shown = [Shown(len(chain.tokens)) for chain in chains]
+        lens = [len(chain.tokens) for chain in chains]
         if round.chains is not None:
-            shown = round.chains.choose(
-                [chain.chances for chain in chains],
-                [[[p for _, p in place] for place in c.others] for c in chains],
-            )
-        drafts = self._agree(chains, shown)
-        for r, chain, (tokens, siblings) in zip(chosen, chains, drafts, strict=True):
+            lens = round.chains.choose([chain.chances for chain in chains])
+        drafts = self._agree(chains, lens)
+        for r, chain, tokens in zip(chosen, chains, drafts, strict=True):
             if tokens:
-                self._write(r, chain, tokens, siblings)
+                self._write(r, chain, tokens)
 
     def _agree(
-        self, chains: Sequence[Chain], shown: Sequence[Shown]
-    ) -> list[tuple[Sequence[int], list[Sibling]]]:
-        """Tokens of each chain and the siblings beside it, as the first rank shows
-        them: each rank cuts by its own clock, or not at all yet."""
-        sizes: Sequence[Sequence[int]] = [
-            [one.length, 2 * len(one.others)] for one in shown
-        ]
+        self, chains: Sequence[Chain], lens: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
+        """Tokens of each chain as the first rank cuts them: each rank cuts by its own
+        clock, or not at all yet."""
         if self.adaptive:
-            sizes = self.ranks.agree_all(sizes)
-        lists = []
-        for chain, one, (num, num_beside) in zip(chains, shown, sizes, strict=True):
-            own = [x for at, k in one.others for x in (at, chain.others[at][k][0])]
-            own += [0] * num_beside
-            lists.append([*chain.tokens[:num], *own[:num_beside]])
-        return [
-            (told[:num], list(map(Sibling, told[num::2], told[num + 1 :: 2])))
-            for told, (num, _) in zip(self.ranks.agree_all(lists), sizes, strict=True)
-        ]
+            (lens,) = self.ranks.agree_all([lens])
+        pairs = zip(chains, lens, strict=True)
+        return self.ranks.agree_all([chain.tokens[:num] for chain, num in pairs])
 
-    def _write(
-        self,
-        r: RequestRound,
-        chain: Chain,
-        tokens: Sequence[int],
-        siblings: Sequence[Sibling],
-    ) -> None:
-        """Give a request its chain, up to where the answer ends, and what stands beside
-        it."""
+    def _write(self, r: RequestRound, chain: Chain, tokens: Sequence[int]) -> None:
+        """Give a request its chain, up to where the answer ends."""
         stops = r.state.stop_ids
         stop = next((k for k, t in enumerate(tokens) if t in stops), None)
         tokens = tokens[:stop]
-        num = len(tokens)
-        r.chances = chain.chances[:num]
-        r.others = tuple(
-            (Sibling(at, token), chance)
-            for at, place in enumerate(chain.others[:num])
-            for token, chance in place
-        )
-        fitting = [s for s in siblings if s.at < num and s.token not in stops]
-        r.siblings = tuple(fitting[: r.most_siblings])
+        r.chances = chain.chances[: len(tokens)]
         r.draft = r.draft.extended(
             self.name, tokens, ended=stop is not None, token_level=True
         )
@@ -283,7 +247,7 @@ class HeadDrafter:
             return [1] * len(orders)
         starts = [1] * len(orders)
         if round.chains is not None:
-            chances = torch.stack([o.hint.chances[0] for o in orders]).tolist()
+            chances = torch.stack([o.hint.chance for o in orders]).tolist()
             steps = max(order.num_new for order in orders)
             starts = [int(on) for on in round.chains.starts(chances, steps)]
         (agreed,) = self.ranks.agree_all([starts])
@@ -307,8 +271,8 @@ class HeadDrafter:
                 continue
             if not (memory.follows and r.state.options.compose and tokens):
                 continue
-            rows = [r.row_at(k) for k in range(len(tokens))]
-            features = round.output.features_at(rows)
+            first = r.root_row
+            features = round.output.features[first : first + len(tokens)]
             reads = r.draft.num_by(self.name) or self._is_last(r)
             if not reads and memory.num_unread + len(tokens) <= MOST_UNREAD:
                 # The pass's own tensor is large, or a captured graph writes into it.

@@ -45,26 +45,25 @@ class HeadRows:
 
 @dataclass(frozen=True)
 class HeadHint:
-    """What the head knows behind a request's last position: the likeliest tokens there
-    ([width] int64), their chances in the head's opinion ([width] float32), and the
-    hidden state ([hidden]) its next step starts from."""
+    """What the head knows after a request's last position: the likeliest token there
+    ([] int64), its chance in the head's opinion ([] float32), and the hidden state
+    ([hidden]) from which its next step starts."""
 
-    tokens: Tensor
+    token: Tensor
     hidden: Tensor
-    chances: Tensor
+    chance: Tensor
 
 
 @dataclass(frozen=True)
 class Chain:
     """What the head drafts for one request.
 
-    tokens: of the chain. chances: of each token in the head's opinion, if those before
-    it stand. others: per token, what else the head thought likely there and how likely.
+    tokens: of the chain. chances: of each token in the head's opinion, if the target
+    keeps those before it.
     """
 
     tokens: tuple[int, ...]
     chances: tuple[float, ...]
-    others: tuple[tuple[tuple[int, float], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,6 @@ class HeadModel(DraftRunner):
     #: What `--speculative-parse-compose` calls it, and its name as a drafter.
     name = ""
     is_head = True
-    #: Tokens that it names for a place, the chain's own among them.
-    width = 1
     capture = CaptureHiddenMode.LAST
 
     def __init__(
@@ -183,22 +180,21 @@ class HeadModel(DraftRunner):
         return [HeadHint(tokens[i], hidden[i], chances[i]) for i in range(len(rows))]
 
     def propose(self, requests: Sequence[ChainRequest], table: Tensor) -> list[Chain]:
-        """Draft `num_new` tokens for each request, the likeliest at every step, and
-        what else was likely."""
+        """Draft `num_new` tokens for each request, the likeliest at every step."""
         device = table.device
         rows = upload([r.row for r in requests], device)
         # The token chosen last stands one position further and is not forwarded.
         position_cpu = torch.tensor([r.position for r in requests])
         end_cpu = torch.tensor([r.position + max(0, r.num_new - 2) for r in requests])
         position, end = upload(position_cpu, device), upload(end_cpu, device)
-        tokens = torch.stack([r.hint.tokens for r in requests])
+        tokens = torch.stack([r.hint.token for r in requests])
         hidden = torch.stack([r.hint.hidden for r in requests])
-        columns, opinions = [tokens], [torch.stack([r.hint.chances for r in requests])]
+        columns, opinions = [tokens], [torch.stack([r.hint.chance for r in requests])]
         with draft_tp_context(self.layout), draft_pp_context():
             for _ in range(max(r.num_new for r in requests) - 1):
                 self.graphs.load(hidden)
                 output = self.decode(
-                    tokens[:, 0], rows, position, position_cpu, table, HeadInput(hidden)
+                    tokens, rows, position, position_cpu, table, HeadInput(hidden)
                 )
                 (tokens, chances), hidden = self._choose(output), output.hidden_states
                 columns.append(tokens)
@@ -209,31 +205,16 @@ class HeadModel(DraftRunner):
         chosen = torch.stack(columns, dim=1).tolist()
         likely = torch.stack(opinions, dim=1).tolist()
         return [
-            _chain(c[: r.num_new], p[: r.num_new])
+            Chain(tuple(c[: r.num_new]), tuple(p[: r.num_new]))
             for c, p, r in zip(chosen, likely, requests, strict=True)
         ]
 
     def _choose(self, output: LogitsProcessorOutput) -> tuple[Tensor, Tensor]:
-        """[bs, width] int64 and [bs, width] float32: the likeliest tokens and their
-        chances. The first agrees most often, sampled or not."""
+        """[bs] int64 and [bs] float32: the likeliest tokens, which agree most often,
+        sampled or not, and their chances."""
         logits = output.next_token_logits.float()
-        best, tokens = logits.topk(self.width, dim=-1)
-        chances = (best - logits.logsumexp(dim=-1, keepdim=True)).exp()
+        best, tokens = logits.max(dim=-1)
+        chances = (best - logits.logsumexp(dim=-1)).exp()
         if self.hot_token_id is not None:
             tokens = self.hot_token_id[tokens]
         return tokens, chances
-
-
-def _chain(
-    tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
-) -> Chain:
-    """tokens, chances: of each place, the likeliest first."""
-    others = [
-        tuple(zip(place[1:], likely[1:], strict=True))
-        for place, likely in zip(tokens, chances, strict=True)
-    ]
-    return Chain(
-        tuple(place[0] for place in tokens),
-        tuple(likely[0] for likely in chances),
-        tuple(others),
-    )

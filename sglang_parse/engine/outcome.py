@@ -18,7 +18,6 @@ from sglang_parse.judging.decide import (
     Cut,
     Decision,
     choose_cut,
-    count_agreeing,
     decide,
     exact_cut,
 )
@@ -160,39 +159,9 @@ def follow_target(
             for i in going
             if len(requests[i].chosen) < len(asked[i]) and (agreeing[i] or pinned)
         ]
-    if not pinned:
-        samples += _follow_siblings(round, target, num_sampled)
     round.sampled = target.join_samples(samples)
     for r in requests:
         guard(r, partial(_decide, pinned=pinned))
-
-
-def _follow_siblings(round: Round, target: Sampler, num_sampled: int) -> list[Any]:
-    """Where the target left the draft for a sibling, its token behind that one; what it
-    sampled."""
-    kept = [i for i, r in enumerate(round) if _takes_sibling(r)]
-    if not kept:
-        return []
-    requests = [round.requests[i] for i in kept]
-    offsets = [len(r.chosen) for r in requests]
-    tokens, sampled = target.sample(round, kept, offsets)
-    for k, (r, token) in enumerate(zip(requests, tokens, strict=True)):
-        r.chosen.append(token)
-        r.places.append(num_sampled + k)
-    return [sampled]
-
-
-def _takes_sibling(r: RequestRound) -> bool:
-    """Whether the target left the draft for a sibling; fill `kept_sibling`. Siblings
-    stand beside drafts that are followed from the first token on."""
-    if not r.siblings:
-        return False
-    at = count_agreeing(r.draft.tokens, r.chosen)
-    for k, sibling in enumerate(r.siblings):
-        if (sibling.at, sibling.token) == (at, r.chosen[at]):
-            r.kept_sibling = k
-            r.chosen, r.places = r.chosen[: at + 1], r.places[: at + 1]
-    return r.kept_sibling is not None
 
 
 def decode(
@@ -232,14 +201,7 @@ def _decide(r: RequestRound, pinned: PinnedAgreement | None) -> None:
     if not r.draft.tokens:
         r.decision = Decision(tuple(r.chosen), 0, 0, ())
         return
-    chosen = _agreed(r, pinned)
-    if r.kept_sibling is None:
-        r.decision = decide(r.cut, r.draft.tokens, chosen)
-        return
-    *chosen, bonus = chosen
-    decision = decide(r.cut, r.draft.tokens, chosen)
-    tokens = (*decision.accept_tokens, bonus)
-    r.decision = replace(decision, accept_tokens=tokens)
+    r.decision = decide(r.cut, r.draft.tokens, _agreed(r, pinned))
 
 
 def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
@@ -277,7 +239,7 @@ def record_of(r: RequestRound, reason: str = "") -> RoundRecord:
         written_by=r.draft.written_by,
         exact_end=r.exact_end,
         num_judged=r.decision.num_judged,
-        num_matched=r.decision.num_matched + (r.kept_sibling is not None),
+        num_matched=r.decision.num_matched,
         judged_by=r.judged_by,
         num_passes=1 + bool(r.doubted),
         not_judged=reason if reason and r.state.options.mode == "semantic" else "",

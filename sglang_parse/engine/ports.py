@@ -33,9 +33,6 @@ class Target(Sampler, Protocol):
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         """One pass over the plan's rows; a `target.output.PassOutput`."""
 
-    def takes_siblings(self, round: Round) -> bool:
-        """Whether a pass may show siblings for no more than their rows."""
-
     def look_ahead(self, round: Round) -> None:
         """Nobody will draft: fill `took_ahead`, and `num_skipped` of requests whose
         first decode step does not run yet while others' does."""
@@ -82,9 +79,6 @@ class Slots(Protocol):
 
     def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
         """Free the slots behind the first lens[i] columns."""
-
-    def swap_columns(self, pairs: Sequence[tuple[int, int, int]]) -> None:
-        """Exchange the slots of two columns of a row: (row, one, the other)."""
 
 
 class Ranks(Protocol):

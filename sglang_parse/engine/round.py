@@ -121,7 +121,6 @@ class RoundEngine:
             self.probing.open(round)
         if self.remembered is not None:
             self.remembered.open(round)
-        round.takes_siblings = self.target.takes_siblings(round)
         self.planner.plan(round)
         if not any(r.window for r in round):
             self.target.look_ahead(round)
@@ -234,12 +233,5 @@ class RoundEngine:
                 differs=r.decision.rest_differs,
             )
             keep.append(r.new_len + len(pending) + bool(pending))
-        kept = [(r, k) for r in round if (k := r.kept_sibling) is not None]
-        self.slots.swap_columns(
-            [
-                (r.row, r.seq_len + 1 + r.siblings[k].at, r.sibling_column(k))
-                for r, k in kept
-            ]
-        )
         self.slots.trim_rows(round.batch, keep)
         self.target.keep(round)

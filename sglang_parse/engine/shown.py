@@ -36,7 +36,6 @@ def lay_out(round: Round) -> VerifyPlan:
                 draft_tokens=r.shown,
                 boundaries=r.asked,
                 suffix=r.state.suffix,
-                siblings=tuple((s.at, s.token) for s in r.siblings),
             )
             for r in round
         ]

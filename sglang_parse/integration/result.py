@@ -163,7 +163,7 @@ def _fill_hidden_states(
     rows = []
     for one in emitted:
         most = max(0, len(one.tokens) - 1)
-        own = [one.r.row_at(min(j, most)) if one.r else 0 for j in range(stride)]
+        own = [one.r.root_row + min(j, most) if one.r else 0 for j in range(stride)]
         rows += [min(row, last) for row in own]
     output.hidden_states = source[upload(rows, source.device)]
 
@@ -202,7 +202,7 @@ def _num_sampled(r: RequestRound) -> int:
     """How many of its tokens, the first ones, have a sampled row of their own."""
     if not r.draft.tokens:
         return len(r.places)
-    return r.decision.num_matched + 1 + (r.kept_sibling is not None)
+    return r.decision.num_matched + 1
 
 
 def _fill_sampling_masks(

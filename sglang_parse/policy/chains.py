@@ -2,22 +2,19 @@
 
 A head finds each of its tokens likely or not, and where it is unsure the target mostly
 disagrees. A token is shown where the chance that it stands is worth the time that its
-row takes: what the target would write in that time otherwise. So are other tokens in
-the place of one of the chain's, its siblings.
+row takes: what the target would write in that time otherwise.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
 from sglang_parse.policy.round_costs import RoundCosts
 from sglang_parse.policy.survival import Survival
-from sglang_parse.requests.draft import Shown
 
 BINS = 10
 # Tokens that a drafter's own opinion counts for in a bin, and after how many tokens of
@@ -25,10 +22,6 @@ BINS = 10
 OPINION, MEMORY = 16.0, 512.0
 # Tokens after which what a drafter thinks of them is known well enough to cut chains.
 ENOUGH_SEEN = 32
-# No sibling is looked at whose chance is less: a head has many of them.
-LEAST_CHANCE = 0.02
-# In place of a sibling's number: the chain's own token. It sorts before them.
-OWN = -1
 
 
 class Confidence:
@@ -68,7 +61,7 @@ class ChainRule:
 
     costs: of rounds of about `bs` requests. plain_ms: of a plain round of one step, as
     those beside a head are. rate: tokens a millisecond that rounds give now.
-    agreement: of chains so far, by their lengths. siblings: how often those stand.
+    agreement: of chains so far, by their lengths.
     """
 
     bs: int
@@ -77,7 +70,6 @@ class ChainRule:
     rate: float
     confidence: Confidence
     agreement: Survival
-    siblings: Confidence = field(default_factory=Confidence)
 
     def starts(self, chances: Sequence[float], steps: int) -> list[bool]:
         """Which chains are worth going on with.
@@ -89,68 +81,32 @@ class ChainRule:
         later = [self.agreement.survive(k) / first for k in range(1, steps + 1)]
         chains = [[self.confidence.of(p) * share for share in later] for p in chances]
         step_ms = self.costs.token_draft.ms(steps)
-        return [one.length > 0 for one in self._best(chains, extra_ms=step_ms)]
+        return [num > 0 for num in self._best(chains, extra_ms=step_ms)]
 
-    def choose(
-        self,
-        chances: Sequence[Sequence[float]],
-        others: Sequence[Sequence[Sequence[float]]] = (),
-    ) -> list[Shown]:
-        """What of each chain to show.
+    def choose(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """How many tokens of each chain to show.
 
-        chances: of each token, if those before it stand. others: of other tokens in its
-        place, the same; none of any chain, or some of each.
+        chances: of each token, if those before it stand.
         """
-        of, sibling = self.confidence.of, self.siblings.of
-        chains = [list(accumulate(map(of, one), mul)) for one in chances]
-        beside = [
-            [
-                # No likelier than the chain's own token, which is shown before it.
-                [min(own, before * sibling(p)) for p in place]
-                for before, own, place in zip(
-                    [1.0, *chain], chain, places, strict=False
-                )
-            ]
-            for chain, places in zip(chains, others, strict=False)
-        ]
-        return self._best(chains, beside)
+        of = self.confidence.of
+        return self._best([list(accumulate(map(of, one), mul)) for one in chances])
 
     def _best(
-        self,
-        chains: Sequence[Sequence[float]],
-        others: Sequence[Sequence[Sequence[float]]] = (),
-        *,
-        extra_ms: float = 0.0,
-    ) -> list[Shown]:
-        """Tokens that outweigh most what the target does in their time.
+        self, chains: Sequence[Sequence[float]], *, extra_ms: float = 0.0
+    ) -> list[int]:
+        """Lengths that outweigh most what the target does in their time.
 
-        chains: chances that a token and all before it stand, falling. others: that
-        another one in its place does. extra_ms: what any token at all costs besides.
+        chains: chances that a token and all before it stand, falling. extra_ms: what
+        any token at all costs besides.
         """
-        # The likeliest first: (chain, place, which of the others or OWN).
-        shown: list[tuple[int, int, int]] = []
-        heap = [(-chain[0], i, 0, OWN) for i, chain in enumerate(chains) if chain]
-        heapq.heapify(heap)
+        # The likeliest token first; of equal ones the first chain's.
+        order = sorted((-p, i) for i, chain in enumerate(chains) for p in chain)
         tokens = gain = 0.0
         best = 0
-        while heap:
-            chance, i, place, which = heapq.heappop(heap)
+        for num, (chance, _) in enumerate(order, 1):
             tokens -= chance
-            shown.append((i, place, which))
-            rows = self.bs + len(shown)
-            more_ms = self.costs.verify.ms(rows) + extra_ms - self.plain_ms
+            more_ms = self.costs.verify.ms(self.bs + num) + extra_ms - self.plain_ms
             if tokens - self.rate * more_ms > gain:
-                gain, best = tokens - self.rate * more_ms, len(shown)
-            if which != OWN:
-                continue
-            if place + 1 < len(chains[i]):
-                heapq.heappush(heap, (-chains[i][place + 1], i, place + 1, OWN))
-            for k, other in enumerate(others[i][place] if others else ()):
-                if other >= LEAST_CHANCE:
-                    heapq.heappush(heap, (-other, i, place, k))
-        lengths = Counter(i for i, _, which in shown[:best] if which == OWN)
-        found: list[list[tuple[int, int]]] = [[] for _ in chains]
-        for i, place, which in shown[:best]:
-            if which != OWN:
-                found[i].append((place, which))
-        return [Shown(lengths[i], tuple(found[i])) for i in range(len(chains))]
+                gain, best = tokens - self.rate * more_ms, num
+        lengths = Counter(i for _, i in order[:best])
+        return [lengths[i] for i in range(len(chains))]

@@ -88,7 +88,6 @@ class Controller:
         self.costs = CostModel(runs_ahead=runs_ahead)
         self.drafts = Drafts()
         self.confidence = Confidence()
-        self.siblings = Confidence()
         #: The last choice, with what it expects on this rank.
         self.chosen = Choice()
         self.ms = 0.0
@@ -165,15 +164,8 @@ class Controller:
         if not known or rounds % WHOLE_CHAINS == 0:
             return None
         rate = max(bs / plain_ms, costs.asked.x / costs.asked.ms)
-        return ChainRule(
-            bs,
-            costs,
-            costs.plain_ms(1),
-            rate,
-            self.confidence,
-            self.drafts.token_level,
-            self.siblings,
-        )
+        first_ms, agreement = costs.plain_ms(1), self.drafts.token_level
+        return ChainRule(bs, costs, first_ms, rate, self.confidence, agreement)
 
     def spend(self, ms: float) -> None:
         """So much time went by in a round."""

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from sglang_parse.policy.controller import Controller
-from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
+from sglang_parse.policy.protocols import Agreement, Writer
 from sglang_parse.policy.rest import Pays, Rest
-from sglang_parse.requests.draft import MOST_SIBLINGS
 from sglang_parse.requests.round import RequestRound, Round
 
 logger = logging.getLogger(__name__)
@@ -18,7 +17,7 @@ class HeadPlanner:
     """Asks drafters of single tokens where what they write pays.
 
     drafters: those of single tokens, but for one that copies; the first that can draft
-    for a request does. context_len: of the target, in tokens.
+    for a request does.
     """
 
     def __init__(
@@ -26,15 +25,10 @@ class HeadPlanner:
         drafters: Sequence[Writer],
         controller: Controller,
         ranks: Agreement,
-        slots: SlotCounts,
-        *,
-        context_len: int,
     ) -> None:
         self.drafters = drafters
         self.controller = controller
         self.ranks = ranks
-        self.slots = slots
-        self.context_len = context_len
         self.rest = Rest()
 
     def writer(self, r: RequestRound) -> Writer | None:
@@ -53,7 +47,6 @@ class HeadPlanner:
             pays = Pays(self.ranks.agree(ours))
         if pays in (Pays.TRIAL, Pays.YES):
             round.chains = self.controller.chain_rule(bs)
-            self._make_room_beside(round)
         else:
             for r in round:
                 r.budgets = {}
@@ -77,16 +70,6 @@ class HeadPlanner:
     @property
     def _max_tokens(self) -> int:
         return max(d.max_tokens for d in self.drafters)
-
-    def _make_room_beside(self, round: Round) -> None:
-        """Room for siblings of a head's chains; on all ranks, whoever shows some."""
-        # A recurrent state goes along one path, and slots in pages stay where they are.
-        if round.has_state or self.slots.page_size > 1 or not round.takes_siblings:
-            return
-        for r in round:
-            if num := max(r.budgets.values(), default=0):
-                left = self.context_len - r.seq_len - 1 - num
-                r.most_siblings = max(0, min(MOST_SIBLINGS, left))
 
     def look(self, round: Round) -> None:
         """Wake the head where it paid at this number of requests, or to try it."""

@@ -90,17 +90,6 @@ def learn_confidence(confidence: Confidence, r: RequestRound) -> None:
         confidence.observe(chance, right=k < num)
 
 
-def learn_siblings(confidence: Confidence, r: RequestRound) -> None:
-    """How often other tokens in the place of a draft token are the target's own, those
-    that it was not shown too."""
-    if r.error is not None or not r.cut.tail_end:
-        return
-    wrote = r.decision.accept_tokens[: r.decision.num_correct_drafts + 1]
-    for other, chance in r.others:
-        if other.at < len(wrote):
-            confidence.observe(chance, right=wrote[other.at] == other.token)
-
-
 def _learn_segments(segments: Survival, r: RequestRound) -> None:
     """How many segments ended in what was drafted behind the target's own part."""
     # What was pending has been looked at before, and held no end.

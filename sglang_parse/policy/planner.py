@@ -12,12 +12,7 @@ from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.goodput import Choice, next_window
 from sglang_parse.policy.head import HeadPlanner
 from sglang_parse.policy.in_a_row import has_room, may_go_on
-from sglang_parse.policy.learn import (
-    learn_confidence,
-    learn_costs,
-    learn_drafts,
-    learn_siblings,
-)
+from sglang_parse.policy.learn import learn_confidence, learn_costs, learn_drafts
 from sglang_parse.policy.own_windows import OwnWindows
 from sglang_parse.policy.plain_steps import (
     FIRST_STEPS,
@@ -73,8 +68,6 @@ class RoundPlanner:
             [d for d in drafters if d.token_level and d is not copier],
             self.controller,
             ranks,
-            slots,
-            context_len=context_len,
         )
         self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
         self.ahead_pace = AheadPace()
@@ -213,15 +206,14 @@ class RoundPlanner:
         """Shrink windows to the free slots and the rows of a pass."""
         if any(r.window for r in round):
             windows = fit_windows(
-                [r.window + r.most_siblings for r in round],
+                [r.window for r in round],
                 seq_lens=[r.seq_len for r in round],
                 held=[r.req.kv.kv_allocated_len for r in round],
                 room=self.slots.num_free(round.batch.tree_cache, len(round)),
                 max_rows=self.slots.max_rows,
             )
             for r, window in zip(round, windows, strict=True):
-                r.window = min(r.window, window)
-                r.most_siblings = window - r.window
+                r.window = window
         for r in round:
             budgets = {name: min(num, r.window) for name, num in r.budgets.items()}
             copies = self.copying is not None and self.copying.name in budgets
@@ -301,7 +293,6 @@ class RoundPlanner:
                 self.own_windows.learn(r)
             learn_drafts(self.controller.drafts, r, judged=round.judged)
             learn_confidence(self.controller.confidence, r)
-            learn_siblings(self.controller.siblings, r)
             r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
 
     def _is_warm_up(self, r: RequestRound) -> bool:

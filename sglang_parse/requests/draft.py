@@ -1,4 +1,4 @@
-"""What drafters write in a round: a draft of each request, and what else is likely."""
+"""The draft of one request in one round."""
 
 from __future__ import annotations
 
@@ -70,35 +70,8 @@ class Draft:
         return sum(num for drafter, num in self.parts if drafter == name)
 
 
-# Siblings of a request in a round, where rows are cheap.
-MOST_SIBLINGS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Sibling:
-    """Another token that a head thought likely in the place of a draft token."""
-
-    #: Draft tokens in front of it.
-    at: int
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What of a chain is worth its rows."""
-
-    #: Tokens of the chain.
-    length: int
-    #: (place, index among the others of this place) of other tokens.
-    others: tuple[tuple[int, int], ...] = ()
-
-
 class ChainCuts(Protocol):
     """What chains of a round are cut by (`policy.chains.ChainRule`)."""
 
     def starts(self, chances: Sequence[float], steps: int) -> list[bool]: ...
-    def choose(
-        self,
-        chances: Sequence[Sequence[float]],
-        others: Sequence[Sequence[Sequence[float]]] = (),
-    ) -> list[Shown]: ...
+    def choose(self, chances: Sequence[Sequence[float]]) -> list[int]: ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sglang_parse.judging.decide import Cut, Decision
-from sglang_parse.requests.draft import ChainCuts, Draft, Sibling
+from sglang_parse.requests.draft import ChainCuts, Draft
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.protocols import RoundBatch, SchedulerRequest
 
@@ -47,8 +47,6 @@ class RequestRound:
     limit: int = 0
     #: Draft tokens it may hold in this round, pending ones included.
     window: int = 0
-    #: Siblings that the target may be shown besides.
-    most_siblings: int = 0
     #: Whether drafters of whole segments write for it, behind the others. They do not
     #: fill up a window that is a head's alone.
     by_segments: bool = False
@@ -68,10 +66,6 @@ class RequestRound:
     #: Chance of each token of a head, in the head's own opinion, if those before it
     #: stand; the draft begins with them.
     chances: tuple[float, ...] = ()
-    #: What else it thought likely in the places of these tokens, and how likely.
-    others: tuple[tuple[Sibling, float], ...] = ()
-    #: Those of them that the target is shown too.
-    siblings: tuple[Sibling, ...] = ()
 
     # segment
     #: Offsets into the draft behind which there is a verdict, rising.
@@ -105,8 +99,6 @@ class RequestRound:
     #: Where each of them stands among the sampled rows of the round.
     places: list[int] = field(default_factory=list)
     decision: Decision = Decision((), 0, 0, ())
-    #: Index of the sibling that the target wrote itself, None if it wrote none.
-    kept_sibling: int | None = None
 
     #: What went wrong with this request alone; it gets no further stage.
     error: Exception | None = None
@@ -120,18 +112,6 @@ class RequestRound:
         """
         end = self.boundaries[-1] if self.boundaries else len(self.draft.tokens)
         return self.draft.tokens[:end]
-
-    def row_at(self, offset: int) -> int:
-        """Row of the pass behind which the target's token at this offset stands: the
-        bonus token's at 0, then those of the draft, a kept sibling in its place."""
-        kept = self.kept_sibling
-        if kept is not None and offset == self.siblings[kept].at + 1:
-            return self.root_row + self.sibling_column(kept) - self.seq_len
-        return self.root_row + offset
-
-    def sibling_column(self, index: int) -> int:
-        """Column of the request in which the pass puts a sibling's KV."""
-        return self.seq_len + 1 + len(self.shown) + index
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -181,7 +161,7 @@ class RequestRound:
         """Slots for the bonus token, the draft, and the token behind a draft that is
         kept whole, where the answer goes on there."""
         longest = 1 + self.window
-        return longest + self.most_siblings + (longest < self.tokens_left)
+        return longest + (longest < self.tokens_left)
 
     @property
     def has_stop_text(self) -> bool:
@@ -216,8 +196,6 @@ class Round:
     may_repeat: bool = False
     #: Whether the target has a recurrent state, which stands behind all that it wrote.
     has_state: bool = False
-    #: Whether a pass may show siblings for no more than their rows.
-    takes_siblings: bool = True
     #: Whether verdicts are asked for; else drafts are followed token by token.
     judged: bool = True
     #: A verdict stands at every N-th boundary of requests that do not say themselves.
@@ -268,7 +246,7 @@ class Round:
     @property
     def num_draft_rows(self) -> int:
         """Rows of the pass that bonus tokens and drafts take; the rest are asked."""
-        return sum(1 + len(r.shown) + len(r.siblings) for r in self.requests)
+        return sum(1 + len(r.shown) for r in self.requests)
 
     @property
     def has_semantic(self) -> bool:

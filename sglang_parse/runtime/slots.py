@@ -126,18 +126,6 @@ class RoundSlots:
         if freed:
             self.allocator.free(torch.cat(freed).to(torch.int64))
 
-    def swap_columns(self, pairs: Sequence[tuple[int, int, int]]) -> None:
-        """Exchange the slots of two columns of a row, with the KV in them.
-
-        pairs: (row, one column, the other). Slots must not come in pages.
-        """
-        if not pairs:
-            return
-        row, one, other = upload(pairs, self.table.device).T
-        kept = self.table[row, other]
-        self.table[row, other] = self.table[row, one]
-        self.table[row, one] = kept
-
     def take_scratch(self, tree_cache: Any, num_slots: int) -> Tensor:
         """[num_slots] int64 scratch slots; give them back with `release_scratch`."""
         if num_slots == 0:

@@ -1,12 +1,10 @@
 """Segments + seq_lens -> VerifyPlan: rows, positions and visibility of one pass.
 
-Row order of a request with context length L, draft d_1..d_n, siblings a_1..a_M and
-suffixes s_1..s_K of V tokens each: [bonus, d_1 .. d_n, a_1 .. a_M, s_1 .. s_K]. KV
-columns: the committed context [0, L), then one column per row in the same order. Suffix
-k sits logically right after boundary b_k: its positions continue at L + 1 + b_k, it
-sees columns [0, L + b_k] and itself, nothing else (arXiv:2605.04263, parallel prefix
-verification). A sibling is another token in the place of a draft token, and sees what
-that one sees (arXiv:2406.16858, a draft tree).
+Row order of a request with context length L, draft d_1..d_n and suffixes s_1..s_K of V
+tokens each: [bonus, d_1 .. d_n, s_1 .. s_K]. KV columns: the committed context [0, L),
+then one column per row in the same order. Suffix k sits logically right after boundary
+b_k: its positions continue at L + 1 + b_k, it sees columns [0, L + b_k] and itself,
+nothing else (arXiv:2605.04263, parallel prefix verification).
 """
 
 from __future__ import annotations
@@ -78,13 +76,11 @@ class VerifyPlan:
     input_ids, positions: [num_verify_tokens] int64. qo_lens, kv_lens: rows and KV
     columns per request (context included). verdict_rows: per request, the last row of
     each suffix. root_rows: [bs] flat row of each request's bonus token; the target's
-    logits after draft token i are at root + i. siblings: per request, how many draft
-    tokens stand in front of each; their rows follow the draft's.
+    logits after draft token i are at root + i.
     """
 
     seq_lens: tuple[int, ...]
     num_draft_tokens: tuple[int, ...]
-    siblings: tuple[tuple[int, ...], ...]
     boundaries: tuple[tuple[int, ...], ...]
     input_ids: Tensor
     positions: Tensor
@@ -110,8 +106,8 @@ class VerifyPlan:
     def row_columns(self) -> tuple[int, ...]:
         """Columns of each request that lie in its row of req_to_token: all but those
         of suffixes."""
-        lens = zip(self.seq_lens, self.num_draft_tokens, self.siblings, strict=True)
-        return tuple(n + 1 + num + len(beside) for n, num, beside in lens)
+        lens = zip(self.seq_lens, self.num_draft_tokens, strict=True)
+        return tuple(n + 1 + num for n, num in lens)
 
     @property
     def num_mask_cells(self) -> int:
@@ -123,8 +119,7 @@ class VerifyPlan:
 class PassRequest:
     """What one request brings to a pass.
 
-    Raises ValueError if a boundary or a sibling lies outside the draft, or a boundary
-    has no suffix.
+    Raises ValueError if a boundary lies outside the draft or has no suffix.
     """
 
     #: Committed tokens, the bonus token not among them.
@@ -137,8 +132,6 @@ class PassRequest:
     boundaries: tuple[int, ...] = ()
     #: Judge suffix token ids; may be empty where there is no boundary.
     suffix: tuple[int, ...] = ()
-    #: (draft tokens in front of it, token): other tokens in the place of a draft token.
-    siblings: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         cuts, num_draft = self.boundaries, len(self.draft_tokens)
@@ -147,18 +140,12 @@ class PassRequest:
                 f"boundaries {cuts} need a suffix and a draft of at least "
                 f"{cuts[-1]} tokens; the draft has {num_draft}."
             )
-        if any(not 0 <= at < num_draft for at, _ in self.siblings):
-            raise ValueError(
-                f"siblings {self.siblings} need draft tokens in their places; the "
-                f"draft has {num_draft}."
-            )
 
 
 def build_verify_plan(requests: Sequence[PassRequest]) -> VerifyPlan:
     """Lay out one ragged verify pass."""
     seq_lens = tuple(r.seq_len for r in requests)
     num_draft_tokens = tuple(len(r.draft_tokens) for r in requests)
-    siblings = tuple(tuple(at for at, _ in r.siblings) for r in requests)
     boundaries = tuple(r.boundaries for r in requests)
     suffix_lens = tuple(len(r.suffix) for r in requests)
     ids: list[int] = []
@@ -168,7 +155,6 @@ def build_verify_plan(requests: Sequence[PassRequest]) -> VerifyPlan:
         root_rows.append(len(ids))
         ids.append(request.bonus_token)
         ids += request.draft_tokens
-        ids += [token for _, token in request.siblings]
         first = len(ids)
         ids += request.suffix * len(request.boundaries)
         width = len(request.suffix) or 1
@@ -176,14 +162,11 @@ def build_verify_plan(requests: Sequence[PassRequest]) -> VerifyPlan:
     ends = (*root_rows[1:], len(ids))
     qo_lens = tuple(end - root for root, end in zip(root_rows, ends, strict=True))
     positions, visibility = _lay_out_rows(
-        _cut_into_sequences(
-            seq_lens, num_draft_tokens, siblings, boundaries, suffix_lens
-        )
+        _cut_into_sequences(seq_lens, num_draft_tokens, boundaries, suffix_lens)
     )
     return VerifyPlan(
         seq_lens=seq_lens,
         num_draft_tokens=num_draft_tokens,
-        siblings=siblings,
         boundaries=boundaries,
         input_ids=torch.from_numpy(np.array(ids, dtype=np.int64)),
         positions=positions,
@@ -215,8 +198,7 @@ def build_custom_mask(plan: VerifyPlan, device: Any = "cpu") -> Tensor:
 
 @dataclass(frozen=True)
 class VirtualSequences:
-    """The pass as causal sequences: each request's draft chain, then its siblings, of
-    one token each, and its suffixes.
+    """The pass as causal sequences: each request's draft chain, then its suffixes.
 
     A sequence reads the first `prefix_lens` KV columns of its request and then its own
     tokens, up to the one that asks; so no mask is needed. Tokens keep the order of the
@@ -242,18 +224,13 @@ class VirtualSequences:
 def build_virtual_sequences(plan: VerifyPlan) -> VirtualSequences:
     """Cut a pass into causal sequences."""
     return _cut_into_sequences(
-        plan.seq_lens,
-        plan.num_draft_tokens,
-        plan.siblings,
-        plan.boundaries,
-        plan.suffix_lens,
+        plan.seq_lens, plan.num_draft_tokens, plan.boundaries, plan.suffix_lens
     )
 
 
 def _cut_into_sequences(
     seq_lens: Sequence[int],
     num_draft_tokens: Sequence[int],
-    siblings: Sequence[Sequence[int]],
     boundaries: Sequence[Sequence[int]],
     suffix_lens: Sequence[int],
 ) -> VirtualSequences:
@@ -261,20 +238,13 @@ def _cut_into_sequences(
     prefix_lens: list[int] = []
     qo_lens: list[int] = []
     own_columns: list[int] = []
-    pairs = zip(
-        seq_lens, num_draft_tokens, siblings, boundaries, suffix_lens, strict=True
-    )
-    for i, (context, num_draft, beside, cuts, width) in enumerate(pairs):
+    pairs = zip(seq_lens, num_draft_tokens, boundaries, suffix_lens, strict=True)
+    for i, (context, num_draft, cuts, width) in enumerate(pairs):
         first, num_cuts = context + 1 + num_draft, len(cuts)
-        request += [i] * (1 + len(beside) + num_cuts)
-        prefix_lens.append(context)
-        prefix_lens += [context + 1 + at for at in (*beside, *cuts)]
-        qo_lens.append(1 + num_draft)
-        qo_lens += [1] * len(beside) + [width] * num_cuts
-        own_columns.append(context)
-        own_columns += range(first, first + len(beside))
-        first += len(beside)
-        own_columns += [first + k * width for k in range(num_cuts)]
+        request += [i] * (1 + num_cuts)
+        prefix_lens += [context, *(context + 1 + cut for cut in cuts)]
+        qo_lens += [1 + num_draft, *[width] * num_cuts]
+        own_columns += [context, *(first + k * width for k in range(num_cuts))]
     return VirtualSequences(
         tuple(request), tuple(prefix_lens), tuple(qo_lens), tuple(own_columns)
     )

@@ -55,10 +55,6 @@ class TargetModel:
         finally:
             self.slots.release_scratch(scratch)
 
-    def takes_siblings(self, round: Round) -> bool:
-        """Not where a pass without them may be a captured decode step."""
-        return not self.short_passes.may_fit(round)
-
     def look_ahead(self, round: Round) -> None:
         """See `DecodeSteps.look`."""
         self.steps.look(round)
@@ -87,7 +83,7 @@ class TargetModel:
         """The target's own tokens behind `offset` draft tokens of requests `owner`."""
         requests = round.requests
         pairs = list(zip(owner, offset, strict=True))
-        rows = [requests[i].row_at(j) for i, j in pairs]
+        rows = [requests[i].root_row + j for i, j in pairs]
         positions = [requests[i].seq_len + j for i, j in pairs]
         tokens, sampled = draw(
             self.verifier.runner,

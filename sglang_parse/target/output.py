@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sglang_parse.runtime.upload import upload
-
 
 @dataclass(frozen=True)
 class PassOutput:
@@ -29,15 +27,6 @@ class PassOutput:
     #: Leaves recurrent states at the kept rows of each request, their number request by
     #: request; None where there are no such states, or they are there already.
     advance: Callable[[Sequence[int]], None] | None = None
-
-    def features_at(self, rows: Sequence[int]) -> Tensor | None:
-        """[len(rows), width] features of rows of the pass."""
-        if self.features is None:
-            return None
-        first, num = rows[0], len(rows)
-        if list(rows) == list(range(first, first + num)):
-            return self.features[first : first + num]
-        return self.features[upload(rows, self.features.device)]
 
     def kept(self) -> PassOutput:
         """The same with states of its own, as a captured graph's next pass writes into

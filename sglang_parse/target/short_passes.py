@@ -8,7 +8,6 @@ leaves the attention of each layer to the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,8 +25,6 @@ from sglang_parse.target.passes import TargetVerifier
 # Each row reads the whole context once more. On an H200 a pass of a few rows took 2 ms
 # longer than a decode step (docs/results/gpu.md), in which it reads 8 GB.
 MOST_READ = 2 << 30
-# Rows of a request in a pass that is likely short.
-FEW_ROWS = 4
 
 
 class ShortPasses:
@@ -47,26 +44,18 @@ class ShortPasses:
     def _graphs(self) -> Any:
         return getattr(self.verifier.runner, "decode_cuda_graph_runner", None)
 
-    def may_fit(self, round: Round) -> bool:
-        """Whether a pass of a few rows a request will be one; nobody drafted yet."""
-        return self._fits(round, [(FEW_ROWS, r.seq_len) for r in round])
-
     def fits(self, round: Round, plan: VerifyPlan) -> bool:
         """Whether the pass is a chain of tokens behind each context, and short."""
-        # A probe reads boundaries, and siblings stand beside the chain.
-        if not self.most_rows or any(plan.boundaries) or any(plan.siblings):
+        if not self.most_rows or any(plan.boundaries):
             return False
-        return self._fits(round, list(zip(plan.qo_lens, plan.seq_lens, strict=True)))
-
-    def _fits(self, round: Round, passes: Sequence[tuple[int, int]]) -> bool:
-        """passes: of each request, rows and tokens in front of them."""
-        if not self._captures(sum(rows for rows, _ in passes)):
+        if not self._captures(plan.num_verify_tokens):
             return False
         # A recurrent state goes along one path.
         if round.has_state or round.batch.return_hidden_states:
             return False
         if not self._shows_enough(round):
             return False
+        passes = zip(plan.qo_lens, plan.seq_lens, strict=True)
         num_read = sum((rows - 1) * n for rows, n in passes)
         return num_read * self._bytes() <= MOST_READ
 

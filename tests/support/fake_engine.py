@@ -24,7 +24,6 @@ from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.report import RequestReport
-from sglang_parse.requests.draft import Sibling
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -45,7 +44,6 @@ class FakeSlots:
         self.max_rows = max_rows
         self.free = num_free
         self.extended: list[list[int]] = []
-        self.swapped: list[tuple[int, int, int]] = []
 
     def num_free(self, tree_cache: object, num_rows: int = 0) -> int:
         return self.free
@@ -54,9 +52,6 @@ class FakeSlots:
         self.extended.append([*lens])
         for req, n in zip(batch.reqs, lens, strict=True):
             req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, n)
-
-    def swap_columns(self, pairs: Sequence[tuple[int, int, int]]) -> None:
-        self.swapped += pairs
 
     def trim_rows(self, batch, lens: Sequence[int]) -> None:
         for req, n in zip(batch.reqs, lens, strict=True):
@@ -93,7 +88,6 @@ class FakeTarget:
             prefixes += [()] * (root - len(prefixes))
             chain = range(1 + len(r.shown))
             prefixes += [before + r.draft.tokens[:k] for k in chain]
-            prefixes += [before + shown_sibling(r, s) for s in r.siblings]
             self._shown[r.row] = r.shown
             for boundary in r.asked:
                 p = self.judge(before + r.draft.tokens[:boundary])
@@ -106,9 +100,6 @@ class FakeTarget:
             kept=lambda: SimpleNamespace(logits=logits),
             states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
         )
-
-    def takes_siblings(self, round: Round) -> bool:
-        return True
 
     def look_ahead(self, round: Round) -> None:
         """Nothing runs beside the host."""
@@ -137,8 +128,6 @@ class FakeTarget:
         for i, j in zip(owner, offset, strict=True):
             r = round.requests[i]
             drafted = r.draft.tokens[:j]
-            if (k := r.kept_sibling) is not None and j == r.siblings[k].at + 1:
-                drafted = shown_sibling(r, r.siblings[k])
             tokens.append(self.own(written(r) + drafted))
         return tokens, tokens
 
@@ -189,11 +178,6 @@ class FakeDrafter:
 
     def before_prefill(self, prefill) -> None: ...
     def after_prefill(self, prefill, features, next_tokens) -> None: ...
-
-
-def shown_sibling(r: RequestRound, sibling: Sibling) -> Tokens:
-    """The draft that a sibling ends."""
-    return (*r.draft.tokens[: sibling.at], sibling.token)
 
 
 def written(r: RequestRound) -> Tokens:

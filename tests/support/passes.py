@@ -16,8 +16,8 @@ from tests.support.reference import (
     window_mask,
 )
 
-#: seq_len, num_draft, cuts, suffix_len, siblings
-Request = tuple[int, int, tuple[int, ...], int, tuple[int, ...]]
+#: seq_len, num_draft, cuts, suffix_len
+Request = tuple[int, int, tuple[int, ...], int]
 
 HEADS, KV_HEADS, DIM, SCALING = 4, 2, 16, 0.3
 ROW_WIDTH = 48
@@ -27,8 +27,7 @@ def random_request(rng: random.Random) -> Request:
     num_draft = rng.choice([0, 1, 2, 5, 13])
     num_cuts = rng.randint(0, min(num_draft, 4))
     cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
-    siblings = tuple(rng.choices(range(num_draft), k=2)) if num_draft > 1 else ()
-    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 5), siblings
+    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 5)
 
 
 def plan_of(requests: list[Request]) -> VerifyPlan:
@@ -41,9 +40,8 @@ def plan_of(requests: list[Request]) -> VerifyPlan:
                 draft_tokens=[1] * num_draft,
                 boundaries=cuts,
                 suffix=[2] * suffix_len,
-                siblings=tuple((at, 3) for at in siblings),
             )
-            for seq_len, num_draft, cuts, suffix_len, siblings in requests
+            for seq_len, num_draft, cuts, suffix_len in requests
         ]
     )
 

@@ -13,16 +13,12 @@ def row_labels(
     num_draft: int,
     boundaries: Sequence[int],
     suffix_len: int,
-    siblings: Sequence[int] = (),
 ) -> list[tuple[str, int, int]]:
-    """What each row of a verify pass is: ("draft", i, 0), ("sibling", m, 0) or
-    ("suffix", k, j).
+    """What each row of a verify pass is: ("draft", i, 0) or ("suffix", k, j).
 
-    ("draft", 0, 0) is the bonus token, whose KV is not committed yet. siblings: draft
-    tokens in front of each, the bonus token not counted.
+    ("draft", 0, 0) is the bonus token, whose KV is not committed yet.
     """
     rows = [("draft", i, 0) for i in range(num_draft + 1)]
-    rows += [("sibling", m, 0) for m in range(len(siblings))]
     for k in range(len(boundaries)):
         rows += [("suffix", k, j) for j in range(suffix_len)]
     return rows
@@ -33,15 +29,13 @@ def verify_mask(
     num_draft: int,
     boundaries: Sequence[int],
     suffix_len: int,
-    siblings: Sequence[int] = (),
 ) -> list[list[bool]]:
     """[qo_len][kv_len] of one request, cell by cell.
 
     Suffix k sees the context, the draft up to boundary k and itself causally; draft
-    token i sees the context and the drafts up to itself. A sibling sees the context,
-    the drafts in front of it and itself.
+    token i sees the context and the drafts up to itself.
     """
-    rows = row_labels(num_draft, boundaries, suffix_len, siblings)
+    rows = row_labels(num_draft, boundaries, suffix_len)
     columns = [("context", c, 0) for c in range(seq_len)] + rows
     mask = []
     for kind, i, j in rows:
@@ -51,8 +45,6 @@ def verify_mask(
                 sees = True
             elif kind == "draft":
                 sees = seen == "draft" and a <= i
-            elif kind == "sibling":
-                sees = a <= siblings[i] if seen == "draft" else (seen, a) == (kind, i)
             elif seen == "draft":
                 sees = a <= boundaries[i]
             else:
@@ -83,15 +75,12 @@ def verify_positions(
     num_draft: int,
     boundaries: Sequence[int],
     suffix_len: int,
-    siblings: Sequence[int] = (),
 ) -> list[int]:
     """Rotary position of each row: how many tokens precede it in its own reading."""
     positions = []
-    for kind, i, j in row_labels(num_draft, boundaries, suffix_len, siblings):
+    for kind, i, j in row_labels(num_draft, boundaries, suffix_len):
         if kind == "draft":
             positions.append(seq_len + i)
-        elif kind == "sibling":
-            positions.append(seq_len + 1 + siblings[i])
         else:
             positions.append(seq_len + 1 + boundaries[i] + j)
     return positions

@@ -30,18 +30,15 @@ def set_retraction() -> None:
 
 
 def show_all() -> None:
-    """Heads draft in every round, and rows cost nothing: whole chains are shown, with
-    all that stands beside them."""
-    from sglang_parse.policy import chains
+    """Heads draft in every round, and rows cost nothing: whole chains are shown."""
     from sglang_parse.policy.chains import ChainRule
     from sglang_parse.policy.controller import Controller
     from sglang_parse.policy.rest import Pays
 
     def chain_rule(self: Controller, bs: int) -> ChainRule:
         costs, drafts = self.costs.at(bs), self.drafts.token_level
-        return ChainRule(bs, costs, 0.0, 0.0, self.confidence, drafts, self.siblings)
+        return ChainRule(bs, costs, 0.0, 0.0, self.confidence, drafts)
 
-    chains.LEAST_CHANCE = 0.0
     Controller.chain_rule = chain_rule
     Controller.head_pays = lambda self, *_, **__: Pays.YES
 

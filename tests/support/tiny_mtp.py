@@ -18,8 +18,6 @@ from tests.support.tiny_models import FAMILIES
 
 NOISE = 0.2
 SEED = 7
-# Tokens that a head names for a place (drafting/head.py).
-WIDTH = 4
 # Names of the head's weights in a checkpoint: of its layer, and of the parts around it.
 BY_LAYER = {
     **{"layer": "model.layers.{layers}.", "project": "eh_proj", "embedding": "enorm"},
@@ -53,8 +51,7 @@ class MtpReference:
 
     def forward(self, tokens: list[int], states: Tensor) -> tuple[Tensor, Tensor]:
         """The head over pairs of a token and the state in front of it, from position 0
-        on: what is likeliest behind each, [len(tokens), WIDTH], and its states
-        there."""
+        on: what is likeliest behind each, [len(tokens)], and its states there."""
         model, num = self.target.model, len(tokens)
         with torch.no_grad():
             embedded = self.embedding(model.embed_tokens(torch.tensor([tokens])))
@@ -69,13 +66,10 @@ class MtpReference:
             )
             x = x[0] if isinstance(x, tuple) else x
             found = self.norm(x)[0]
-            return self.target.lm_head(found).topk(WIDTH).indices, found
+            return self.target.lm_head(found).argmax(-1), found
 
-    def passes(
-        self, prompt: list[int], answer: list[int], num: int, width: int = 1
-    ) -> int:
-        """Passes of the target for a greedy answer, drafted `num` tokens at a time, and
-        shown the `width` likeliest in each place."""
+    def passes(self, prompt: list[int], answer: list[int], num: int) -> int:
+        """Passes of the target for a greedy answer, drafted `num` tokens at a time."""
         ids, end = [*prompt, *answer], len(prompt) + len(answer)
         states = self.final_states(ids)[:-1]
         firsts = self.forward(ids[1:], states)  # a row sees none behind it
@@ -86,9 +80,8 @@ class MtpReference:
             likely, state = (t[at - 2] for t in firsts)
             right = 0
             while right < num and at + right < end:
-                token = int(likely[0])
+                token = int(likely)
                 if token != ids[at + right]:
-                    right += ids[at + right] in likely[:width].tolist()
                     break
                 right += 1
                 tokens, seen = [*tokens, token], torch.cat([seen, state[None]])

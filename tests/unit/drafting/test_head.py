@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ from sglang_parse.drafting.head import MOST_UNREAD, HeadDrafter
 from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
-from sglang_parse.requests.draft import Draft, Shown, Sibling
+from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.ranks import Ranks
@@ -24,12 +23,8 @@ TABLE = 100 * torch.arange(4)[:, None] + torch.arange(40)
 ALONE = Ranks(SimpleNamespace(world_size=1))
 
 
-def hint(token: int) -> HeadHint:
-    return hint_of([token, 31, 32, 33], [0.9, 0.04, 0.03, 0.02])
-
-
-def hint_of(tokens: list[int], chances: list[float]) -> HeadHint:
-    return HeadHint(torch.tensor(tokens), torch.zeros(1), torch.tensor(chances))
+def hint(token: int, chance: float = 0.9) -> HeadHint:
+    return HeadHint(torch.tensor(token), torch.zeros(1), torch.tensor(chance))
 
 
 def read_features(ids, *, row, start, scratch, table):
@@ -132,7 +127,7 @@ def test_requests_without_the_head_leave_no_trace():
     for r, tokens in zip(requests, ((5, 6), (5, 6), ()), strict=True):
         r.decision = Decision(tokens, 0, 0, ())
     drafter.after_pass(Round(None, requests, output=pass_of()))
-    assert drafter._of(with_head).hint.tokens[0].item() == 7
+    assert drafter._of(with_head).hint.token.item() == 7
     assert drafter._of(without).hint is None and drafter._of(waiting).hint is None
     assert [num_known(drafter, row) for row in range(3)] == [10, 2, 10]
 
@@ -167,7 +162,7 @@ def test_prefill_pairs_each_position_with_the_token_after_it():
     found = prefill(drafter, prefix=0, ids=[11, 12, 13])
     batches = drafter.head.batches
     assert batches[0].input_ids.tolist() == [12, 13, 50]
-    assert found.tokens[0].item() == 51
+    assert found.token.item() == 51
     prefill(drafter, prefix=1, ids=[11, 12, 13, 14], last=False)
     assert batches[1].input_ids.tolist() == [13, 14]
 
@@ -317,22 +312,20 @@ def test_a_head_that_does_not_draft_reads_later_and_all_at_once():
 
 class Cuts:
     """Goes on with chains whose first token is likelier than 0.5. It shows one token
-    less than there are, and nothing of what is hardly likelier."""
+    less than there are, and none of a chain whose first is hardly likelier."""
 
     def starts(self, chances, steps):
         return [chance > 0.5 for chance in chances]
 
-    def choose(self, chances, others):
-        return [Shown(len(one) - 1 if one[0] > 0.6 else 0) for one in chances]
+    def choose(self, chances):
+        return [len(one) - 1 if one[0] > 0.6 else 0 for one in chances]
 
 
 def test_chains_are_cut_where_the_head_is_unsure():
     """Red if an unsure head costs steps or rows, or a chain's last token is kept."""
     drafter, states = make_drafter(), [make_state() for _ in range(3)]
     for state, chance in zip(states, (0.9, 0.2, 0.55), strict=True):
-        drafter._of(state).hint = replace(
-            hint(5), chances=torch.tensor([chance, 0.0, 0.0, 0.0])
-        )
+        drafter._of(state).hint = hint(5, chance)
     round = Round(None, [record(s, row, 3) for row, s in enumerate(states)])
     round.chains = Cuts()
     for r in round:
@@ -346,48 +339,11 @@ def test_chains_are_cut_where_the_head_is_unsure():
     assert {len(b.input_ids) for b in drafter.head.batches} == {2}
 
 
-class Beside:
-    """Shows whole chains, and beside each token what came next to it."""
-
-    def starts(self, chances, steps):
-        return [True] * len(chances)
-
-    def choose(self, chances, others):
-        assert all(len(one) == len(c) for one, c in zip(others, chances, strict=True))
-        return [Shown(len(c), tuple((at, 1) for at in range(len(c)))) for c in chances]
-
-
-def test_tokens_beside_a_chain_are_those_of_their_places():
-    """Red if a sibling stands in another place, ends the answer, or takes a slot that
-    nobody took for it."""
-    drafter, state = make_drafter(), make_state(stop=8)
-    assert drafter.head.width == 4
-    drafter._of(state).hint = hint_of([5, 20, 21, 22], [0.5, 0.2, 0.1, 0.1])
-    round = Round(None, [record(state, 0, 3, most_siblings=12)])
-    round.chains, (r,) = Beside(), round.requests
-    r.budgets = {"eagle3": 4}
-    drafter.draft(round)
-    assert r.draft.tokens == (5, 6, 7) and r.draft.ended
-    assert [(s.at, s.token) for s in r.siblings][0] == (0, 21)
-    assert all(s.at < 3 and s.token != 8 for s in r.siblings)
-    assert r.others[:3] == (
-        (Sibling(0, 20), pytest.approx(0.2)),
-        (Sibling(0, 21), pytest.approx(0.1)),
-        (Sibling(0, 22), pytest.approx(0.1)),
-    )
-    assert len(r.others) == 9 and len(r.chances) == 3
-    for most in (2, 0):
-        r.draft, r.most_siblings = Draft(), most
-        drafter.draft(round)
-        assert len(r.siblings) == most
-
-
-@pytest.mark.parametrize("first", [Cuts(), Beside()])
-def test_ranks_cut_chains_as_the_first_of_them_does(first):
+def test_ranks_cut_chains_as_the_first_of_them_does():
     """Red if a rank that would cut a chain elsewhere, or not at all, sends other
     numbers of tokens than the first: the collective ends the server."""
     told, found = [], []
-    for chains in (first, None):
+    for chains in (Cuts(), None):
         drafter, state = make_drafter(), make_state()
         drafter._of(state).hint = hint(5)
         sent = iter([list(lists) for lists in told])
@@ -401,15 +357,11 @@ def test_ranks_cut_chains_as_the_first_of_them_does(first):
             return theirs
 
         drafter.ranks = SimpleNamespace(agree_all=agree)
-        round = Round(None, [record(state, 0, 3, most_siblings=12)])
+        round = Round(None, [record(state, 0, 3)])
         round.chains, round.requests[0].budgets = chains, {"eagle3": 4}
         drafter.draft(round)
-        found.append((round.requests[0].draft.tokens, round.requests[0].siblings))
-    assert found[0] == found[1]
-    tokens, siblings = found[0]
-    is_beside = isinstance(first, Beside)
-    assert tokens == ((5, 6, 7, 8) if is_beside else (5, 6, 7))
-    assert len(siblings) == (4 if is_beside else 0)
+        found.append(round.requests[0].draft.tokens)
+    assert found == [(5, 6, 7)] * 2
 
 
 def test_a_head_is_never_far_behind():

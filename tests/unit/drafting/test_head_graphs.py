@@ -173,9 +173,7 @@ def test_a_replayed_chain_is_the_eager_one(num):
             i,
             10 + i,
             5,
-            HeadHint(
-                torch.tensor([2 * i]), torch.tensor([0.5 * i]), torch.tensor([0.5])
-            ),
+            HeadHint(torch.tensor(2 * i), torch.tensor([0.5 * i]), torch.tensor(0.5)),
         )
         for i in range(num)
     ]

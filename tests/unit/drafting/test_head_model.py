@@ -14,7 +14,7 @@ TABLE = 100 * torch.arange(4)[:, None] + torch.arange(40)
 
 
 def hint(token: int, hidden: float = 0.0) -> HeadHint:
-    return HeadHint(torch.tensor([token]), torch.tensor([hidden]), torch.tensor([0.5]))
+    return HeadHint(torch.tensor(token), torch.tensor([hidden]), torch.tensor(0.5))
 
 
 def test_chain_is_fed_its_own_tokens_and_hidden_states():
@@ -52,7 +52,7 @@ def test_reduced_vocabulary_is_mapped_back():
     head = CountingHead()
     head.hot_token_id = torch.arange(VOCAB) * 10
     rows = [HeadRows(0, 2, [3, 4], torch.zeros(2, 6))]
-    assert head.follow(rows, TABLE)[0].tokens.tolist() == [50]
+    assert head.follow(rows, TABLE)[0].token.item() == 50
 
 
 def test_follow_is_one_ragged_pass_over_the_kept_rows():
@@ -70,5 +70,5 @@ def test_follow_is_one_ragged_pass_over_the_kept_rows():
     assert batch.seq_lens.tolist() == [7, 1]
     assert batch.extend_prefix_lens.tolist() == [4, 0]
     assert batch.spec_info.hidden_states.flatten().tolist() == [1, 2, 3, 4]
-    assert [h.tokens.tolist() for h in hints] == [[10], [6]]
+    assert [h.token.item() for h in hints] == [10, 6]
     assert [h.hidden.item() for h in hints] == [12.0, 9.0]

@@ -46,9 +46,6 @@ class Pool:
     def trim_rows(self, batch, lens) -> None:
         self._set(batch, lens, min)
 
-    def swap_columns(self, pairs) -> None:
-        assert not pairs  # no head writes beside a client's text
-
     def _set(self, batch, lens, pick) -> None:
         for req, n in zip(batch.reqs, lens, strict=True):
             held = req.kv.kv_allocated_len

@@ -32,7 +32,7 @@ from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.reporting.report import RequestReport
-from sglang_parse.requests.draft import Draft, Sibling
+from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import sampling
@@ -87,7 +87,7 @@ def follow(monkeypatch):
     monkeypatch.setattr(drawing, "expand_rows", lambda *_: info)
     monkeypatch.setattr(sampling, "agree_across_ranks", lambda: None)
 
-    def run(requests, own, top_nums=None, siblings=()):
+    def run(requests, own, top_nums=None):
         batch = SimpleNamespace(
             seq_lens=torch.tensor([r[0] for r in requests]),
             sampling_info=SimpleNamespace(sampling_mask_batch_indices=None),
@@ -95,10 +95,7 @@ def follow(monkeypatch):
             top_logprobs_nums=top_nums or [0] * len(requests),
             token_ids_logprobs=[None] * len(requests),
         )
-        records = [
-            record(None, n, draft, cut=cut, siblings=siblings)
-            for n, draft, cut in requests
-        ]
+        records = [record(None, n, draft, cut=cut) for n, draft, cut in requests]
         round = Round(batch, records, output=PassOutput(None, None))
         lay_out(round)
         verifier = Verifier([t for row in own for t in row])
@@ -182,33 +179,6 @@ def test_usual_rounds_ask_the_lm_head_once(follow):
     requests = [(5, [1] * 16, exact_cut(16))] * 30
     _, asked = follow(requests, [[1] * 17] * 30)
     assert len(asked) == 1
-
-
-def test_the_target_is_followed_into_a_sibling(follow):
-    """Red if a sibling's row is another's, if one stands that the target left behind,
-    or if its token counts as a draft token of the chain."""
-    beside = (Sibling(0, 8), Sibling(1, 9), Sibling(1, 7))
-    requests = [(5, [1, 2, 3], exact_cut(3))] * 4
-    # Behind the bonus token, the draft's three, then the three siblings.
-    own = [
-        [1, 7, 40, 41, 42, 43, 44],  # takes (1, 7)
-        [8, 2, 3, 41, 42, 43, 44],  # takes (0, 8), though the rest would agree
-        [1, 8, 3, 41, 42, 43, 44],  # (0, 8) stands in another place
-        [1, 2, 3, 4, 42, 43, 44],
-    ]
-    round, asked = follow(requests, own, siblings=beside)
-    assert [r.kept_sibling for r in round] == [2, 0, None, None]
-    assert [r.decision.accept_tokens for r in round] == [
-        (1, 7, 44), (8, 42), (1, 8), (1, 2, 3, 4),
-    ]  # fmt: skip
-    assert [r.decision.num_matched for r in round] == [1, 0, 1, 3]
-    first = round.requests[0]
-    assert asked[1] == [first.root_row + 6, round.requests[1].root_row + 4]
-    assert [first.row_at(k) - first.root_row for k in range(3)] == [0, 1, 6]
-    assert first.sibling_column(2) == 5 + 6
-    logprobs = round.sampled.next_token_logprobs[torch.tensor(first.places)]
-    assert logprobs.tolist() == [5, 6, 7]  # its positions
-    assert record_of(first).num_matched == 2
 
 
 def options(mode: str = "semantic", **settings) -> RequestOptions:

@@ -76,18 +76,6 @@ def test_the_target_is_left_at_what_each_request_keeps():
     assert target.kept == [[5, 4]]
 
 
-def test_the_target_says_before_a_draft_whether_siblings_pay():
-    """Red if a head learns too late, or never, that other tokens beside its chain cost
-    a pass its captured step."""
-    server, target, model = serve()
-    target.takes_siblings = lambda round: False
-    seen = []
-    write = model.draft
-    model.draft = lambda round: seen.append(round.takes_siblings) or write(round)
-    server.round(make_request())
-    assert seen == [False]
-
-
 def test_remembered_verdicts_take_no_rows_and_cut_where_the_question_did():
     """Red if the bound of `probe_bound` judges otherwise than the question, asks it
     again, or decides what nobody judged."""

@@ -6,7 +6,6 @@ from sglang_parse.policy.chains import ENOUGH_SEEN
 from sglang_parse.policy.controller import WHOLE_CHAINS, Controller
 from sglang_parse.policy.goodput import ENOUGH_ASKED
 from sglang_parse.policy.rest import Pays, Tried
-from sglang_parse.requests.draft import Shown
 
 PLAIN_MS = 10.0
 
@@ -44,8 +43,8 @@ def test_chains_are_cut_once_costs_are_known():
         one.confidence.observe(0.95, right=True)
     rule = one.chain_rule(1)
     assert rule is not None
-    assert rule.choose([[0.1, 0.1]]) == [Shown(0)]
-    assert rule.choose([[1.0, 1.0, 1.0, 1.0]]) == [Shown(4)]
+    assert rule.choose([[0.1, 0.1]]) == [0]
+    assert rule.choose([[1.0, 1.0, 1.0, 1.0]]) == [4]
     assert controller(2.0, 20.0, rounds=WHOLE_CHAINS).chain_rule(1) is None
 
 

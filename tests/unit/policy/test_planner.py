@@ -299,33 +299,6 @@ def test_the_first_plain_rounds_are_short():
     assert num_steps(plan, one) == MOST_STEPS
 
 
-@pytest.mark.parametrize(
-    ("about", "page_size", "context_len", "room"),
-    [
-        ({}, 1, 1000, 12),
-        ({"has_state": True}, 1, 1000, 0),
-        ({"takes_siblings": False}, 1, 1000, 0),
-        ({}, 16, 1000, 0),
-        ({}, 1, 20, 5),
-    ],
-)
-def test_there_is_room_beside_a_chain_where_it_can_branch(
-    about, page_size, context_len, room
-):
-    """Red if a sibling would need a second state or part of a page, cost a pass its
-    captured step, or go past the row's end; or if a rank whose own rule shows none has
-    no room for the first's."""
-    plan = planner()
-    chosen(plan, Choice(0))
-    plan.controller.head_pays = lambda bs, steps, tried: Pays.YES
-    plan.slots.page_size, plan.head.context_len = page_size, context_len
-    round = make_round(state(), **about)
-    plan.plan(round)
-    (r,) = round
-    assert round.chains is None  # costs are not known yet
-    assert (r.budgets, r.window, r.most_siblings) == ({"eagle3": 4}, 4, room)
-
-
 def test_a_paused_draft_model_leaves_its_turn_to_the_head():
     """Red if nobody drafts while the draft model does not pay and the head does, or the
     head drafts where it does not pay either."""

@@ -74,17 +74,6 @@ def test_row_that_is_too_short_is_noticed():
         slots.extend_rows(SimpleNamespace(reqs=[req]), [17])
 
 
-def test_columns_change_places():
-    """Red if a slot is lost, or another row's is taken."""
-    table = torch.arange(24, dtype=torch.int32).view(3, 8)
-    slots = RoundSlots(SimpleNamespace(req_to_token=table), None, 2048)
-    slots.swap_columns([(0, 2, 5), (2, 1, 7)])
-    slots.swap_columns([])
-    assert table[0].tolist() == [0, 1, 5, 3, 4, 2, 6, 7]
-    assert table[1].tolist() == list(range(8, 16))
-    assert table[2].tolist() == [16, 23, 18, 19, 20, 21, 22, 17]
-
-
 class Paged:
     """RoundSlots over SGLang's own allocator in pages, with requests that hold rows."""
 

@@ -251,7 +251,7 @@ def test_flashinfer_arguments_have_the_types_and_lengths_it_wants(route):
     planned = flashinfer_plan(case, route)
     num_sequences = len(case.requests)
     if route == "virtual":
-        num_sequences += sum(len(r[2]) + len(r[4]) for r in case.requests)
+        num_sequences += sum(len(r[2]) for r in case.requests)
     for name in ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len"):
         assert planned[name].dtype == torch.int32, name
     assert len(planned["qo_indptr"]) == len(planned["kv_indptr"]) == num_sequences + 1
@@ -334,9 +334,8 @@ def test_virtual_sequences_cover_every_token_once_in_order():
     sequences = build_virtual_sequences(case.plan)
     assert sum(sequences.qo_lens) == case.plan.num_verify_tokens
     expected = []
-    for i, (seq_len, num_draft, cuts, suffix_len, siblings) in enumerate(case.requests):
+    for i, (seq_len, num_draft, cuts, suffix_len) in enumerate(case.requests):
         expected.append((i, seq_len, num_draft + 1))
-        expected += [(i, seq_len + 1 + at, 1) for at in siblings]
         expected += [(i, seq_len + 1 + cut, suffix_len) for cut in cuts]
     columns = (sequences.request, sequences.prefix_lens, sequences.qo_lens)
     assert list(zip(*columns, strict=True)) == expected

@@ -15,21 +15,19 @@ from sglang_parse.target.layout import (
 )
 from tests.support.reference import row_labels, verify_mask, verify_positions
 
-#: seq_len, num_draft, cuts, suffix_len, siblings
-Request = tuple[int, int, tuple[int, ...], int, tuple[int, ...]]
+#: seq_len, num_draft, cuts, suffix_len
+Request = tuple[int, int, tuple[int, ...], int]
 
 NAMED = {
-    "empty draft": (5, 0, (), 0, ()),
-    "empty draft beside a suffix": (5, 0, (), 3, ()),
-    "draft without boundary": (5, 4, (), 3, ()),
-    "one segment": (3, 4, (2,), 3, ()),
-    "boundary at 1": (3, 4, (1,), 2, ()),
-    "boundary at the end": (3, 4, (4,), 2, ()),
-    "every token a segment": (2, 3, (1, 2, 3), 1, ()),
-    "one-token context": (1, 2, (1, 2), 4, ()),
-    "long suffix": (2, 2, (1,), 9, ()),
-    "siblings of all tokens": (3, 2, (), 0, (0, 0, 1, 1)),
-    "siblings and a suffix": (3, 4, (2,), 3, (3, 0)),
+    "empty draft": (5, 0, (), 0),
+    "empty draft beside a suffix": (5, 0, (), 3),
+    "draft without boundary": (5, 4, (), 3),
+    "one segment": (3, 4, (2,), 3),
+    "boundary at 1": (3, 4, (1,), 2),
+    "boundary at the end": (3, 4, (4,), 2),
+    "every token a segment": (2, 3, (1, 2, 3), 1),
+    "one-token context": (1, 2, (1, 2), 4),
+    "long suffix": (2, 2, (1,), 9),
 }
 
 
@@ -43,9 +41,8 @@ def build(requests: list[Request]) -> VerifyPlan:
                 draft_tokens=[1000 * i + 1 + t for t in range(num_draft)],
                 boundaries=cuts,
                 suffix=tuple(1000 * i + 500 + t for t in range(suffix_len)),
-                siblings=tuple((at, 1000 * i + 700 + m) for m, at in enumerate(beside)),
             )
-            for i, (seq_len, num_draft, cuts, suffix_len, beside) in enumerate(requests)
+            for i, (seq_len, num_draft, cuts, suffix_len) in enumerate(requests)
         ]
     )
 
@@ -54,9 +51,7 @@ def random_request(rng: random.Random) -> Request:
     num_draft = rng.choice([0, 1, 2, 5, 17])
     num_cuts = rng.randint(0, min(num_draft, 5))
     cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
-    num_siblings = rng.randint(0, 3) if num_draft else 0
-    siblings = tuple(rng.choices(range(num_draft), k=num_siblings))
-    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 6), siblings
+    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 6)
 
 
 def flat_oracle_mask(requests: list[Request]) -> list[bool]:
@@ -97,13 +92,13 @@ def test_input_ids_and_named_rows_equal_oracle(seed):
     ids: list[int] = []
     roots = []
     verdicts = []
-    for i, (_, num_draft, cuts, suffix_len, siblings) in enumerate(requests):
+    for i, (_, num_draft, cuts, suffix_len) in enumerate(requests):
         roots.append(len(ids))
         last = {}
-        for kind, a, b in row_labels(num_draft, cuts, suffix_len, siblings):
+        for kind, a, b in row_labels(num_draft, cuts, suffix_len):
             if kind == "suffix":
                 last[a] = len(ids)
-            number = {"draft": a, "sibling": 700 + a, "suffix": 500 + b}[kind]
+            number = {"draft": a, "suffix": 500 + b}[kind]
             ids.append(1000 * i + number)
         verdicts.append(tuple(last[k] for k in range(len(cuts))))
     assert plan.input_ids.tolist() == ids
@@ -122,7 +117,7 @@ def test_lengths_and_counts_add_up(seed):
     assert plan.kv_lens == tuple(r[0] + n for r, n in zip(requests, rows, strict=True))
     assert plan.num_verify_tokens == sum(rows) == len(plan.input_ids)
     assert plan.num_suffix_tokens == sum(len(r[2]) * r[3] for r in requests)
-    assert plan.row_columns == tuple(r[0] + 1 + r[1] + len(r[4]) for r in requests)
+    assert plan.row_columns == tuple(r[0] + 1 + r[1] for r in requests)
     assert len(build_custom_mask(plan)) == sum(
         q * k for q, k in zip(plan.qo_lens, plan.kv_lens, strict=True)
     )
@@ -137,7 +132,7 @@ def test_mixed_batch_mask_is_its_rows_masks_in_order():
 
 def test_mask_suffix_cannot_see_later_segment():
     """The claim of the method in one line, without the oracle."""
-    mask = build_custom_mask(build([(2, 4, (2,), 1, ())])).view(6, 8)
+    mask = build_custom_mask(build([(2, 4, (2,), 1)])).view(6, 8)
     assert mask[5].tolist() == [True, True, True, True, True, False, False, True]
 
 
@@ -150,12 +145,6 @@ def test_plan_refuses_impossible_boundary(cuts, suffix):
     """Red if a boundary outside the draft silently judges another prefix."""
     with pytest.raises(ValueError, match="need a suffix and a draft"):
         PassRequest(4, 1, [2, 3], cuts, suffix)
-
-
-def test_plan_refuses_a_sibling_of_no_token():
-    """Red if the target is asked about a token behind the draft's end."""
-    with pytest.raises(ValueError, match="need draft tokens in their places"):
-        PassRequest(4, 1, [2, 3], siblings=((2, 9),))
 
 
 def test_visibility_causal_and_rows():

@@ -18,8 +18,7 @@ def random_request(rng: random.Random) -> Request:
     num_draft = rng.choice([0, 1, 2, 5, 17])
     num_cuts = rng.randint(0, min(num_draft, 5))
     cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
-    siblings = tuple(rng.choices(range(num_draft), k=3)) if num_draft else ()
-    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 6), siblings
+    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 6)
 
 
 def test_running_offsets_start_at_zero():
@@ -44,10 +43,8 @@ def check_slots(seed: int) -> None:
     free = iter(scratch.tolist())
     expected = []
     expected_written = []
-    for row, (seq_len, num_draft, cuts, suffix_len, siblings) in zip(
-        rows, requests, strict=True
-    ):
-        num_columns = seq_len + 1 + num_draft + len(siblings)
+    for row, (seq_len, num_draft, cuts, suffix_len) in zip(rows, requests, strict=True):
+        num_columns = seq_len + 1 + num_draft
         own = [int(table[row, c]) for c in range(num_columns)]
         own += [next(free) for _ in range(len(cuts) * suffix_len)]
         expected.append(own)
@@ -82,7 +79,7 @@ def test_slots_and_indptr_of_pass_equal_oracle():
 def test_logits_rows_are_selected_for_parse_passes_only():
     """Red if the LM head runs at all rows x vocabulary, or at our rows of others."""
     verdicts = torch.tensor([3, 5])
-    spec_info = MaskedVerifyInput(plan_of([(2, 1, (1,), 2, ())]), [], verdicts)
+    spec_info = MaskedVerifyInput(plan_of([(2, 1, (1,), 2)]), [], verdicts)
     result = SimpleNamespace(draft_extend_select_index=None)
     select_logits_rows(result, SimpleNamespace(spec_info=spec_info))
     assert result.draft_extend_select_index is verdicts

@@ -49,7 +49,7 @@ def round_of(plan, *, shifts=(), hidden=False, **more) -> Round:
     return Round(batch, requests, **more)
 
 
-def plan_of(*drafts, seq_lens=(5, 9, 20), boundaries=(), siblings=()):
+def plan_of(*drafts, seq_lens=(5, 9, 20), boundaries=()):
     return build_verify_plan(
         [
             PassRequest(
@@ -58,7 +58,6 @@ def plan_of(*drafts, seq_lens=(5, 9, 20), boundaries=(), siblings=()):
                 draft_tokens=[10 * k + 1 + j for j in range(num)],
                 boundaries=boundaries,
                 suffix=(1, 2) if boundaries else (),
-                siblings=siblings,
             )
             for k, (seq_len, num) in enumerate(zip(seq_lens, drafts, strict=False))
         ]
@@ -112,25 +111,15 @@ def test_a_head_that_rests_needs_no_hidden_states():
     ("plan", "round"),
     [
         ({"boundaries": (2,)}, {}),
-        ({"siblings": ((1, 5),)}, {}),
         ({}, {"has_state": True}),
         ({}, {"hidden": True}),
     ],
 )
 def test_what_a_chain_of_steps_cannot_show_is_a_pass(plan, round):
-    """Red if verdicts, siblings, recurrent states or a request's hidden states get lost
-    in decode steps."""
+    """Red if verdicts, recurrent states or a request's hidden states get lost in decode
+    steps."""
     made = plan_of(2, **plan)
     assert not short_passes().fits(round_of(made, **round), made)
-
-
-def test_siblings_stand_aside_for_short_passes():
-    """Red if siblings cost a pass its captured step, or nobody shows any where no pass
-    is a step."""
-    round = round_of(plan_of(2, 0, 3))
-    assert short_passes(max_bs=12).may_fit(round)
-    assert not short_passes(max_bs=11).may_fit(round)
-    assert not short_passes(max_bs=None).may_fit(round)
 
 
 def test_long_contexts_are_read_once(monkeypatch):
