@@ -116,7 +116,6 @@ def cut_of(r: RequestRound) -> Cut:
         keep_rule=options.keep_rule,
         exact_tail=options.exact_tail,
         exact_end=r.exact_end,
-        least_rest=r.least_rest,
     )
 
 

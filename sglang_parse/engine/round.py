@@ -230,7 +230,6 @@ class RoundEngine:
                 ended=r.draft.ended,
                 num=num_client,
                 written_by=tokens_behind(r.draft.written_by, max(0, -num_client)),
-                differs=r.decision.rest_differs,
             )
             keep.append(r.new_len + len(pending) + bool(pending))
         self.slots.trim_rows(round.batch, keep)

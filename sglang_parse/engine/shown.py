@@ -23,7 +23,6 @@ def pending_draft(r: RequestRound) -> None:
     num_client = min(len(tokens), state.num_client)
     held = tuple(first_tokens(state.pending_by, len(tokens) - num_client))
     r.draft = Draft(tokens, ended, num_client=num_client, held=held)
-    r.rest_differs = state.pending_differs
 
 
 def lay_out(round: Round) -> VerifyPlan:

@@ -89,9 +89,6 @@ class Cut:
     #: Leading draft tokens that stand only if the target writes the same ones, at most
     #: num_kept.
     exact_end: int = 0
-    #: Draft tokens past the cut from which on they wait though the target goes on
-    #: otherwise, which is then not emitted; 0 for never.
-    least_rest: int = 0
 
     @property
     def rows(self) -> list[int]:
@@ -112,13 +109,11 @@ def choose_cut(
     keep_rule: str,
     exact_tail: bool,
     exact_end: int = 0,
-    least_rest: int = 0,
 ) -> Cut:
     """Cut of one semantic request. scores: one per boundary, all behind exact_end.
 
     The exact tail runs through the first rejected segment; where every verdict
-    passed, the unjudged rest of the draft waits for its own boundary instead.
-    least_rest: of `Cut`; it holds where a verdict has passed.
+    passed, the unjudged end of the draft waits for its own boundary instead.
     """
     num_valid = count_valid_segments(scores, threshold=threshold, keep_rule=keep_rule)
     num_kept = boundaries[num_valid - 1] if num_valid else exact_end
@@ -130,8 +125,7 @@ def choose_cut(
         tail_end = num_draft_tokens
     else:
         reuse_tail = num_kept < num_draft_tokens
-    least_rest = least_rest if reuse_tail and num_valid else 0
-    return Cut(num_kept, tail_end, reuse_tail, rejected_end, exact_end, least_rest)
+    return Cut(num_kept, tail_end, reuse_tail, rejected_end, exact_end)
 
 
 def exact_cut(num_draft_tokens: int) -> Cut:
@@ -143,9 +137,8 @@ def exact_cut(num_draft_tokens: int) -> Cut:
 class Decision:
     """What one request emits this round."""
 
-    #: Kept draft tokens, then the target's own token unless a rest that differs waits.
-    #: Empty only where a text is judged and nothing is generated, or where the request
-    #: failed.
+    #: Kept draft tokens, then the target's own token. Empty only where a text is judged
+    #: and nothing is generated, or where the request failed.
     accept_tokens: tuple[int, ...]
     #: Draft tokens up to the last kept verdict, or of the exact part where none passed.
     num_judged: int
@@ -157,12 +150,6 @@ class Decision:
     @property
     def num_correct_drafts(self) -> int:
         return self.num_judged + self.num_matched
-
-    @property
-    def rest_differs(self) -> bool:
-        """Whether what is pending goes on otherwise than the target would."""
-        whole = len(self.accept_tokens) == self.num_correct_drafts
-        return bool(self.pending) and whole
 
 
 def decide(
@@ -184,9 +171,6 @@ def decide(
     pending: tuple[int, ...] = ()
     if cut.reuse_tail and draft_tokens[at] == bonus:
         pending = tuple(draft_tokens[at + 1 :])
-    elif 0 < cut.least_rest <= len(draft_tokens) - at:
-        kept, rest = tuple(draft_tokens[:at]), tuple(draft_tokens[at:])
-        return Decision(kept, num_judged=at, num_matched=0, pending=rest)
     return Decision(
         accept_tokens=(*draft_tokens[:at], bonus),
         num_judged=cut.num_kept,

@@ -7,7 +7,7 @@ measured: costs of rounds (round_costs.py) and how long drafts last (survival.py
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sglang_parse.policy.round_costs import RoundCosts
@@ -25,8 +25,6 @@ BIASED = 1.23
 ENOUGH_ASKED = 8
 # Disagreements after which it is known how long the target follows drafts.
 KNOWN_ENDS = 4
-# Draft tokens behind a boundary that are no longer a rest.
-LONGEST_REST = 1024
 # Parts of a window in which the longest draft is summed up.
 PARTS = 6
 
@@ -38,9 +36,8 @@ class Drafts:
     valid: until a verdict fails. recovering, followed: until the target disagrees,
     while it rewrites a segment and elsewhere. token_level: the same of a drafter that
     works token by token. segments: their lengths. ends: until a draft ends its answer.
-    lost: that the target goes on otherwise behind the last boundary of a kept draft,
-    and what the draft holds there is dropped. differing: that the first verdict on it
-    fails where it was kept.
+    lost: that the target disagrees after the last boundary of a kept draft, whose
+    remaining tokens are dropped then.
     """
 
     valid: Survival = field(
@@ -53,9 +50,6 @@ class Drafts:
     token_level: Survival = field(default_factory=lambda: Survival(0.4, weight=8))
     lost: Survival = field(
         default_factory=lambda: Survival(0.2, weight=16, by_length=False, memory=1024)
-    )
-    differing: Survival = field(
-        default_factory=lambda: Survival(0.1, weight=8, by_length=False, memory=256)
     )
     segments: Survival = field(
         default_factory=lambda: Survival(1 / 24, weight=48, by_length=False)
@@ -105,10 +99,9 @@ class Choice:
 
     judged: by verdicts, else token by token. every: boundaries to a verdict. recovery:
     new draft tokens of a request that recovers, in short rounds and in long ones.
-    patience: recovering requests from which on all rounds are short. least_rest: draft
-    tokens behind the last boundary that are kept though the target goes on otherwise,
-    at least; 0 for never. writers: requests that get new draft tokens, 0 for all.
-    rate: tokens a millisecond expected of it; round_ms: of a round.
+    patience: recovering requests from which on all rounds are short. writers: requests
+    that get new draft tokens, 0 for all. rate: tokens a millisecond expected of it;
+    round_ms: of a round.
     """
 
     steps: int = 0
@@ -117,7 +110,6 @@ class Choice:
     recovery: int = 8
     recovery_beside: int = 8
     patience: int = 1
-    least_rest: int = 0
     writers: int = 0
     rate: float = 0.0
     round_ms: float = 0.0
@@ -184,28 +176,7 @@ class Goodput:
         if most_ms:
             short = [c for c in choices if c.round_ms <= most_ms]
             choices = short or choices[: len(list(spacings))]
-        best = max(choices, key=lambda c: c.rate, default=Choice())
-        return replace(best, least_rest=self._least_rest(best, recovery))
-
-    def _least_rest(self, choice: Choice, recovery: tuple[int, float, float]) -> int:
-        """Draft tokens behind the last boundary that are worth more than the target's
-        own token, at least.
-
-        They save draft steps, and lose a recovery where they fail more often than
-        other segments.
-        """
-        if not choice.steps:
-            return 0
-        drafts, given_a_ms = self.drafts, choice.rate / self.bs
-        usual = -math.expm1(-drafts.valid.rate * drafts.segment_len)
-        fails = drafts.differing.rate
-        _, recovered, short_ms = recovery
-        left = max(0.0, BIASED * drafts.segment_len - recovered)
-        lost = max(0.0, left * (short_ms * given_a_ms / recovered - 1))
-        saved = self.costs.draft.ms(choice.steps) / choice.steps * given_a_ms
-        saved *= 1 - fails
-        price = 1 + max(0.0, fails - usual) * lost
-        return math.ceil(price / saved) if price < LONGEST_REST * saved else 0
+        return max(choices, key=lambda c: c.rate, default=Choice())
 
     def _recovery(self, most: int) -> tuple[int, float, float]:
         """New draft tokens of requests that all recover, 0 where plain rounds are

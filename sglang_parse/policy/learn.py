@@ -31,8 +31,6 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
         if not r.cut.exact_end:
             _learn_agreement(drafts, r, recovering=False)
         return
-    if r.rest_differs:
-        drafts.differing.count(1, int(0 < r.rejected_end == r.boundaries[0]))
     if r.rejected_end:
         # Of a segment that failed with others already, one failure is enough.
         first = r.rejected_end > r.state.num_suspect
@@ -47,13 +45,8 @@ def learn_drafts(drafts: Drafts, r: RequestRound, *, judged: bool) -> None:
         drafts.valid.observe(r.decision.num_judged - r.exact_end, ended=False)
         if not r.draft.ended and len(r.draft.tokens) > r.cut.num_kept:
             drafts.lost.count(1, int(not r.decision.pending))
-            if not r.decision.pending:
-                drafts.differing.forget(FADES)
 
 
-# What is known of rests that differ counts for this share, each time that one is not
-# kept. So keeping them is tried again.
-FADES = 0.99
 # Errors in a failing part from which on its length says nothing of the first one.
 MANY = 50.0
 

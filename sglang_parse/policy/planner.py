@@ -115,18 +115,16 @@ class RoundPlanner:
         slow = sum(bool(r.state.recovering or r.state.is_exact) for r in writing)
         short = slow >= min(choice.patience, len(writing))
         ours = [int(choice.steps == 0), int(choice.judged), choice.every]
-        ours.append(choice.least_rest)
         drafts = [self._num_new(r, choice, short=short) for r in writing]
         if choice.writers:
             # The shortest texts are the soonest read.
             order = sorted(range(len(writing)), key=lambda i: writing[i].seq_len)
             for i in order[choice.writers :]:
                 drafts[i] = 0
-        (paused, judged, every, rest), agreed = self.ranks.agree_all([ours, drafts])
+        (paused, judged, every), agreed = self.ranks.agree_all([ours, drafts])
         round.judged, round.judge_every = bool(judged), every
         for r, num_new in zip(writing, agreed, strict=True):
             r.window = min(r.window, num_new + len(r.state.pending))
-            r.least_rest = rest
         return bool(paused)
 
     def _num_new(self, r: RequestRound, choice: Choice, *, short: bool) -> int:

@@ -52,17 +52,11 @@ class RequestRound:
     by_segments: bool = False
     #: Drafter's name -> most tokens it may write; a drafter without one writes none.
     budgets: dict[str, int] = field(default_factory=dict)
-    #: Draft tokens behind the last verdict that wait though the target goes on
-    #: otherwise, at least; 0 for never.
-    least_rest: int = 0
-
     #: Decode steps of a plain round that ran before it came.
     num_skipped: int = 0
 
     # draft
     draft: Draft = Draft()
-    #: Whether it begins with a rest that goes on otherwise than the target would.
-    rest_differs: bool = False
     #: Chance of each token of a head, in the head's own opinion, if those before it
     #: stand; the draft begins with them.
     chances: tuple[float, ...] = ()

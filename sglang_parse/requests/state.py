@@ -38,8 +38,6 @@ class RequestState:
     num_client: int = 0
     #: Who wrote the others: (drafter's name, number of tokens).
     pending_by: tuple[Run, ...] = ()
-    #: Whether the target would have gone on otherwise.
-    pending_differs: bool = False
     #: Tokens decided ahead of the output; the KV of all but the last is written.
     ready: tuple[int, ...] = ()
     #: Segments that the target must still write itself after a rejection.
@@ -88,16 +86,13 @@ class RequestState:
         ended: bool,
         num: int,
         written_by: Iterable[Run] = (),
-        differs: bool = False,
     ) -> None:
         """What of a round's draft stays for the next one.
 
         ended: whether the draft ended the response. num: leading tokens that are the
-        client's. written_by: who wrote the others. differs: whether the target would
-        have gone on otherwise.
+        client's. written_by: who wrote the others.
         """
         self.pending = pending
-        self.pending_differs = differs
         self.pending_by = tuple(written_by) if pending else ()
         self.pending_ended = bool(pending) and ended
         self.num_client = max(0, num) if pending else 0
@@ -116,7 +111,6 @@ class RequestState:
             return
         self.pending = self.client.propose(output)
         self.pending_by = ()
-        self.pending_differs = False
         self.num_client = len(self.pending)
         self.pending_ended = False
 

@@ -165,40 +165,6 @@ def test_target_writes_the_rejected_segment_over_several_rounds():
     assert tuple(req.output_ids[1:])[: len(text)] == text
 
 
-def test_a_rest_may_go_on_otherwise_than_the_target():
-    """Red if a rest that is kept is lost, written twice or shown in a wrong place, or
-    if the verdict on it does not hear of what stands before it."""
-    asked = []
-
-    def judge(tokens):
-        asked.append(tokens)
-        return 0.9
-
-    server, target, _ = serve(judge=judge)
-    plan = server.engine.planner.plan
-
-    def keeping_rests(round):
-        plan(round)
-        for r in round:
-            r.least_rest = 2
-
-    server.engine.planner.plan = keeping_rests
-    req = make_request(window=5)
-    server.round(req)
-    assert req.output_ids == [12, *DRAFT[:3]]
-    assert req.state.pending == DRAFT[3:5] and req.state.pending_differs
-    asked.clear()
-    (r,) = server.round(req)
-    assert r.rest_differs and r.draft.tokens[:2] == DRAFT[3:5]
-    assert asked == [(*START, *DRAFT[:6])]
-    assert req.output_ids[:7] == [12, *DRAFT[:6]]
-    while len(req.output_ids) < 1 + len(DRAFT):
-        server.round(req)
-    assert tuple(req.output_ids[1 : 1 + len(DRAFT)]) == DRAFT
-    counters = req.state.report.counters
-    assert counters.kept_tokens + counters.written_tokens == len(req.output_ids)
-
-
 def test_exact_mode_gives_the_targets_own_tokens():
     """Red if exact mode keeps a token that the target would not have written, or asks
     for a verdict."""

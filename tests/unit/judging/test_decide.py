@@ -7,7 +7,6 @@ import torch
 
 from sglang_parse.judging.decide import (
     Cut,
-    Decision,
     choose_cut,
     count_valid_segments,
     decide,
@@ -155,29 +154,6 @@ def test_decide_pending_needs_the_bonus_to_agree():
     assert decide(cut, [4, 5, 6, 7], [9]).pending == ()
     rejected = Cut(num_kept=1, tail_end=1, reuse_tail=False)
     assert decide(rejected, [4, 5, 6, 7], [5]).pending == ()
-
-
-def test_a_long_rest_outweighs_the_targets_own_token():
-    """Red if drafted work is thrown away for one token of the target's; or if it is
-    kept where it is short, where no verdict passed, or behind one that failed."""
-    settings = {
-        "num_draft_tokens": 5,
-        "threshold": 0.5,
-        "keep_rule": "first-failure",
-        "exact_tail": False,
-        "least_rest": 3,
-    }
-    cut = choose_cut([0.9], [2], **settings)
-    assert cut == Cut(2, 2, reuse_tail=True, least_rest=3)
-    kept = decide(cut, [4, 5, 6, 7, 8], [9])
-    assert kept == Decision((4, 5), num_judged=2, num_matched=0, pending=(6, 7, 8))
-    assert kept.rest_differs
-    short = decide(cut, [4, 5, 6, 7], [9])
-    assert short.accept_tokens == (4, 5, 9) and not short.rest_differs
-    agreed = decide(cut, [4, 5, 6, 7, 8], [6])
-    assert agreed.pending == (7, 8) and not agreed.rest_differs
-    assert not choose_cut([], [], exact_end=2, **settings).least_rest
-    assert not choose_cut([0.9, 0.1], [2, 4], **settings).least_rest
 
 
 def test_decide_always_emits_a_target_token():

@@ -7,10 +7,7 @@ import pytest
 from benchmarks.simulate.drafts import HOSTILE, Drafts
 from benchmarks.simulate.scenarios import bound, pair_costs
 from benchmarks.simulate.world import Scenario, World, target_alone
-from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.controller import Asked, Controller
-from sglang_parse.policy.goodput import Goodput
-from sglang_parse.policy.learn import FADES
 
 COSTS = pair_costs("32b+1.7b-h200")
 LONG = Scenario(COSTS, answers=(4000, 8000), num_tokens=12_000)
@@ -249,44 +246,6 @@ def test_token_by_token_is_not_slower_than_plain_decoding(head, graphs):
     )
     least = 1.4 if head and graphs else 0.945
     assert World(one).run().rate > least * target_alone(one).rate
-
-
-def test_rests_are_kept_where_the_target_would_go_on_otherwise():
-    """Red if drafts lose what they hold behind a boundary for one token of the
-    target's, which costs a tenth of the time where the two often differ."""
-    config = ParseConfig(segmenter="line", mode="semantic", window=96)
-    one = replace(LONG, drafts=Drafts(1.0, 0.5), config=config)
-    kept, world = [], World(one)
-    world.watch = lambda round: kept.extend(r.decision.rest_differs for r in round)
-    rate = world.run().rate
-    assert sum(kept) > 10
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Goodput, "_least_rest", lambda self, choice, recovery: 0)
-        assert rate > 1.05 * World(one).run().rate
-
-
-def test_rests_that_fail_are_not_kept_but_tried_again():
-    """Red if rests in which the draft errs are kept all the same, or never tried again
-    once they did."""
-    one = Controller()
-    costs, asked = one.costs.at(1), Asked(bs=1, most=128, suffix_len=10)
-    for _ in range(4):
-        costs.plain.add(1, 10.0)
-        costs.draft.add(64, 100.0)
-        costs.verify.add(65, 20.0)
-    one.drafts.valid.count(4000, 8)
-    one.drafts.segments.count(4000, 100)
-
-    def least_rest():
-        one._kept = None
-        return one.choose(asked)[0].least_rest
-
-    at_first = least_rest()
-    one.drafts.differing.count(100, 60)
-    assert 0 < at_first < least_rest() / 4
-    for _ in range(1000):
-        one.drafts.differing.forget(FADES)
-    assert least_rest() == at_first
 
 
 @pytest.mark.parametrize(("step_ms", "least", "most"), [(12.0, 2, 6), (4.0, 15, 20)])

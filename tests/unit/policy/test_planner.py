@@ -11,7 +11,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.controller import WRITERS, Asked, Controller
 from sglang_parse.policy.curves import Curve
 from sglang_parse.policy.goodput import Choice
-from sglang_parse.policy.learn import FADES, error_at
+from sglang_parse.policy.learn import error_at
 from sglang_parse.policy.plain_steps import FIRST_STEPS, IN_TIME, MOST_STEPS
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.rest import FIRST_MS, LOOK_ROUNDS, TIRED_ROUNDS, Pays
@@ -444,7 +444,7 @@ def test_ranks_do_what_the_first_of_them_chose():
     first.ranks.agree_all = lambda lists: told.append(lists) or lists
     other.ranks.agree_all = lambda lists: told[-1]
     for rank, every in ((first, 2), (other, 3)):
-        choice = Choice(20, every=every, least_rest=10 * every)
+        choice = Choice(20, every=every)
         rank.controller.choose = lambda _, choice=choice: (choice, "")
     one, two = state(), state()
     # It knows of failures that the first has forgotten.
@@ -453,7 +453,6 @@ def test_ranks_do_what_the_first_of_them_chose():
     assert len(told) == 1  # each time, the others are waited for
     assert all_windows(rounds[1]) == all_windows(rounds[0]) == [20, 20]
     assert [round.judge_every for round in rounds] == [2, 2]
-    assert [r.least_rest for round in rounds for r in round] == [20] * 4
 
 
 def drafted(
@@ -506,27 +505,6 @@ def test_a_segment_that_failed_with_others_counts_once():
         plan.adapt(drafted(one, 36, cut, Decision((1,) * 3, 0, 2, ())))
         counted.append(plan.controller.drafts.valid.num_ends)
     assert counted == [1, 1, 2]
-
-
-def test_what_becomes_of_rests_is_counted():
-    """Red if the first verdict on a rest that differs says nothing of the next ones, or
-    if a verdict further on does; or if what is known of them stays for ever where they
-    are dropped."""
-    plan, counted = planner(), []
-    differing = plan.controller.drafts.differing
-    for differs, rejected_end in ((False, 16), (True, 16), (True, 20), (True, 0)):
-        kept = 0 if rejected_end == 16 else 16
-        cut = Cut(kept, kept, False, rejected_end)
-        round = drafted(state(), 16, cut, Decision((1,) * (kept + 1), kept, 0, ()))
-        (r,) = round
-        r.rest_differs = differs
-        plan.adapt(round)
-        counted.append((differing.num_seen, differing.num_ends))
-    assert counted == [(0, 0), (1, 1), (2, 1), (3, 1)]
-    for pending, seen in (((1,) * 3, 3), ((), 3 * FADES)):
-        decision = Decision((1,) * 13, 12, 0, pending)
-        plan.adapt(drafted(state(), 16, Cut(12, 12, True), decision))
-        assert differing.num_seen == pytest.approx(seen)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
