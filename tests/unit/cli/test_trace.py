@@ -1,17 +1,14 @@
-"""`sglang-parse trace`: what it sends and shows; the picture in the documents."""
+"""`sglang-parse trace`: what it sends and shows."""
 
 import io
 import json
 import re
 import threading
-from html import unescape
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
-from docs import trace_picture
 from sglang_parse.cli import main as cli
 from sglang_parse.cli import trace
 from sglang_parse.cli.trace import Trace, TraceOptions
@@ -45,63 +42,6 @@ REPORT = {
         segment("target", "written", 25, " less."),
     ],
 }
-
-
-# -- The picture ----------------------------------------------------------------------
-
-
-def picture_text(svg):
-    """Words of the drawing by their colour class, in order."""
-    found = re.findall(r'<text class="([^"]*)"[^>]*>([^<]*)</text>', svg)
-    colours = dict(re.findall(r"\.(parse-trace-r\d+) \{ ([^}]*) \}", svg))
-    return [
-        (colours.get(name, ""), unescape(words).replace("\xa0", " "))
-        for name, words in found
-    ]
-
-
-@pytest.fixture(scope="module")
-def picture():
-    return trace_picture.picture_of(Trace(QUESTION, ANSWER, REPORT))
-
-
-def test_picture_has_question_segments_and_legend(picture):
-    """Red if a part of the trace is missing, or a rejected part is not struck."""
-    parts = picture_text(picture)
-    words = [text for _, text in parts]
-    assert QUESTION in words
-    assert any(", <b>1</b>" in text for text in words)
-    (struck,) = [
-        text for style, text in parts if "isn't" in text and "line-th" in style
-    ]
-    assert "isn't</s></span>" in struck
-    assert any("2 target passes" in text for text in words)
-
-
-def test_picture_shows_its_last_line_whole(picture):
-    """Red if rich's frame cuts what hangs below the last line, as "g" does."""
-    assert "clip-terminal)" not in picture
-
-
-def test_picture_colours_differ_by_outcome(picture):
-    """Red if kept, rejected and written text have one colour."""
-    fills = {
-        key: re.search(r"fill: (#\w+)", style).group(1)
-        for key in ("draft, kept", "rejected", "written by")
-        for style, text in picture_text(picture)
-        if key in text
-    }
-    assert len(set(fills.values())) == 3
-
-
-def test_picture_is_xml_loads_nothing_and_repeats(picture):
-    """Red if a viewer has to fetch a font, or the same trace gives another file."""
-    ElementTree.fromstring(picture)
-    addresses = re.findall(r"https?://[^\s\"]+", picture)
-    assert set(addresses) == {"http://www.w3.org/2000/svg"}
-    assert "font-face" not in picture
-    again = trace_picture.picture_of(Trace(QUESTION, ANSWER, REPORT))
-    assert again == picture
 
 
 # -- The command ----------------------------------------------------------------------
