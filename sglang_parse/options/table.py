@@ -204,8 +204,9 @@ class ServerOptions(SharedOptions):
     judge: str = option(
         QUESTION_JUDGE,
         JUDGE,
-        "Who scores a prefix. `question` asks the target `judge-suffix` and compares "
-        "its answers. A threshold belongs to the judge that it was chosen for.",
+        "Which judge scores a prefix. `question` asks the target `judge-suffix` and "
+        "compares its answers. A threshold belongs to the judge that it was chosen "
+        "for.",
     )
     verdict_tokens: str = option(
         "Yes/No",
@@ -228,7 +229,7 @@ class ServerOptions(SharedOptions):
         "",
         PROBE_FILE,
         "A probe of this target: it reads verdicts from hidden states, without rows of "
-        "its own. It is learnt from the question's verdicts, and may be wrong where "
+        "its own. It is trained on the question's verdicts, and may be wrong where "
         "the question is right. `sglang-parse probe train` writes it.",
     )
     probe_check: float = option(
@@ -278,7 +279,7 @@ class ServerOptions(SharedOptions):
     drafters: str = option(
         AUTO,
         DRAFTERS,
-        "Who drafts, in the order of their turns. `auto` takes the draft model, the "
+        "The drafters, in the order of their turns. `auto` takes the draft model, the "
         "draft server and the target's head where other flags name them. `ngram` "
         "copies earlier text of the prompt and the answer, and needs no model.",
     )
@@ -292,7 +293,7 @@ class ServerOptions(SharedOptions):
         f"and answers. Its API key is read from `${DRAFT_KEY_ENV}` alone.",
     )
     draft_url_model: str = option(
-        "", NAME, "The model that is asked for there; without one, the first it lists."
+        "", NAME, "The model requested there; by default the first it lists."
     )
     draft_url_streams: int = option(
         32, whole(1, 1024), "Requests that it drafts for at a time."
@@ -318,7 +319,7 @@ class RequestOnlyOptions:
     judge: str = option(
         "auto",
         choice(JUDGE_KINDS, metavar="KIND"),
-        "What gives verdicts. `suffix` asks the target behind each prefix, `probe` "
+        "What gives verdicts. `suffix` asks the target after each prefix, `probe` "
         "reads its hidden states. `auto` asks only where the probe is in doubt, and "
         "everywhere on a server without a probe for this request.",
     )
@@ -328,8 +329,8 @@ class RequestOnlyOptions:
         client_text(),
         "Text that you already have, taken as the draft of this response from its "
         "first token. Its prefixes are judged in one pass, the valid part is kept, and "
-        "the server's own draft model goes on. In `exact` mode it is followed token by "
-        "token.",
+        "the server's own draft model continues. In `exact` mode it is followed token "
+        "by token.",
     )
     verify: str | tuple[str, ...] = option(
         "",
