@@ -30,7 +30,7 @@ def tokens_behind(runs: Iterable[Run], num: int) -> Iterator[Run]:
 
 @dataclass
 class DrafterCounters:
-    """Tokens by drafter's name, of one request or of the server."""
+    """Tokens of a request by drafter's name."""
 
     #: Tokens that were drafted.
     drafted: dict[str, int] = field(default_factory=dict)
@@ -43,11 +43,6 @@ class DrafterCounters:
     def add_kept(self, runs: Iterable[Run], sign: int = 1) -> None:
         """sign: -1 takes them back."""
         _add(self.kept, runs, sign)
-
-    def add(self, other: DrafterCounters) -> None:
-        """Add the counts of a request."""
-        _add(self.drafted, other.drafted.items())
-        _add(self.kept, other.kept.items())
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Drafters without a token are left out."""

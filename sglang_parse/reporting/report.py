@@ -59,10 +59,6 @@ class RequestCounters:
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
-    def __add__(self, other: RequestCounters) -> RequestCounters:
-        sums = {k: v + getattr(other, k) for k, v in asdict(self).items()}
-        return RequestCounters(**sums)
-
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:

@@ -86,4 +86,4 @@ def test_an_answer_cut_by_length_keeps_its_last_token():
 def test_requests_that_no_user_sent_do_not_count(counts, changes, num):
     """Red if probes of an idle server look like traffic."""
     texts(Request(ANSWER, FINISH_MATCHED_TOKEN(END), **changes))
-    assert sum(counts.requests.values()) == num
+    assert sum(counts.counts["requests"].values()) == num

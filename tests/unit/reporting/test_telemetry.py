@@ -61,23 +61,29 @@ def test_streams_of_a_draft_server_are_counted():
 @pytest.mark.parametrize("score", [0.0, 0.01, 0.011, 0.5, 0.999, 1.0])
 def test_score_buckets_are_upper_bounds(score):
     """Red if a score counts under a bound that it exceeds."""
-    k = score_bucket(score)
-    assert score <= SCORE_BUCKETS[k]
-    assert k == 0 or score > SCORE_BUCKETS[k - 1]
+    assert score_bucket(score) == min(b for b in SCORE_BUCKETS if b >= score)
 
 
 def test_metrics_of_a_replica_have_its_rank():
-    """Red if replicas of one server cannot be told apart on /metrics, or a request that
-    fell back is not counted there."""
+    """Red if replicas of one server cannot be told apart on /metrics, a count is
+    missing there, or a metric is not shown before the first request."""
     registry = CollectorRegistry()
-    made = Prometheus("m", 1, registry)
-    made.add_request(finished())
-    made.add_request(finished("exact", "logprobs"))
+    total = Telemetry(prometheus=Prometheus("m", 1, registry))
     labels = {"model_name": "m", "dp_rank": "1"}
-    one = {**labels, "mode": "exact"}
-    assert registry.get_sample_value("sglang:parse_requests_total", one) == 1
-    assert registry.get_sample_value("sglang:parse_fallbacks_total", labels) == 1
-    registry = CollectorRegistry()
-    Prometheus("m", None, registry).add_request(finished())
-    alone = {"model_name": "m"}
-    assert registry.get_sample_value("sglang:parse_fallbacks_total", alone) == 0
+
+    def value(name: str, **more: str) -> float | None:
+        return registry.get_sample_value(f"sglang:parse_{name}", {**labels, **more})
+
+    assert value("fallbacks_total") == value("kept_tokens_total") == 0
+    total.add_request(finished())
+    total.add_request(finished("exact", "logprobs"))
+    total.add_extension_error("judge", "mine")
+    total.add_seconds(draft=1.5)
+    assert value("requests_total", mode="exact") == value("fallbacks_total") == 1
+    assert (
+        value("kept_tokens_total") == 4 and value("drafted_total", drafter="model") == 8
+    )
+    assert value("segments_total", outcome="rejected") == 2
+    assert value("extension_errors_total", kind="judge", name="mine") == 1
+    assert value("stage_seconds_total", stage="draft") == 1.5
+    assert value("verdict_score_bucket", le="0.05") == 2
