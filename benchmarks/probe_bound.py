@@ -4,18 +4,14 @@
 
 Servers of the embedded pair take turns: the target alone, its EAGLE-3 head alone, one
 PARSE server without a probe (`exact`, `suffix`) and one with the shipped probe
-(`probe`, `auto`). `free` is the bound: the question has judged the same prefixes
-before, and its verdicts are remembered, so that they take no rows of a pass. So `free`
-costs what a judge costs that is right as often as the question and needs nothing.
-Prints output tokens a second over the target's, medians over repeats, rows of judged
-passes, and seconds by stage.
+(`probe`, `auto`). Prints output tokens a second over the target's, medians over
+repeats, rows of judged passes, and seconds by stage.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -38,7 +34,6 @@ from sglang_parse.embedded import (
     TARGET_PATH,
 )
 from sglang_parse.embedded.task import make_problems
-from sglang_parse.engine.simulated import FREE_ENV
 
 TARGET = ("--model-path", str(TARGET_PATH), *SERVER_ARGS)
 PARSE = (
@@ -61,12 +56,8 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "suffix": ("parse", {"parse_judge": "suffix"}),
     "probe": ("probe", {"parse_judge": "probe"}),
     "auto": ("probe", {"parse_judge": "auto"}),
-    "free": ("free", {"parse_judge": "suffix"}),
 }
 WARM_UPS = 16
-# Runs in which the question judges what `free` is to remember. Windows differ from run
-# to run, and so do drafts behind what the target has rewritten.
-FILLS = 3
 
 
 @dataclass
@@ -104,21 +95,9 @@ def commands(probe: Path, arms: Mapping[str, tuple[str, Any]]) -> dict[str, list
         "eagle3": EAGLE3,
         "parse": PARSE,
         "probe": (*PARSE, "--speculative-parse-probe", str(probe)),
-        "free": PARSE,
     }
     used = {name for name, _ in arms.values()}
     return {name: list(flags) for name, flags in known.items() if name in used}
-
-
-def server_of(name: str, command: list[str], folder: Path) -> ServerProcess:
-    """One server, which inherits the environment."""
-    os.environ.pop(FREE_ENV, None)
-    if name == "free":
-        os.environ[FREE_ENV] = "1"
-    try:
-        return ServerProcess(command, name, folder / f"{name}.log")
-    finally:
-        os.environ.pop(FREE_ENV, None)
 
 
 def measure_cell(
@@ -166,9 +145,6 @@ def measure_all(
             num = max(args.problems, 6 * c)
             problems = make_problems(num, EVAL_SEED + repeat)
             prompts = encode_prompts(tokenizer, problems)
-            for _ in range(FILLS if "free" in args.arms else 0):
-                # The question judges what it is to remember.
-                measure(servers["free"].url, prompts, concurrency=c, warm_up=warm_up)
             for arm in args.arms:
                 name, options = ARMS[arm]
                 measure_cell(
@@ -200,7 +176,6 @@ def row_of(cells: Cells, c: int, arm: str) -> dict[str, Any]:
         "over_target": over("target"),
         "over_eagle3": over("eagle3"),
         "over_exact": over("exact"),
-        "over_free": over("free"),
         "accuracy": statistics.mean(cell.right),
         "problems": len(cell.right),
         "rows_over_draft": cell.rows_over_draft,
@@ -216,7 +191,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     warm_up = encode_prompts(tokenizer, make_problems(WARM_UPS, WARM_UP_SEED))
     arms = {arm: ARMS[arm] for arm in args.arms}
     servers = {
-        name: server_of(name, command, folder)
+        name: ServerProcess(command, name, folder / f"{name}.log")
         for name, command in commands(args.probe, arms).items()
     }
     with running(list(servers.values())):

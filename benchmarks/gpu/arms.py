@@ -1,13 +1,14 @@
 """What is measured of whole servers.
 
 Arms: `target` (stock SGLang), `standalone` and `sglang-eagle3` (SGLang's own
-speculative decoding with the same draft or head), `parse-F` (PARSE whose verdicts keep
-the share F of every draft), `eagle3` (the head alone, by the plugin), `parse-F-eagle3`.
-`exact` is the draft model in exact mode, `hostile` a draft of which nothing is kept and
-nothing agrees. `rounds` is PARSE with the times of its rounds in its log, which
-`benchmarks.simulate.measure` reads. Arms with the same flags share a server.
-Wherever the target is followed token by token, ours or SGLang's, the accepted length is
-pinned to the same value.
+speculative decoding with the same draft or head, accept length pinned by SGLang), and
+`parse-F` (PARSE with the judge of `pinned_judge/`, which keeps the share F of a draft
+of the full window on average). `hostile` is a draft of which nothing is kept. `rounds`
+is PARSE with the times of its rounds in its log, which `benchmarks.simulate.measure`
+reads. Arms with the same flags share a server.
+
+Nothing pins how often PARSE's target agrees with a draft token by token, so that no arm
+measures `exact` mode or an EAGLE-3 head under PARSE on random weights.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.pairs import PAIRS, head_folder, model_args
-from sglang_parse.engine.simulated import ACCEPT_ENV, KEEP_ENV
 
-# Drafts a step of the token-level arms, the agreement a token that arms have as a rule,
-# and those that the adaptive arm and the head are measured with too.
+# Draft tokens a step of SGLang's own arms, and the agreement per token there.
 CHAIN = 5
 AGREEMENT = 0.8
-SWEEP = (0.7, 0.9, 0.95)
-READ_FROM_FILES = (KEEP_ENV, ACCEPT_ENV)
+# The installed package that holds the judge.
+JUDGE_FOLDER = Path(__file__).parent / "pinned_judge"
+JUDGE = "pinned"
 
 
 def accept_length(agreement: float) -> float:
@@ -33,24 +34,38 @@ def accept_length(agreement: float) -> float:
     return round(sum(agreement**i for i in range(CHAIN + 1)), 2)
 
 
+def threshold_for(share: float, num_segments: int) -> float:
+    """The threshold at which random verdicts keep `share` of a draft on average.
+
+    A verdict is uniform in [0, 1), and a draft is kept up to the first that fails: the
+    share is the mean of q, q^2, .. of all segments, where q passes one verdict.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        q = (low + high) / 2
+        kept = sum(q**k for k in range(1, num_segments + 1)) / num_segments
+        low, high = (q, high) if kept < share else (low, q)
+    return 1.0 - low
+
+
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """What to measure of a server. env: in its environment; what PARSE pins may change
-    while it runs. pinned: what of its speed is not its own doing. fields: of each
-    request, as custom_params."""
+    """What to measure of a server.
+
+    env: added to its environment. pinned: the made-up shares that its speed depends on.
+    fields: of each request, as custom_params.
+    """
 
     name: str
     flags: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     pinned: dict[str, float] = field(default_factory=dict)
-    fields: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, float] = field(default_factory=dict)
 
     @property
     def start(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        """What arms of one server have in common: flags, and the environment but for
-        the values that are read from files."""
-        fixed = {k: "" if k in READ_FROM_FILES else v for k, v in self.env.items()}
-        return self.flags, tuple(sorted(fixed.items()))
+        """What arms of one server have in common."""
+        return self.flags, tuple(sorted(self.env.items()))
 
 
 def arms_of(args: argparse.Namespace) -> list[Arm]:
@@ -59,38 +74,31 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
     alone = tuple(model_args(spec, args.models, with_draft=False))
     pair = tuple(model_args(spec, args.models))
     head = str(head_folder(spec, args.models))
-    composed = (
-        *("--speculative-parse-compose", "eagle3"),
-        *("--speculative-parse-eagle-model-path", head),
-        *("--speculative-parse-eagle-steps", str(CHAIN)),
-    )
     chain = (
         *("--speculative-num-steps", str(CHAIN), "--speculative-eagle-topk", "1"),
         *("--speculative-num-draft-tokens", str(CHAIN + 1)),
     )
-    fixed = ("--no-speculative-parse-adaptive",)
+    num_segments = args.window // args.segment
 
-    def parse(
-        name: str, keep: float, *more: str, agreement: float = AGREEMENT, **fields: str
-    ) -> Arm:
-        accept = accept_length(agreement)
+    def parse(name: str, keep: float, *more: str) -> Arm:
         return Arm(
             name,
             (
                 *pair,
                 *("--speculative-algorithm", "PARSE"),
+                *("--speculative-parse-judge", JUDGE),
                 *("--speculative-parse-window", str(args.window)),
                 *("--speculative-parse-segmenter", f"fixed:{args.segment}"),
-                *("--speculative-parse-max-segments", str(args.window // args.segment)),
+                *("--speculative-parse-max-segments", str(num_segments)),
                 *("--speculative-parse-verify-route", args.route),
                 # Made-up verdicts fail in each draft; what is rewritten then would be
                 # measured, not what is judged.
                 *("--speculative-parse-recover-segments", "0"),
                 *more,
             ),
-            {KEEP_ENV: str(keep), ACCEPT_ENV: str(accept)},
-            {"kept_fraction": keep, "accept_length": accept},
-            fields,
+            {"PYTHONPATH": str(JUDGE_FOLDER)},
+            {"kept_fraction": keep, "accept_length": 1.0},
+            {"parse_threshold": threshold_for(keep, num_segments)},
         )
 
     def by_sglang(name: str, algorithm: str, flags: tuple[str, ...]) -> Arm:
@@ -101,33 +109,18 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
             {"accept_length": accept_length(AGREEMENT)},
         )
 
-    def eagle3(name: str, agreement: float, *more: str) -> Arm:
-        accept = accept_length(agreement)
-        return Arm(
-            name,
-            (*alone, "--speculative-algorithm", "PARSE", *composed, *more),
-            {ACCEPT_ENV: str(accept)},
-            {"accept_length": accept},
-        )
-
     with_head = (*alone, "--speculative-draft-model-path", head)
     arms = [
         Arm("target", alone),
         parse("parse-0.9-adaptive", 0.9),
         by_sglang("sglang-eagle3", "EAGLE3", with_head),
-        eagle3("eagle3", AGREEMENT),
-        parse("parse-0.9-eagle3", 0.9, *composed),
         by_sglang("standalone", "STANDALONE", pair),
-        parse("exact", 0.9, parse_mode="exact"),
         parse("parse-0.8-adaptive", 0.8),
         parse("parse-0.7-adaptive", 0.7),
-        parse("hostile", 0.0, agreement=0.0),
-        parse("parse-0.9", 0.9, *fixed),
+        parse("hostile", 0.0),
+        parse("parse-0.9", 0.9, "--no-speculative-parse-adaptive"),
         parse("rounds", 0.9, "--log-level", "debug"),
     ]
-    for a in SWEEP:
-        arms.append(parse(f"parse-0.9-adaptive-agree-{a}", 0.9, agreement=a))
-        arms.append(eagle3(f"eagle3-agree-{a}", a, *fixed))
     return [a for a in arms if args.arms is None or a.name in args.arms]
 
 

@@ -106,7 +106,6 @@ TINY = (
         "benchmarks.gpu.serve",
         (
             *("--pair", "embedded", "--arms", "target", "parse-0.9"),
-            *("parse-0.9-eagle3", "eagle3"),
             *("--context", "64", "--output", "64", "--window", "32"),
             *("--segment", "8", "--concurrency", "1", "4", "--repeats", "2"),
         ),

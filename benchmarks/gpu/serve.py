@@ -19,12 +19,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.arms import READ_FROM_FILES, Arm, arms_of, servers_of
+from benchmarks.gpu.arms import Arm, arms_of, servers_of
 from benchmarks.gpu.pairs import PAIRS
 from benchmarks.gpu.records import Clock, Records, spread
 from sglang_parse.bench.provenance import shown_path
 from sglang_parse.bench.servers import ServerProcess
-from sglang_parse.engine.simulated import FILE_MARK
 
 MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
 START_S = 420.0  # the first server may compile kernels
@@ -71,8 +70,11 @@ def server_flags(args: argparse.Namespace, arm: Arm) -> list[str]:
 
 @contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
+    """Variables of a server that is started inside; a folder of PYTHONPATH is added."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
+    if (paths := before.get("PYTHONPATH")) is not None:
+        os.environ["PYTHONPATH"] = f"{values['PYTHONPATH']}{os.pathsep}{paths}"
     try:
         yield
     finally:
@@ -84,7 +86,7 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def generate(
-    url: str, prompt: list[int], num_tokens: int, fields: dict[str, str]
+    url: str, prompt: list[int], num_tokens: int, fields: dict[str, float]
 ) -> dict[str, Any]:
     body = {
         "input_ids": prompt,
@@ -109,7 +111,7 @@ def measure(
     args: argparse.Namespace,
     concurrency: int,
     seed: int,
-    fields: dict[str, str],
+    fields: dict[str, float],
 ) -> dict[str, Any]:
     """One wave of `concurrency` requests at once."""
     rng = random.Random(seed)
@@ -152,11 +154,6 @@ class ArmServer:
         self._flags = server_flags(args, arms[0])
         name = f"{args.pair}-{arms[0].name}{self._suffix}"
         self._log = args.logs / f"server-{name}.log"
-        self._pins = {
-            key: args.logs / f"{name}-{key}"
-            for key in READ_FROM_FILES
-            if key in arms[0].env
-        }
         self._process: ServerProcess | None = None
 
     def cell(self, arm: Arm, concurrency: int) -> str:
@@ -174,10 +171,8 @@ class ArmServer:
             print(f"serve {self._first.name}: {why}", flush=True)
             self.todo = {}
             return self
-        self._pin(self._first)
-        files = {key: f"{FILE_MARK}{path}" for key, path in self._pins.items()}
         limit = min(START_S, self._clock.left_s())
-        with environment(self._first.env | files):
+        with environment(self._first.env):
             self._process = ServerProcess(
                 self._flags, self._first.name, self._log, timeout_s=limit
             )
@@ -196,7 +191,6 @@ class ArmServer:
         try:
             self._process.wait_ready()
             for arm, cells in self.todo.items():
-                self._pin(arm)
                 for n in cells:
                     self._measure(arm, n, self._process)
                     if self._clock.left_s() < 0:
@@ -208,13 +202,6 @@ class ArmServer:
             self._records.add(
                 "serve", cell, error=repr(error)[:500], log=tail, **self._common(arm)
             )
-
-    def _pin(self, arm: Arm) -> None:
-        """Tell the server what this arm has pinned. A file changes as a whole."""
-        for key, path in self._pins.items():
-            beside = path.with_suffix(".new")
-            beside.write_text(arm.env[key])
-            beside.replace(path)
 
     def _measure(self, arm: Arm, concurrency: int, process: ServerProcess) -> None:
         args, url = self._args, process.url

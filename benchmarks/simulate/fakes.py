@@ -105,10 +105,16 @@ class FakeTarget:
         ms = self.costs.pass_ms(rows, bs, asks=asks)
         self.clock.spend("pass", ms, kernel=("pass", bs.bit_length()))
         self.clock.spend("host", self.costs.host_ms(bs))
-        verdicts = [valid for r in round for valid in _verdicts(r)]
+        verdicts = [valid for r in round for valid in self.verdicts(r)]
         for r in round:
             answer_of(r).num_passes += 1
         return SimpleNamespace(logits=LOGITS[verdicts])
+
+    def verdicts(self, r: RequestRound) -> list[int]:
+        """1 for each boundary before which no draft token is wrong."""
+        kinds = [t // 2 for t in r.draft.tokens]
+        first = kinds.index(WRONG) if WRONG in kinds else len(kinds)
+        return [int(b <= first) for b in r.boundaries]
 
     def look_ahead(self, round: Round) -> None:
         own = [self._ahead.get(id(r.req)) == r.output_len for r in round]
@@ -169,13 +175,6 @@ class FakeTarget:
 
     def prefill(self, batch: Any, *, needed: bool) -> Any:
         raise NotImplementedError("The simulator computes prompts without a batch.")
-
-
-def _verdicts(r: RequestRound) -> list[int]:
-    """1 for each boundary before which no draft token is wrong."""
-    kinds = [t // 2 for t in r.draft.tokens]
-    first = kinds.index(WRONG) if WRONG in kinds else len(kinds)
-    return [int(b <= first) for b in r.boundaries]
 
 
 class FakeSlots:

@@ -19,11 +19,13 @@ from typing import Any
 
 from benchmarks.simulate.costs import Costs
 from benchmarks.simulate.drafts import Drafts
+from benchmarks.simulate.fakes import FakeTarget
 from benchmarks.simulate.scenarios import PAIRS, pair_costs
 from benchmarks.simulate.validate import Compared
 from benchmarks.simulate.world import Scenario, World
-from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.target.layout import VerifyPlan
 
 # Rows of a verdict in those servers: the default question, in the shipped tokenizer.
 SUFFIX_LEN = 15
@@ -33,11 +35,54 @@ RANDOM = Drafts(agreement=0.0)
 CONFIG = ParseConfig(segmenter="fixed:16", max_segments=16, recover_segments=0)
 
 
-class Waves(World):
-    """All requests of a wave begin at once, and the next wave behind the last of them.
+class PinnedTarget(FakeTarget):
+    """Keeps a fixed share of all draft tokens, and agrees with a fixed number a pass.
 
-    keep, accept_length: what verdicts keep of a draft, and tokens of a pass where the
-    target is followed.
+    What a segment or a token is too long for is owed to the drafts that follow.
+    """
+
+    kept_share, accept_length = 0.9, 1.0
+    _owed_kept = _owed_agreed = 0.0
+
+    def verify(self, round: Round, plan: VerifyPlan) -> Any:
+        self._agreeing: dict[int, int] = {}
+        return super().verify(round, plan)
+
+    def verdicts(self, r: RequestRound) -> list[int]:
+        self._owed_kept += self.kept_share * len(r.shown)
+        kept = max((b for b in r.boundaries if b <= self._owed_kept), default=0)
+        self._owed_kept -= kept
+        return [int(b <= kept) for b in r.boundaries]
+
+    def sample(
+        self, round: Round, owner: Sequence[int], offset: Sequence[int]
+    ) -> tuple[list[int], Any]:
+        tokens, sampled = super().sample(round, owner, offset)
+        for k, (i, j) in enumerate(zip(owner, offset, strict=True)):
+            r = round.requests[i]
+            if i not in self._agreeing:
+                self._agreeing[i] = self._num_agreeing(r)
+            if j < self._agreeing[i]:
+                tokens[k] = r.draft.tokens[j]
+        return tokens, sampled
+
+    def _num_agreeing(self, r: RequestRound) -> int:
+        """Leading draft tokens that the target writes itself where it is followed."""
+        followed = r.cut.exact_end
+        if not (r.cut.exact_end or r.cut.num_kept or r.cut.rejected_end):
+            followed = r.cut.tail_end
+        if not followed:
+            return 0
+        self._owed_agreed += self.accept_length - 1
+        agreed = min(int(self._owed_agreed), followed)
+        self._owed_agreed %= 1.0
+        return agreed
+
+
+class Waves(World):
+    """All requests of a wave begin at once, and the next wave follows the last of them.
+
+    target: says what verdicts keep of a draft, and how far the target agrees.
     """
 
     def __init__(self, costs: Costs, context: int, *, alone: bool = False) -> None:
@@ -52,9 +97,8 @@ class Waves(World):
                 drafts=RANDOM,
             )
         )
-        self.keep, self.accept_length = 0.9, 1.0
-        self.engine.pinned_verdicts = PinnedVerdicts(lambda: self.keep)
-        self.engine.pinned_agreement = PinnedAgreement(lambda: self.accept_length)
+        self.target = PinnedTarget(costs, self.clock, overlaps=alone)
+        self.engine.target = self.target
 
     def _arrive(self) -> None:
         """Nobody comes while a wave runs (`wave`)."""
@@ -85,8 +129,8 @@ def compare(records: Sequence[dict[str, Any]], costs: Costs) -> list[Compared]:
             world, mode = Waves(costs, r["context"], alone=True), "off"
         else:
             world = parse = parse or Waves(costs, r["context"])
-            world.keep = r["pinned"]["kept_fraction"]
-            world.accept_length = r["pinned"]["accept_length"]
+            world.target.kept_share = r["pinned"]["kept_fraction"]
+            world.target.accept_length = r["pinned"]["accept_length"]
             mode = r.get("fields", {}).get("parse_mode", "semantic")
         world.wave(n, output // 2, mode)
         rates = [world.wave(n, output, mode) for _ in r["waves"]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from sglang_parse.engine.failures import guard
 from sglang_parse.engine.ports import Sampler, Target
-from sglang_parse.engine.simulated import PinnedAgreement, PinnedVerdicts
 from sglang_parse.judging.decide import (
     Cut,
     Decision,
@@ -51,7 +49,6 @@ def score(
     logits: Tensor,
     judge: ScoreRows,
     on_error: Callable[[ExtensionError], None],
-    pinned: PinnedVerdicts | None = None,
 ) -> None:
     """Fill `scores` of each request from the verdict rows of the pass.
 
@@ -60,10 +57,6 @@ def score(
     back once for the whole batch. Where the judge fails, each score is NaN (see
     `drop_failed_verdicts`), and on_error is told.
     """
-    if pinned is not None:
-        for r in round:
-            r.scores = pinned.scores(r.boundaries, len(r.shown))
-        return
     asked = [r.state.judge for r in round for _ in r.asked]
     values: Iterator[float]
     try:
@@ -119,9 +112,7 @@ def cut_of(r: RequestRound) -> Cut:
     )
 
 
-def follow_target(
-    round: Round, target: Sampler, pinned: PinnedAgreement | None = None
-) -> None:
+def follow_target(round: Round, target: Sampler) -> None:
     """Sample the target at the rows the cuts ask for; fill `decision` of each request.
 
     The LM head runs over a few rows of each request at a time, and on only where the
@@ -135,8 +126,7 @@ def follow_target(
     going = list(range(len(requests)))
     num_sampled = 0
     while going:
-        # A benchmark that pins agreement decides only when it has all rows.
-        width = max(map(len, asked)) if pinned else wave_width(len(going))
+        width = wave_width(len(going))
         owner: list[int] = []
         offset: list[int] = []
         for i in going:
@@ -154,13 +144,11 @@ def follow_target(
             num_sampled += 1
             agreeing[i] &= r.draft.tokens[j : j + 1] == (token,)
         going = [
-            i
-            for i in going
-            if len(requests[i].chosen) < len(asked[i]) and (agreeing[i] or pinned)
+            i for i in going if len(requests[i].chosen) < len(asked[i]) and agreeing[i]
         ]
     round.sampled = target.join_samples(samples)
     for r in requests:
-        guard(r, partial(_decide, pinned=pinned))
+        guard(r, _decide)
 
 
 def decode(
@@ -196,22 +184,11 @@ def decode(
         r.decision = Decision(tuple(r.chosen), 0, 0, ())
 
 
-def _decide(r: RequestRound, pinned: PinnedAgreement | None) -> None:
+def _decide(r: RequestRound) -> None:
     if not r.draft.tokens:
         r.decision = Decision(tuple(r.chosen), 0, 0, ())
         return
-    r.decision = decide(r.cut, r.draft.tokens, _agreed(r, pinned))
-
-
-def _agreed(r: RequestRound, pinned: PinnedAgreement | None) -> list[int]:
-    """The target's tokens at the cut's rows; a benchmark may pin those where the
-    draft's beginning is followed."""
-    followed = r.cut.exact_end
-    if not (r.cut.exact_end or r.cut.num_kept or r.cut.rejected_end):
-        followed = r.cut.tail_end
-    if pinned is None or not followed:
-        return r.chosen
-    return pinned.follow(r.draft.tokens[:followed], r.chosen)
+    r.decision = decide(r.cut, r.draft.tokens, r.chosen)
 
 
 def record(r: RequestRound, reason: str = "") -> None:

@@ -27,11 +27,6 @@ from sglang_parse.engine.ports import Ranks, Slots, Target
 from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.shown import lay_out, pending_draft
-from sglang_parse.engine.simulated import (
-    PinnedAgreement,
-    PinnedVerdicts,
-    RememberedVerdicts,
-)
 from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.in_a_row import has_time
@@ -55,9 +50,6 @@ class RoundEngine:
         ranks: Ranks,
         judge: ScoreRows = question_scores,
         on_error: Callable[[ExtensionError], None] = lambda error: None,
-        pinned_verdicts: PinnedVerdicts | None = None,
-        pinned_agreement: PinnedAgreement | None = None,
-        remembered: RememberedVerdicts | None = None,
         probing: Probing | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -71,9 +63,6 @@ class RoundEngine:
         self.ranks = ranks
         self.judge = judge
         self.on_error = on_error
-        self.pinned_verdicts = pinned_verdicts
-        self.pinned_agreement = pinned_agreement
-        self.remembered = remembered
         self.probing = probing
         self.clock = clock
         #: When the last round ended, None where other work followed it.
@@ -119,8 +108,6 @@ class RoundEngine:
             round.between = started - self._ended
         if self.probing is not None:
             self.probing.open(round)
-        if self.remembered is not None:
-            self.remembered.open(round)
         self.planner.plan(round)
         if not any(r.window for r in round):
             self.target.look_ahead(round)
@@ -136,7 +123,7 @@ class RoundEngine:
         self.verify(round, plan)
         scored = self.clock()
         choose_cuts(round)
-        follow_target(round, self.target, self.pinned_agreement)
+        follow_target(round, self.target)
         self.commit(round)
         self.planner.adapt(round)
         self.drafters.after_pass(round)
@@ -193,17 +180,12 @@ class RoundEngine:
         self.segmenting.segment(round, room=room)
         if self.probing is not None:
             self.probing.choose(round, room=room)
-        if self.remembered is not None:
-            self.remembered.choose(round, room=room)
 
     def verify(self, round: Round, plan: VerifyPlan) -> None:
         """One pass of the target, and the scores of its verdicts."""
         round.output = self.target.verify(round, plan)
         round.num_rows = plan.num_verify_tokens
-        logits = round.output.logits
-        score(round, logits, self.judge, self.on_error, self.pinned_verdicts)
-        if self.remembered is not None:
-            self.remembered.settle(round)
+        score(round, round.output.logits, self.judge, self.on_error)
         if self.probing is not None:
             self.probing.read(round)
         agreed = self.ranks.agree_all([(*r.scores, *r.probe_scores) for r in round])

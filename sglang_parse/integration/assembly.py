@@ -29,11 +29,6 @@ from sglang_parse.engine.prefill import PrefillEngine
 from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting, padded_texts
-from sglang_parse.engine.simulated import (
-    pinned_agreement,
-    pinned_verdicts,
-    remembered_verdicts,
-)
 from sglang_parse.integration.batches import Batches
 from sglang_parse.integration.checks import penalty_sentence
 from sglang_parse.integration.ending import refuse
@@ -223,9 +218,6 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
         ranks=parts.ranks,
         judge=parts.judge.scores,
         on_error=parts.errors.note,
-        pinned_verdicts=pinned_verdicts(),
-        pinned_agreement=pinned_agreement(),
-        remembered=remembered_verdicts(),
         probing=_open_probing(parts, target, slots),
     )
     client_pass = ClientPass(

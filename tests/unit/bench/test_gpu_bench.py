@@ -2,17 +2,19 @@
 """The GPU benchmark's bookkeeping: shapes, resuming, floors and tables."""
 
 import json
+import os
+import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import plot
-from benchmarks.gpu.arms import arms_of, servers_of
+from benchmarks.gpu.arms import JUDGE_FOLDER, arms_of, servers_of, threshold_for
 from benchmarks.gpu.pairs import (
     CONFIGS,
     HEADED,
@@ -22,13 +24,12 @@ from benchmarks.gpu.pairs import (
     model_args,
     shape_of,
 )
+from benchmarks.gpu.pinned_judge.parse_pinned_judge import PinnedJudge
 from benchmarks.gpu.records import Clock, Records, timed
 from benchmarks.gpu.run_all import stages_on
-from benchmarks.gpu.serve import parser, server_flags
-from benchmarks.simulate.scenarios import pair_costs
-from benchmarks.simulate.world import Scenario, World
-from sglang_parse.engine.simulated import PinnedVerdicts
-from sglang_parse.options.server import ParseConfig
+from benchmarks.gpu.serve import environment, parser, server_flags
+from sglang_parse.judging.decide import count_valid_segments
+from sglang_parse.judging.judges import checked_judge, checked_scores
 
 # Parameters without norms, from the model cards: 32.8B, 1.7B, 0.6B, 8.0B, 1.24B.
 BILLIONS = {
@@ -102,18 +103,6 @@ def test_several_cards_are_measured_together_too(tmp_path):
     assert plot.bound_tokens_per_ms(forwards_records(), serve | {"tp": 4}) is None
 
 
-def test_agreement_is_swept(tmp_path):
-    """Red if arms that depend on the agreement are measured at one value alone."""
-    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
-    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
-    for beginning in ("parse-0.9-adaptive", "eagle3"):
-        own = [a for a in arms if a.name.startswith(beginning)]
-        lengths = [a.pinned["accept_length"] for a in own]
-        assert sorted(lengths) == [2.94, 3.69, 4.69, 5.3]
-        swept = [a for a in own if "-agree-" in a.name]
-        assert not any(a.flags != swept[0].flags for a in swept)
-
-
 def test_failed_cells_fail_the_stage(tmp_path):
     """Red if a run whose cells all failed ends as if it had measured them."""
     records = Records(tmp_path / "cells.jsonl")
@@ -125,78 +114,67 @@ def test_failed_cells_fail_the_stage(tmp_path):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_arms_that_follow_token_by_token_agree_alike(pair, tmp_path):
-    """Red if one of two arms that are compared is given more tokens a pass, or a head
-    where the arm has none."""
+def test_arms_have_what_their_names_say(pair, tmp_path):
+    """Red if an arm has a draft model, an accept length or a judge that is not its own,
+    or rounds that rewrite a segment are most of what a pinned arm measures."""
     argv = ["--pair", pair, "--out", str(tmp_path), "--models", str(tmp_path)]
     arms = {arm.name: arm for arm in arms_of(parser().parse_args(argv))}
-    assert len(arms) == 18
+    assert list(arms)[:2] == ["target", "parse-0.9-adaptive"] and len(arms) == 9
     for name, arm in arms.items():
-        accept = {"SGLANG_PARSE_TEST_ACCEPT", "SGLANG_SIMULATE_ACC_LEN"} & set(arm.env)
-        assert len(accept) == (name != "target")
-        usual = 0.0 if name == "hostile" else 0.8
-        agreement = float(name.partition("-agree-")[2] or usual)
-        tokens = str(round(sum(agreement**i for i in range(6)), 2))
-        assert {arm.env[key] for key in accept} <= {tokens}
-        judged = name.startswith("parse-") or name in ("exact", "hostile", "rounds")
-        assert ("SGLANG_PARSE_TEST_KEEP" in arm.env) == judged
-        head = "--speculative-parse-eagle-model-path" in arm.flags
-        is_eagle = name.startswith("eagle3")
-        assert head == (is_eagle or name == "parse-0.9-eagle3")
-        draft = "--speculative-draft-model-path" in arm.flags
-        assert draft == (name != "target" and not is_eagle)
-
-
-def test_arms_that_differ_in_made_up_values_share_a_server(tmp_path):
-    """Red if each of them costs a start, or two that start otherwise share one."""
-    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
-    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
-    servers = [[arm.name for arm in group] for group in servers_of(arms)]
-    assert servers[0] == ["target"]
-    assert servers[1] == [
-        *("parse-0.9-adaptive", "exact", "parse-0.8-adaptive", "parse-0.7-adaptive"),
-        *("hostile", *(f"parse-0.9-adaptive-agree-{a}" for a in (0.7, 0.9, 0.95))),
-    ]
-    assert ["sglang-eagle3"] in servers and ["standalone"] in servers
-    assert sum(len(names) for names in servers) == len(arms)
-
-
-def test_made_up_verdicts_measure_what_is_judged(tmp_path):
-    """Red if rounds that rewrite a segment are most of what a pinned arm measures, the
-    policy's own arm comes last, or prefill graphs are off."""
-    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
-    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
-    assert [arm.name for arm in arms][:2] == ["target", "parse-0.9-adaptive"]
-    for arm in arms:
         flags = " ".join(arm.flags)
         assert "prefill" not in flags
-        if "SGLANG_PARSE_TEST_KEEP" in arm.env:
-            assert "--speculative-parse-recover-segments 0" in flags
+        by_sglang = name in ("sglang-eagle3", "standalone")
+        judged = name != "target" and not by_sglang
+        assert ("SGLANG_SIMULATE_ACC_LEN" in arm.env) == by_sglang
+        assert ("--speculative-parse-judge pinned" in flags) == judged
+        assert ("--speculative-parse-recover-segments 0" in flags) == judged
+        assert ("parse_threshold" in arm.fields) == judged
+        assert ("--speculative-draft-model-path" in flags) == (name != "target")
     measured = (ROOT / "benchmarks/gpu/forwards.py").read_text(encoding="utf-8")
     assert "graph-backend-prefill" not in measured
 
 
-def pinned_tokens(recover: int, num_rounds: int = 100) -> float:
-    """Tokens a round of one long answer, 90% of each draft of 64 kept."""
-    config = ParseConfig(
-        segmenter="fixed:16", window=64, adaptive=False, recover_segments=recover
-    )
-    world = World(Scenario(pair_costs("32b+1.7b-h200"), config=config, noise=0.0))
-    world.engine.pinned_verdicts = PinnedVerdicts(lambda: 0.9)
-    answer = replace(
-        world._answer(), length=100_000, segment_ends=frozenset(), output_ids=[6]
-    )
-    world.active = [(answer, world._state())]
-    for _ in range(num_rounds):
-        world.engine.run(round := world.open_round())
-        world._emit(round)
-    return world.tokens / num_rounds
+def test_arms_that_differ_in_fields_share_a_server(tmp_path):
+    """Red if each of them costs a start, or two that start otherwise share one."""
+    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
+    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
+    assert [[arm.name for arm in group] for group in servers_of(arms)] == [
+        ["target"],
+        ["parse-0.9-adaptive", "parse-0.8-adaptive", "parse-0.7-adaptive", "hostile"],
+        *(["sglang-eagle3"], ["standalone"], ["parse-0.9"], ["rounds"]),
+    ]
 
 
-def test_pinned_rounds_give_what_is_pinned():
-    """Red if an arm that keeps 90% of drafts gives less than 95% of that."""
-    assert pinned_tokens(recover=0) >= 0.95 * (0.9 * 64 + 1)
-    assert pinned_tokens(recover=1) < 0.6 * (0.9 * 64 + 1)
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_random_verdicts_keep_the_share_that_an_arm_names(share):
+    """Red if an arm that keeps 90% of drafts keeps another share, or the server cannot
+    use its judge."""
+    judge, kept = checked_judge("pinned", PinnedJudge), 0
+    threshold = threshold_for(share, 16)
+    for _ in range(4000):
+        scores = checked_scores(judge.scores(torch.zeros(16, 4)), 16)
+        kept += count_valid_segments(
+            scores, threshold=threshold, keep_rule="first-failure"
+        )
+    assert kept / (16 * 4000) == pytest.approx(share, abs=0.02)
+
+
+def test_a_server_finds_the_judge_of_the_benchmark(monkeypatch):
+    """Red if no entry point is offered where the servers of an arm look for it."""
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    code = (
+        "from sglang_parse.judging.judges import make_judge;"
+        "from sglang_parse.options.judges import JUDGE_EXTENSIONS;"
+        "print(type(make_judge(JUDGE_EXTENSIONS.found['pinned'])).__name__)"
+    )
+    with environment({"PYTHONPATH": str(JUDGE_FOLDER)}):
+        assert os.environ["PYTHONPATH"].split(os.pathsep) == [
+            *(str(JUDGE_FOLDER), "elsewhere")
+        ]
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "PinnedJudge\n", done.stderr
+    assert os.environ["PYTHONPATH"] == "elsewhere"
 
 
 def test_results_of_a_cut_run_are_kept_and_not_measured_again(tmp_path, capsys):

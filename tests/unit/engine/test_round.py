@@ -10,14 +10,12 @@ from itertools import pairwise
 
 import pytest
 
-from sglang_parse.engine.simulated import RememberedVerdicts
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy import in_a_row
 from sglang_parse.requests.client_text import ClientText
 from tests.support.fake_engine import (
     LINE,
     STOP,
-    SUFFIX,
     FakeDrafter,
     FakeServer,
     FakeSlots,
@@ -74,30 +72,6 @@ def test_the_target_is_left_at_what_each_request_keeps():
     server.round(first, second)
     assert len(first.output_ids) == 1 + 5 and len(second.output_ids) == 1 + 4
     assert target.kept == [[5, 4]]
-
-
-def test_remembered_verdicts_take_no_rows_and_cut_where_the_question_did():
-    """Red if the bound of `probe_bound` judges otherwise than the question, asks it
-    again, or decides what nobody judged."""
-    server, target, _ = serve(judge=says(22))
-    server.engine.remembered = RememberedVerdicts()
-    rows, outputs, kinds = [], [], []
-    for _ in range(2):
-        req = make_request()
-        (r,) = server.round(req)
-        rows.append(target.plans[-1].num_suffix_tokens)
-        outputs.append(list(req.output_ids))
-        kinds.append(r.judged_by)
-    assert outputs[0] == outputs[1] == [12, *DRAFT[:3], OTHER]
-    assert rows == [3 * len(SUFFIX), 0]
-    assert kinds == [("suffix",) * 3, ("probe",) * 3]
-    # Another text has verdicts of its own, as far as there is room for them.
-    other = make_request(prompt=(7, 11))
-    server.slots.max_rows = 1 + len(DRAFT) + 2 * len(SUFFIX)
-    model = FakeDrafter(lambda tokens: DRAFT[len(tokens) - 3 :])
-    server.engine.drafters.drafters[:] = [model]
-    (r,) = server.round(other)
-    assert r.boundaries == (3, 6) and r.asked == (3, 6)
 
 
 @pytest.mark.parametrize(("wrong", "kept"), [(20, 0), (22, 3), (25, 6)])
