@@ -23,8 +23,11 @@ endif
 
 .PHONY: demo test test-real real-model imports lint docs clean install
 
+# `--real` is the demo of another model, which is outside the wheel.
 demo: imports
-	@$(BIN)/sglang-parse demo $(ARGS)
+	@$(if $(filter --real,$(ARGS)), \
+	    $(BIN)/python -m benchmarks.real_model demo $(filter-out --real,$(ARGS)), \
+	    $(BIN)/sglang-parse demo $(ARGS))
 
 test: install
 	$(MAKE) -j 3 imports lint docs real-model
@@ -40,11 +43,11 @@ $(COMPILED): $(STAMP)
 
 # Without the real model, which is fetched once, its tests are skipped.
 real-model: install
-	-$(BIN)/sglang-parse models --real
+	-$(BIN)/python -m benchmarks.real_model
 
 # The tests of the real model alone. 93 MB are fetched first.
 test-real: install
-	$(BIN)/sglang-parse models --real
+	$(BIN)/python -m benchmarks.real_model
 	$(BIN)/python -m pytest tests/real $(ARGS)
 
 lint: install

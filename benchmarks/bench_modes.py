@@ -21,17 +21,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.arms import ARMS as BENCH_ARMS
-from sglang_parse.bench.arms import make_hostile_draft
-from sglang_parse.bench.figures import ArmSummary, summarise
-from sglang_parse.bench.load import (
+from benchmarks.harness.arms import ARMS as BENCH_ARMS
+from benchmarks.harness.arms import make_hostile_draft
+from sglang_parse.cli.demo_run import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED
+from sglang_parse.demo.figures import ArmSummary, summarise
+from sglang_parse.demo.load import (
     encode_prompts,
     load_tokenizer,
     measure,
 )
-from sglang_parse.bench.provenance import provenance
-from sglang_parse.bench.servers import ServerProcess, running
-from sglang_parse.cli.demo import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED
+from sglang_parse.demo.provenance import provenance
+from sglang_parse.demo.servers import ServerProcess, running
 from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 

@@ -32,13 +32,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.figures import summarise
-from sglang_parse.bench.load import Prompt, load_tokenizer, measure
-from sglang_parse.bench.provenance import provenance
-from sglang_parse.bench.servers import ServerProcess, running
-from sglang_parse.cli.demo_real import draft_args, head_args
-from sglang_parse.models import RealModels, real_models
-from sglang_parse.models.prompts import conversations
+from benchmarks.real_model import RealModels, real_models
+from benchmarks.real_model.demo import draft_args, head_args
+from benchmarks.real_model.prompts import conversations
+from sglang_parse.demo.figures import summarise
+from sglang_parse.demo.load import Prompt, load_tokenizer, measure
+from sglang_parse.demo.provenance import provenance
+from sglang_parse.demo.servers import ServerProcess, running
 
 KINDS = {
     "prose": ("chat", "system"),

@@ -15,12 +15,12 @@ import statistics
 import time
 from pathlib import Path
 
-from sglang_parse.bench.load import load_tokenizer
-from sglang_parse.bench.provenance import provenance
+from benchmarks.real_model import built_models
+from sglang_parse.demo.load import load_tokenizer
+from sglang_parse.demo.provenance import provenance
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.transcript import Transcript
 from sglang_parse.embedded import OTHER_DRAFT_PATH, TARGET_PATH
-from sglang_parse.models import built_models
 
 DRAFT_TOKENS = 256
 CHARACTERS = 100_000

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.judged_samples import Answer
-from sglang_parse.bench.provenance import provenance
+from sglang_parse.demo.provenance import provenance
 from sglang_parse.judging.probe_fit import Fit, Pairs, learn, split_requests
 
 THRESHOLD = 0.5

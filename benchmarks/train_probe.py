@@ -24,7 +24,7 @@ from benchmarks.judged_samples import QUESTION, Answer, Sampler
 from sglang_parse.bench.probe_collect import Collected
 from sglang_parse.bench.probe_report import report_text
 from sglang_parse.bench.probe_training import probe_of
-from sglang_parse.bench.provenance import provenance
+from sglang_parse.demo.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, PROBE_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.judging.probe import Learnt, Probe, load_probe, save_probe

@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bad_drafts.server import CASES, draft_server
-from sglang_parse.bench.figures import RequestResult
-from sglang_parse.bench.load import (
+from sglang_parse.demo.figures import RequestResult
+from sglang_parse.demo.load import (
     Prompt,
     encode_prompts,
     load_tokenizer,
     measure,
 )
-from sglang_parse.bench.provenance import provenance
-from sglang_parse.bench.servers import HOST, ServerProcess, free_port, running
+from sglang_parse.demo.provenance import provenance
+from sglang_parse.demo.servers import HOST, ServerProcess, free_port, running
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 

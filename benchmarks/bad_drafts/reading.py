@@ -11,7 +11,7 @@ import statistics
 import time
 
 from benchmarks.bad_drafts.server import CASES, draft_server
-from sglang_parse.bench.servers import HOST, free_port
+from sglang_parse.demo.servers import HOST, free_port
 from sglang_parse.drafting.breaker import Breaker
 from sglang_parse.drafting.remote_streams import RemoteStreams
 

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from sglang_parse.bench.servers import HOST
+from sglang_parse.demo.servers import HOST
 
 SLOW_S = 5.0
 Answers = dict[str, str]

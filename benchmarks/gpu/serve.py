@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.gpu.arms import Arm, arms_of, servers_of
 from benchmarks.gpu.pairs import PAIRS
 from benchmarks.gpu.records import Clock, Records, spread
-from sglang_parse.bench.provenance import shown_path
-from sglang_parse.bench.servers import ServerProcess
+from sglang_parse.demo.provenance import shown_path
+from sglang_parse.demo.servers import ServerProcess
 
 MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
 START_S = 420.0  # the first server may compile kernels

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.head_shapes.drafts import Chains, TextDrafts, Trees
-from sglang_parse.bench.provenance import provenance
+from sglang_parse.demo.provenance import provenance
 from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 
@@ -128,13 +128,13 @@ def embedded(num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
 def real(num: int) -> tuple[torch.nn.Module, Iterator[Text]]:
     """The head that `sglang-parse models --real` names, and the target's answers to
     questions that the shipped one was not trained on."""
+    from benchmarks.real_model import real_models
     from benchmarks.train_real.decode import answers
     from benchmarks.train_real.export import go_on_from
     from benchmarks.train_real.fit import head_batch
     from benchmarks.train_real.questions import questions
     from benchmarks.train_real.target import RealHead, load_target, with_draft_vocab
     from benchmarks.train_real.texts import contexts_of
-    from sglang_parse.models import real_models
 
     models = real_models(print)
     model, tokenizer = load_target(models.target, torch.float32)

@@ -17,7 +17,7 @@ from benchmarks.reliability.freeze import Waits, freeze
 from benchmarks.reliability.fuzz import Report, fuzz
 from benchmarks.reliability.resources import pid_listening_on
 from benchmarks.reliability.soak import Slice, soak
-from sglang_parse.bench.servers import ServerProcess, running
+from sglang_parse.demo.servers import ServerProcess, running
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 
 # Its pool holds a third of what 32 requests of the soak would like to have.

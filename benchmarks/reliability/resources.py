@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from sglang_parse.bench.servers import connections, descendants
+from sglang_parse.demo.servers import connections, descendants
 
 
 @dataclass(frozen=True)

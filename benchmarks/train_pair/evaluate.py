@@ -31,7 +31,7 @@ from benchmarks.train_pair.train_head import (
     head_batches,
     target_texts,
 )
-from sglang_parse.bench.provenance import provenance
+from sglang_parse.demo.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH, task
 from sglang_parse.embedded.task import Problem
 

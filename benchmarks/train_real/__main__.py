@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.real_model import real_models
 from benchmarks.train_real.decode import Answer
 from benchmarks.train_real.fit import FitOptions, Fitting, held_out_length
 from benchmarks.train_real.small import (
@@ -38,7 +39,6 @@ from benchmarks.train_real.target import (
     with_draft_vocab,
 )
 from benchmarks.train_real.texts import write_texts
-from sglang_parse.models import real_models
 
 logger = logging.getLogger("train_real")
 HELD_OUT = 16  # one answer in HELD_OUT is never trained on

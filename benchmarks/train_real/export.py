@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.real_model.convert import write_json
 from benchmarks.train_pair.export import fill_head, head_state_dict, hf_config
 from benchmarks.train_real.target import RealHead, RealTarget
-from sglang_parse.models.convert import write_json
 
 
 def export_head(head: RealHead, target: RealTarget, tokenizer: Any, path: Path) -> None:

@@ -1,6 +1,6 @@
 """Questions that the drafters learn from; none is a question of the tests.
 
-No topic and no wording of `sglang_parse.models.prompts` is among them.
+No topic and no wording of `benchmarks.real_model.prompts` is among them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from sglang_parse.models.prompts import Conversation, user
+from benchmarks.real_model.prompts import Conversation, user
 
 
 def lines_of(name: str) -> tuple[str, ...]:

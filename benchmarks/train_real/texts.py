@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from benchmarks.real_model.prompts import Conversation
 from benchmarks.train_real.decode import Answer, answers
 from benchmarks.train_real.questions import questions
-from sglang_parse.models.prompts import Conversation
 
 logger = logging.getLogger("train_real")
 BATCH = 128  # answers that are decoded together, and of one file

@@ -19,10 +19,14 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from sglang_parse.bench.conversation import Chat
-from sglang_parse.bench.datasets import DATA_SETS, Item
-from sglang_parse.bench.load import LoadError, load_tokenizer, open_session
 from sglang_parse.bench.probe_gold import CHECKS, Verdicts, gold_label, gold_verdicts
+from sglang_parse.calibrate.problems import PROBLEM_SETS, Item
+from sglang_parse.demo.load import (
+    LoadError,
+    encode_chat,
+    load_tokenizer,
+    open_session,
+)
 from sglang_parse.judging.probe import Learnt, Target
 from sglang_parse.judging.probe_fit import Pairs
 from sglang_parse.options.table import flag_name
@@ -199,8 +203,8 @@ def ask_items(source: Source, items: Sequence[Item]) -> dict[str, Verdicts]:
     Returns what is known of their verdicts, by request id. Raises LoadError.
     """
     info = call(source, "/server_info")
-    chat = Chat(load_tokenizer(info["tokenizer_path"]), source.chat_template)
-    return asyncio.run(_ask_all(source, items, chat))
+    tokenizer = load_tokenizer(info["tokenizer_path"])
+    return asyncio.run(_ask_all(source, items, tokenizer))
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,7 @@ class _Ask:
 
 
 async def _ask_all(
-    source: Source, items: Sequence[Item], chat: Chat
+    source: Source, items: Sequence[Item], tokenizer: Any
 ) -> dict[str, Verdicts]:
     names: tuple[str | None, ...] = source.segmenters or (None,)
     run = uuid.uuid4().hex
@@ -226,7 +230,7 @@ async def _ask_all(
     with tqdm(total=len(asks), unit="req") as bar:
 
         async def one(ask: _Ask) -> None:
-            body = _body(source, ask, chat)
+            body = _body(source, ask, tokenizer)
             async with (
                 gate,
                 session.post(source.url + "/generate", json=body) as answer,
@@ -244,16 +248,17 @@ async def _ask_all(
     return gold
 
 
-def _body(source: Source, ask: _Ask, chat: Chat) -> dict[str, Any]:
+def _body(source: Source, ask: _Ask, tokenizer: Any) -> dict[str, Any]:
     """What is sent to /generate."""
     custom: dict[str, Any] = {"parse_mode": "semantic", "parse_judge": "suffix"}
     custom["parse_report"] = source.dataset in CHECKS
     if ask.segmenter is not None:
         custom["parse_segmenter"] = ask.segmenter
-    limit = source.max_new_tokens or DATA_SETS[source.dataset].max_new_tokens
+    limit = source.max_new_tokens or PROBLEM_SETS[source.dataset].max_new_tokens
+    ids = encode_chat(tokenizer, ask.item.prompt, source.chat_template)
     return {
         "rid": ask.rid,
-        "input_ids": chat.encode([{"role": "user", "content": ask.item.turns[0]}]),
+        "input_ids": list(ids),
         "sampling_params": {
             "temperature": ask.temperature,
             "max_new_tokens": limit,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.datasets import DATA_SETS, Item, load_items
 from sglang_parse.bench.probe_collect import (
     Collected,
     ask_items,
@@ -23,6 +22,7 @@ from sglang_parse.bench.probe_collect import (
 )
 from sglang_parse.bench.probe_gold import CHECKS
 from sglang_parse.bench.probe_report import report_text
+from sglang_parse.calibrate.problems import PROBLEM_SETS, Item, load_items
 from sglang_parse.judging.probe import Probe, save_probe
 from sglang_parse.judging.probe_fit import LABELS, Fit, learn
 from sglang_parse.options.checks import check_choice, check_count, check_number
@@ -57,7 +57,7 @@ class TrainOptions:
     chat_template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice(self.dataset, "--dataset", tuple(DATA_SETS))
+        check_choice(self.dataset, "--dataset", tuple(PROBLEM_SETS))
         check_choice(self.labels, "--labels", LABELS)
         if self.labels == "gold" and (self.from_traffic or self.dataset not in CHECKS):
             raise ValueError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_parse import __version__
-from sglang_parse.cli.bench import add_commands
+from sglang_parse.cli.calibrate_command import add_calibrate
 from sglang_parse.cli.common import check_writable, leave_by_exception
 from sglang_parse.cli.estimate import add_estimate
 from sglang_parse.cli.probe import add_probe
@@ -49,22 +49,15 @@ def build_parser() -> argparse.ArgumentParser:
         "demo", help="measure PARSE against the target alone on real servers"
     )
     demo.add_argument(
-        "--real",
-        action="store_true",
-        help="a real model, SmolLM2-135M-Instruct; the first time it is fetched",
-    )
-    demo.add_argument(
-        "--problems",
-        type=count,
-        metavar="N",
-        help="default: 64, with --real 16 prompts",
+        "--problems", type=count, default=64, metavar="N", help="default: 64"
     )
     demo.add_argument(
         "--concurrency",
         type=count,
         nargs="+",
+        default=[1, 8],
         metavar="C",
-        help="requests in flight; default: 1 8, with --real 1 4",
+        help="requests in flight; default: 1 8",
     )
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     demo.add_argument(
@@ -89,11 +82,6 @@ def build_parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=demo_command)
 
     models = commands.add_parser("models", help="print where the embedded pair lies")
-    models.add_argument(
-        "--real",
-        action="store_true",
-        help="where SmolLM2-135M-Instruct lies, unpacked into the cache the first time",
-    )
     models.set_defaults(command=models_command)
 
     trace = commands.add_parser(
@@ -121,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(command=doctor_command)
     add_estimate(commands)
-    add_commands(commands)
+    add_calibrate(commands)
     add_probe(commands)
     return parser
 
@@ -143,14 +131,10 @@ def count(text: str) -> int:
 
 
 def demo_command(args: argparse.Namespace) -> int:
+    from sglang_parse.cli.demo_run import DemoOptions, run_demo
+
     if args.json is not None:
         check_writable(args.json, "--json")
-    return real_demo(args) if args.real else embedded_demo(args)
-
-
-def embedded_demo(args: argparse.Namespace) -> int:
-    from sglang_parse.cli.demo import DemoOptions, run_demo
-
     if args.draft == "other-tokenizer":
         if args.speculative_draft_model_path != str(DRAFT_PATH):
             raise ValueError(
@@ -171,46 +155,12 @@ def embedded_demo(args: argparse.Namespace) -> int:
     leave_by_exception()
     run_demo(
         DemoOptions(
-            problems=args.problems or DemoOptions.problems,
-            concurrency=tuple(
-                dict.fromkeys(args.concurrency or DemoOptions.concurrency)
-            ),
+            problems=args.problems,
+            concurrency=tuple(dict.fromkeys(args.concurrency)),
             target=args.model_path,
             draft=args.speculative_draft_model_path,
             compose=args.compose,
             head=args.speculative_parse_eagle_model_path,
-            json_path=args.json,
-        )
-    )
-    return 0
-
-
-def real_demo(args: argparse.Namespace) -> int:
-    from sglang_parse.cli.demo_real import RealDemoOptions, run_real_demo
-
-    fixed = (
-        (args.model_path, str(TARGET_PATH), "--model-path"),
-        (
-            args.speculative_draft_model_path,
-            str(DRAFT_PATH),
-            "--speculative-draft-model-path",
-        ),
-        (args.compose, "none", "--compose"),
-        (args.draft, "same-tokenizer", "--draft"),
-    )
-    for value, usual, flag in fixed:
-        if value != usual:
-            raise ValueError(
-                f"{flag} {value!r} does not go with --real, which has its own models; "
-                "leave one of them out."
-            )
-    leave_by_exception()
-    run_real_demo(
-        RealDemoOptions(
-            prompts=args.problems or RealDemoOptions.prompts,
-            concurrency=tuple(
-                dict.fromkeys(args.concurrency or RealDemoOptions.concurrency)
-            ),
             json_path=args.json,
         )
     )
@@ -243,13 +193,7 @@ def trace_command(args: argparse.Namespace) -> int:
 
 
 def models_command(args: argparse.Namespace) -> int:
-    if args.real:
-        from sglang_parse.cli.demo_real import find_models
-
-        models = find_models()
-        paths = {"target": models.target, "draft": models.draft, "head": models.head}
-    else:
-        paths = {"target": TARGET_PATH, "draft": DRAFT_PATH, "head": HEAD_PATH}
+    paths = {"target": TARGET_PATH, "draft": DRAFT_PATH, "head": HEAD_PATH}
     for name, path in paths.items():
         print(f"{name} {path}")
     return 0

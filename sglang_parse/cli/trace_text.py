@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from sglang_parse.bench.figures import RequestResult
+from sglang_parse.demo.figures import RequestResult
 
 #: Kind of a span -> its style, and its words in the legend.
 KINDS = {

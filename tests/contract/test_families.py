@@ -177,7 +177,7 @@ def test_torch_stands_in_for_kernels_with_their_arguments():
 
 def test_states_lie_by_layer_and_slot():
     """Red if SGLang's pool of states has another order: rows are bounded by it, and
-    the backend reads and writes it (runtime/capacity.py, recurrent/gated_backend.py)."""
+    the backend reads and writes it (runtime/capacity, recurrent/gated_backend)."""
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool
 
     source = inspect.getsource(MambaPool.__init__)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from sglang_parse.bench.servers import ServerProcess
+from sglang_parse.demo.servers import ServerProcess
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,

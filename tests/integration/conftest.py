@@ -12,7 +12,7 @@ import time
 import pytest
 from transformers import AutoTokenizer
 
-from sglang_parse.bench.servers import ServerError, ServerProcess
+from sglang_parse.demo.servers import ServerError, ServerProcess
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,

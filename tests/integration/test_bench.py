@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench import arm_servers, plan, run
-from sglang_parse.bench.cells import CellStore
-from sglang_parse.bench.config import read_config
-from sglang_parse.bench.load import open_session
-from sglang_parse.bench.procedures import Client, sequential
+from benchmarks.harness import arm_servers, plan, run
+from benchmarks.harness.cells import CellStore
+from benchmarks.harness.config import read_config
+from benchmarks.harness.procedures import Client, sequential
+from sglang_parse.demo.load import open_session
 from sglang_parse.judging.prompt import build_judge_prompt
 from sglang_parse.options.server import ParseConfig
 

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from benchmarks.reliability.traffic import used_tokens, wait_idle
-from sglang_parse.bench.servers import ServerError
+from sglang_parse.demo.servers import ServerError
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import Server
 from tests.support.made_plugin import write_plugin

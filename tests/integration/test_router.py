@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from sglang_parse.bench.servers import HOST, ServerError, free_port
+from sglang_parse.demo.servers import HOST, ServerError, free_port
 from sglang_parse.embedded.task import make_problems, render_answer
 from tests.integration.conftest import FLAGS
 from tests.support.warm_servers import WarmServer

@@ -5,7 +5,7 @@ import os
 import pytest
 import requests
 
-from sglang_parse.bench.servers import HOST, free_port, running
+from sglang_parse.demo.servers import HOST, free_port, running
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import Server, report
 from tests.support.warm_servers import WarmServer

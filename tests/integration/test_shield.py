@@ -8,7 +8,7 @@ import os
 import pytest
 import requests
 
-from sglang_parse.bench.servers import ServerError
+from sglang_parse.demo.servers import ServerError
 from sglang_parse.integration.shield import BREAKS, CHECKS, ENDS, FAILS
 from tests.integration.conftest import COMMON
 from tests.support.client import Server

@@ -9,10 +9,10 @@ import os
 import pytest
 from transformers import AutoTokenizer
 
-from sglang_parse.bench.servers import running
+from benchmarks.real_model import built_models
+from benchmarks.real_model.prompts import conversations
+from sglang_parse.demo.servers import running
 from sglang_parse.embedded import OTHER_DRAFT_PATH
-from sglang_parse.models import built_models
-from sglang_parse.models.prompts import conversations
 from tests.support.client import Server
 from tests.support.warm_servers import WarmServer
 

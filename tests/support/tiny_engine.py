@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import zmq
 
-from sglang_parse.bench.servers import free_port
+from sglang_parse.demo.servers import free_port
 
 # One thread each: parallel loops of a forked process do not return, and models of this
 # size get slower with more.

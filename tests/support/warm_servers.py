@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.servers import ServerProcess
+from sglang_parse.demo.servers import ServerProcess
 from tests.support.warm_child import MESSAGE_BYTES
 
 # Read where modules are imported, so a server that needs others starts by itself. What

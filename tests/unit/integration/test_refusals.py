@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.bench.servers import free_port, server_command
+from sglang_parse.demo.servers import free_port, server_command
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,

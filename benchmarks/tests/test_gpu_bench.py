@@ -1,0 +1,292 @@
+# ruff: noqa: E402
+"""The GPU benchmark's bookkeeping: shapes, resuming, floors and tables."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.gpu import plot
+from benchmarks.gpu.arms import JUDGE_FOLDER, arms_of, servers_of, threshold_for
+from benchmarks.gpu.pairs import (
+    CONFIGS,
+    HEADED,
+    PAIRS,
+    Shape,
+    head_folder,
+    model_args,
+    shape_of,
+)
+from benchmarks.gpu.pinned_judge.parse_pinned_judge import PinnedJudge
+from benchmarks.gpu.records import Clock, Records, timed
+from benchmarks.gpu.run_all import stages_on
+from benchmarks.gpu.serve import environment, parser, server_flags
+from sglang_parse.judging.decide import count_valid_segments
+from sglang_parse.judging.judges import checked_judge, checked_scores
+
+# Parameters without norms, from the model cards: 32.8B, 1.7B, 0.6B, 8.0B, 1.24B.
+BILLIONS = {
+    "qwen3-32b": 32.76,
+    "qwen3-1.7b": 1.72,
+    "qwen3-0.6b": 0.596,
+    "llama-3.1-8b": 8.03,
+    "llama-3.2-1b": 1.236,
+}
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_shapes_have_the_published_size(name):
+    """Red if a config is not of the model it is called after."""
+    config = CONFIGS[name]
+    shape = shape_of(config, itemsize=2)
+    embeddings = shape.head_params * (1 if config["tie_word_embeddings"] else 2)
+    billions = (shape.linear_params + embeddings) / 1e9
+    assert billions == pytest.approx(BILLIONS[name], rel=0.005)
+
+
+def test_model_folders_can_be_loaded_as_a_pair(tmp_path):
+    """Red if target and draft get different tokenizers, which PARSE refuses."""
+    args = model_args(PAIRS["llama-8b-1b"], tmp_path)
+    target = Path(args[args.index("--model-path") + 1])
+    draft = Path(args[args.index("--speculative-draft-model-path") + 1])
+    for file in ("tokenizer.json", "chat_template.jinja"):
+        assert (target / file).read_bytes() == (draft / file).read_bytes()
+    assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 32
+    assert "dummy" in args
+    assert "dummy" not in model_args(PAIRS["embedded"], tmp_path)
+
+
+def test_heads_fit_their_targets(tmp_path):
+    """Red if a head is of another width or vocabulary than its target, which PARSE and
+    SGLang refuse, or has as many layers."""
+    assert set(BILLIONS) | {f"{name}-eagle3" for name in HEADED} == set(CONFIGS)
+    for name in HEADED:
+        spec = next(p for p in PAIRS.values() if p.target == name)
+        folder = head_folder(spec, tmp_path)
+        head = json.loads((folder / "config.json").read_text())
+        for key in ("hidden_size", "vocab_size"):
+            assert head[key] == CONFIGS[name][key]
+        assert head["num_hidden_layers"] == 1
+        assert head["architectures"] == ["LlamaForCausalLMEagle3"]
+        assert head["draft_vocab_size"] < head["vocab_size"]
+
+
+def test_card_that_cannot_hold_the_large_pair_measures_the_small_one():
+    """Red if an 80 GB card is asked for 64 GiB of weights, a head and their KV."""
+    for memory_mib, pairs in (
+        (81_559, {"llama-8b-1b"}),
+        (143_771, {"llama-8b-1b", "qwen3-32b-1.7b"}),
+    ):
+        stages = stages_on(memory_mib)
+        assert {s.args[s.args.index("--pair") + 1] for s in stages} == pairs
+        assert len({s.name for s in stages}) == len(stages) >= 3
+
+
+def test_several_cards_are_measured_together_too(tmp_path):
+    """Red if no server runs over all cards, or its figures pass for those of one."""
+    stage = next(s for s in stages_on(143_771, num_cards=6) if s.name == "serve-tp")
+    argv = [*stage.args, "--out", str(tmp_path), "--models", str(tmp_path)]
+    args = parser().parse_args(argv)
+    arms = arms_of(args)
+    assert args.tp == 4 and arms[1].name == "parse-0.9-adaptive"
+    assert "--tp 4" in " ".join(server_flags(args, arms[1]))
+    assert not any(s.name == "serve-tp" for s in stages_on(143_771))
+    serve = {"pinned": {"kept_fraction": 0.5}, "window": 4, "context": 10}
+    assert plot.bound_tokens_per_ms(forwards_records(), serve | {"tp": 1})
+    assert plot.bound_tokens_per_ms(forwards_records(), serve | {"tp": 4}) is None
+
+
+def test_failed_cells_fail_the_stage(tmp_path):
+    """Red if a run whose cells all failed ends as if it had measured them."""
+    records = Records(tmp_path / "cells.jsonl")
+    records.add("forwards", "good", ms=1.0)
+    records.exit_on_errors()
+    records.add("forwards", "bad", error="AttributeError")
+    with pytest.raises(SystemExit, match="cells that failed: bad"):
+        records.exit_on_errors()
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_arms_have_what_their_names_say(pair, tmp_path):
+    """Red if an arm has a draft model, an accept length or a judge that is not its own,
+    or rounds that rewrite a segment are most of what a pinned arm measures."""
+    argv = ["--pair", pair, "--out", str(tmp_path), "--models", str(tmp_path)]
+    arms = {arm.name: arm for arm in arms_of(parser().parse_args(argv))}
+    assert list(arms)[:2] == ["target", "parse-0.9-adaptive"] and len(arms) == 9
+    for name, arm in arms.items():
+        flags = " ".join(arm.flags)
+        assert "prefill" not in flags
+        by_sglang = name in ("sglang-eagle3", "standalone")
+        judged = name != "target" and not by_sglang
+        assert ("SGLANG_SIMULATE_ACC_LEN" in arm.env) == by_sglang
+        assert ("--speculative-parse-judge pinned" in flags) == judged
+        assert ("--speculative-parse-recover-segments 0" in flags) == judged
+        assert ("parse_threshold" in arm.fields) == judged
+        assert ("--speculative-draft-model-path" in flags) == (name != "target")
+    measured = (ROOT / "benchmarks/gpu/forwards.py").read_text(encoding="utf-8")
+    assert "graph-backend-prefill" not in measured
+
+
+def test_arms_that_differ_in_fields_share_a_server(tmp_path):
+    """Red if each of them costs a start, or two that start otherwise share one."""
+    argv = ["--pair", next(iter(PAIRS)), "--out", str(tmp_path)]
+    arms = arms_of(parser().parse_args([*argv, "--models", str(tmp_path)]))
+    assert [[arm.name for arm in group] for group in servers_of(arms)] == [
+        ["target"],
+        ["parse-0.9-adaptive", "parse-0.8-adaptive", "parse-0.7-adaptive", "hostile"],
+        *(["sglang-eagle3"], ["standalone"], ["parse-0.9"], ["rounds"]),
+    ]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_random_verdicts_keep_the_share_that_an_arm_names(share):
+    """Red if an arm that keeps 90% of drafts keeps another share, or the server cannot
+    use its judge."""
+    judge, kept = checked_judge("pinned", PinnedJudge), 0
+    threshold = threshold_for(share, 16)
+    for _ in range(4000):
+        scores = checked_scores(judge.scores(torch.zeros(16, 4)), 16)
+        kept += count_valid_segments(
+            scores, threshold=threshold, keep_rule="first-failure"
+        )
+    assert kept / (16 * 4000) == pytest.approx(share, abs=0.02)
+
+
+def test_a_server_finds_the_judge_of_the_benchmark(monkeypatch):
+    """Red if no entry point is offered where the servers of an arm look for it."""
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    code = (
+        "from sglang_parse.judging.judges import make_judge;"
+        "from sglang_parse.options.judges import JUDGE_EXTENSIONS;"
+        "print(type(make_judge(JUDGE_EXTENSIONS.found['pinned'])).__name__)"
+    )
+    with environment({"PYTHONPATH": str(JUDGE_FOLDER)}):
+        assert os.environ["PYTHONPATH"].split(os.pathsep) == [
+            *(str(JUDGE_FOLDER), "elsewhere")
+        ]
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "PinnedJudge\n", done.stderr
+    assert os.environ["PYTHONPATH"] == "elsewhere"
+
+
+def test_results_of_a_cut_run_are_kept_and_not_measured_again(tmp_path, capsys):
+    """Red if a second call on a lent machine starts from nothing."""
+    first = Records(tmp_path / "r.jsonl")
+    first.add("forwards", "a", ms=1.0)
+    first.add("forwards", "b", error="out of memory")
+    second = Records(tmp_path / "r.jsonl")
+    assert second.has("a") and not second.has("b") and not second.has("c")
+    second.add("forwards", "b", ms=2.0)
+    assert [r["ms"] for r in plot.load(tmp_path / "r.jsonl")] == [1.0, 2.0]
+    assert plot.load(tmp_path / "missing.jsonl") == []
+    assert all("source" in r for r in plot.load(tmp_path / "r.jsonl"))
+
+
+def test_timing_leaves_the_warm_up_out_and_waits_for_the_device():
+    """Red if the first, slow call is a sample, or the device's work is not."""
+    calls = []
+    samples = timed(
+        lambda: calls.append("work"),
+        lambda: calls.append("wait"),
+        repeats=3,
+        warmup=2,
+    )
+    assert len(samples) == 3
+    assert calls == ["work"] * 2 + ["wait", "work", "wait"] * 3
+    assert Clock(-1).left_s() < 0 < Clock(60).left_s()
+
+
+SHAPE = Shape(
+    linear_params=1000,
+    head_params=100,
+    kv_bytes_per_token=8,
+    layers=2,
+    heads=4,
+    head_dim=8,
+)
+
+
+def forwards_records() -> list[dict]:
+    """One shape measured; the machine copies 100 bytes and does 50 FLOP a ms."""
+    common = {"pair": "p", "backend": "b", "stage": "forwards"}
+    ms = {"median": 2.0, "min": 1.0, "max": 3.0}
+    one = {"context": 10, "window": 4, "segments": 2, "num_tokens": 9}
+    cells = [
+        {"kind": "copy", "num_bytes": 100},
+        {"kind": "matmul", "flops": 50},
+        *(
+            {"kind": "shape", "role": role, "itemsize": 2, **vars(SHAPE)}
+            for role in ("target", "draft")
+        ),
+        {"kind": "decode", "context": 10, "bs": 3},
+        {"kind": "draft", "context": 10, "bs": 1},
+        {"kind": "verify", "route": "mask", **one},
+        {"kind": "verify", "route": "virtual", **one},
+        {"kind": "prefill", **one},
+        {"kind": "parity", "max_difference": 0.01, "logits_std": 1.0, **one},
+    ]
+    source = {"commit": "abc", "device": {}, "versions": {}}
+    return [
+        {"cell": str(i), "ms": ms, "source": source, **common, **cell}
+        for i, cell in enumerate(cells)
+    ]
+
+
+def test_floor_is_bytes_or_operations_whichever_takes_longer():
+    """Red if a floor leaves out weights, KV or the work of a wide pass."""
+    records = forwards_records()
+    decode, verify = records[4], records[6]
+    num_bytes = 1100 * 2 + 3 * 10 * 8
+    assert plot.floor_ms(decode, records) == max(
+        num_bytes / 100, SHAPE.pass_flops(3, 10, 3) / 50
+    )
+    assert plot.floor_ms(verify, records) == SHAPE.pass_flops(9, 10, 2) / 50
+    assert plot.floor_ms(decode, records[4:]) is None
+
+
+def test_bound_counts_kept_tokens_over_drafts_and_pass():
+    """Red if the bound of a round forgets the bonus token or the drafts' time."""
+    serve = {"pinned": {"kept_fraction": 0.5}, "window": 4, "context": 10}
+    assert plot.bound_tokens_per_ms(forwards_records(), serve) == 3 / (4 * 2.0 + 2.0)
+    assert plot.bound_tokens_per_ms(forwards_records(), serve | {"pinned": {}}) is None
+
+
+def test_tables_and_figures_are_drawn_from_the_files(tmp_path, monkeypatch):
+    """Red if what a lent machine brings back cannot be read any more."""
+    forwards = forwards_records()
+    waves = {"median": 10.0, "min": 9.0, "max": 11.0}
+    serve = [
+        {
+            "cell": f"s{arm}{n}",
+            "pair": "p",
+            "arm": arm,
+            "concurrency": n,
+            "context": 10,
+            "window": 4,
+            "pinned": {"kept_fraction": 0.5} if arm == "parse-0.5" else {},
+            "tokens_per_s": waves,
+            "source": forwards[0]["source"],
+        }
+        for arm in ("target", "parse-0.5")
+        for n in (1, 4)
+    ]
+    for name, records in (("forwards", forwards), ("serve", serve)):
+        lines = "\n".join(json.dumps(r) for r in records)
+        (tmp_path / f"{name}.jsonl").write_text(lines + "\n")
+    monkeypatch.setattr(sys, "argv", ["plot", "--out", str(tmp_path)])
+    plot.main()
+    text = (tmp_path / "summary.md").read_text()
+    assert "| parse-0.5 | 4 | 10.0 (9.0-11.0) | 1.00x | - |" in text
+    assert "| parse-0.5 | 1 | 10.0 (9.0-11.0) | 1.00x | 3% |" in text
+    assert "differ by at most 1.00e-02" in text
+    assert "| decode | 10 | 3 | 2.00 (1.00-3.00) |" in text
+    for name in ("forwards.png", "serve.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

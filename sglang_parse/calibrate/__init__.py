@@ -1,0 +1,1 @@
+"""The command `sglang-parse calibrate`: settings, their measurement and the choice."""

@@ -1,0 +1,85 @@
+"""The options of a calibration, and the settings that it tries."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sglang_parse.calibrate.problems import PROBLEM_SETS
+from sglang_parse.calibrate.trials import Setting
+from sglang_parse.options.checks import LEARNT, check_choice, check_count
+from sglang_parse.options.server import ParseConfig
+
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
+PROBE_CUTOFFS: tuple[float | str, ...] = (LEARNT, 0.9)
+PROBE_BANDS: tuple[float | str, ...] = (LEARNT, 0.5, 0.9)
+SEGMENTERS = ("step", "paragraph", "fixed:32")
+
+
+def problems_needed(budget: float, confidence: float) -> int:
+    """Problems that bound a loss by `budget` points if no answer gets worse."""
+    return math.ceil(math.log(1 - confidence) / math.log(1 - budget / 100))
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """screen: problems that order the settings. problems: fresh ones that test them.
+    max_new_tokens: 0 for the data set's own limit."""
+
+    url: str
+    out: Path
+    dataset: str = "embedded"
+    path: str = ""
+    problems: int = 700
+    screen: int = 100
+    concurrency: int = 8
+    budget: float = 0.5
+    confidence: float = 0.95
+    seed: int = 7
+    max_new_tokens: int = 0
+    thresholds: tuple[float, ...] = THRESHOLDS
+    segmenters: tuple[str, ...] = SEGMENTERS
+    keep_rules: tuple[str | None, ...] = (None,)
+    judge_suffixes: tuple[str | None, ...] = (None,)
+    probe_cutoffs: tuple[float | str, ...] = PROBE_CUTOFFS
+    probe_bands: tuple[float | str, ...] = PROBE_BANDS
+    chat_template: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether the server has a probe, so that judges are tried too.
+    has_probe: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.budget < 100 or not 0.5 <= self.confidence < 1:
+            raise ValueError(
+                f"--budget {self.budget} and --confidence {self.confidence}: expected "
+                "points above 0 and below 100, and a share from 0.5 to below 1."
+            )
+        check_choice(self.dataset, "--dataset", tuple(PROBLEM_SETS))
+        for name in ("problems", "screen", "concurrency"):
+            check_count(getattr(self, name), f"--{name}", 1, 1 << 20)
+        needed = problems_needed(self.budget, self.confidence)
+        if self.problems < needed:
+            raise ValueError(
+                f"--problems {self.problems} cannot show a loss of at most "
+                f"{self.budget:g} points at confidence {self.confidence:g}, even "
+                f"without one wrong answer; give at least {needed}, a larger --budget "
+                "or a lower --confidence."
+            )
+
+    def settings(self) -> list[Setting]:
+        """All settings to try. Raises ValueError on a value that PARSE refuses."""
+        axes = (self.thresholds, self.segmenters, self.keep_rules, self.judge_suffixes)
+        found = [Setting(*values) for values in itertools.product(*axes)]
+        for setting in found:
+            ParseConfig(**setting.fields())
+        if not self.has_probe:
+            return found
+        # A probe is bound to the threshold, segmenter and question of its server.
+        return [
+            *(replace(setting, judge="suffix") for setting in found),
+            *(Setting(judge="auto", probe_band=band) for band in self.probe_bands),
+            *(Setting(judge="probe", probe_cutoff=c) for c in self.probe_cutoffs),
+        ]

@@ -1,0 +1,173 @@
+"""`sglang-parse calibrate`: the fastest setting that keeps an accuracy budget.
+
+Settings are tried on a running server through per-request options. Some problems screen
+them. The remaining settings are then tested on fresh problems, from the most cautious
+to the boldest, until one is not shown to keep the budget (fixed-sequence testing, so
+the confidence holds for whichever is chosen). If none passes, the choice is `exact`
+mode, which writes what the target writes, or `off` if that is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tqdm import tqdm
+
+from sglang_parse.calibrate.answers import final_answer
+from sglang_parse.calibrate.calibrate_options import CalibrateOptions
+from sglang_parse.calibrate.calibrate_report import report_text, write_files
+from sglang_parse.calibrate.problems import PROBLEM_SETS, Item, load_items
+from sglang_parse.calibrate.served import check_questions, served_settings, server_info
+from sglang_parse.calibrate.trials import (
+    EXACT,
+    OFF,
+    Calibration,
+    Outcome,
+    Setting,
+    Trial,
+    both,
+    candidates,
+    choose,
+    compare,
+)
+from sglang_parse.demo.figures import RequestResult
+from sglang_parse.demo.load import (
+    LoadError,
+    Prompt,
+    encode_chat,
+    load_tokenizer,
+    measure,
+)
+
+WARM_UP = 8
+Ask = Callable[[Setting, Sequence[Item]], Sequence[RequestResult]]
+Check = Callable[[str, Any], bool]
+
+
+def calibrate(
+    options: CalibrateOptions, items: Sequence[Item], ask: Ask
+) -> Calibration:
+    """Choose a setting. The first `screen` items screen, the others test.
+
+    ask: returns the answers that one setting gives to some items.
+    """
+    screen, fresh = slice(options.screen), slice(options.screen, None)
+    alone = ask(OFF, items)
+    has_gold = all(item.reference is not None for item in items)
+    check = PROBLEM_SETS[options.dataset].check if has_gold else None
+
+    def graded(part: slice, answers: Sequence[RequestResult]) -> Outcome:
+        return grade(items[part], alone[part], answers, check)
+
+    def measured(setting: Setting, part: slice) -> Outcome:
+        return graded(part, ask(setting, items[part]))
+
+    def trial(setting: Setting) -> Trial:
+        base = graded(fresh, alone[fresh])
+        return compare(setting, measured(setting, fresh), base, options.confidence)
+
+    # In order and in reverse, because a server that adapts carries over what it learnt
+    # from one setting to the next.
+    tried = [EXACT, *options.settings()]
+    there = [measured(s, screen) for s in tried]
+    back = [measured(s, screen) for s in reversed(tried)][::-1]
+    base = graded(screen, alone[screen])
+    floor, *screened = (
+        compare(s, both(a, b), base, options.confidence)
+        for s, a, b in zip(tried, there, back, strict=True)
+    )
+    order = candidates(
+        screened,
+        budget=options.budget,
+        confidence=options.confidence,
+        exact_ratio=floor.ratio,
+    )
+    # Ratios compare only on the same problems, so exact mode is measured again.
+    fresh_floor = trial(EXACT)
+    chosen, tested = choose(order, trial, budget=options.budget, floor=fresh_floor)
+    reference = "references" if has_gold else "agreement with target-only answers"
+    tests = (fresh_floor, *tested)
+    return Calibration(chosen, tuple(screened), tests, floor, reference)
+
+
+def grade(
+    items: Sequence[Item],
+    alone: Sequence[RequestResult],
+    answers: Sequence[RequestResult],
+    check: Check | None,
+) -> Outcome:
+    """Which answers are right, and their seconds.
+
+    alone: the target's own answers, whose final answers are the reference if `check` is
+    None.
+    """
+    right = [
+        check(answer.text, item.reference)
+        if check
+        else final_answer(answer.text) == final_answer(own.text)
+        for item, own, answer in zip(items, alone, answers, strict=True)
+    ]
+    return Outcome(tuple(right), tuple(a.latency_s for a in answers))
+
+
+def run_calibration(options: CalibrateOptions) -> str:
+    """Calibrate against a running server, write the files, return the report.
+
+    Raises ValueError before any request is sent, LoadError when the server fails.
+    """
+    options.settings()  # checks the values before the server is contacted
+    count = options.problems + options.screen
+    items = load_items(
+        options.dataset, problems=count, seed=options.seed, path=options.path
+    )
+    if len(items) < count:
+        raise ValueError(
+            f"{options.path or options.dataset} has {len(items)} problems, expected "
+            f"--problems {options.problems} plus --screen {options.screen}."
+        )
+    info = server_info(options.url)
+    served = served_settings(info, options.url)
+    check_questions(options, served)
+    options = replace(options, has_probe=bool(served.get("probe")))
+    tokenizer = load_tokenizer(info["tokenizer_path"])
+    screenings = 2 * (len(options.settings()) + 1) * options.screen
+    with tqdm(total=2 * len(items) + screenings, unit="req") as bar:
+
+        def ask(setting: Setting, some: Sequence[Item]) -> Sequence[RequestResult]:
+            bar.set_description(setting.label)
+            bar.total = max(bar.total or 0, bar.n + len(some))
+            return ask_setting(options, setting, some, tokenizer, bar.update)
+
+        ask(OFF, items[:WARM_UP])
+        bar.reset()
+        found = calibrate(options, items, ask)
+    write_files(options, found, served)
+    return report_text(options, found)
+
+
+def ask_setting(
+    options: CalibrateOptions,
+    setting: Setting,
+    items: Sequence[Item],
+    tokenizer: Any,
+    on_answer: Callable[[], object],
+) -> Sequence[RequestResult]:
+    """The answers to the items, in order, from an empty radix cache. Raises LoadError
+    that names the setting."""
+    limit = options.max_new_tokens or PROBLEM_SETS[options.dataset].max_new_tokens
+    prompts = [
+        Prompt(None, encode_chat(tokenizer, i.prompt, options.chat_template), limit)
+        for i in items
+    ]
+    try:
+        return measure(
+            options.url,
+            prompts,
+            concurrency=options.concurrency,
+            custom_params=setting.custom_params(),
+            on_answer=on_answer,
+        ).results
+    except LoadError as e:
+        raise LoadError(f"{setting.label}: {e}") from e

@@ -1,0 +1,78 @@
+"""The settings of a running server."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_parse.calibrate.calibrate_options import CalibrateOptions
+from sglang_parse.options.checks import shown
+from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.server import ParseConfig
+
+
+def server_info(url: str) -> dict[str, Any]:
+    """`/server_info` of a server. Raises ValueError if nothing answers there."""
+    try:
+        with urllib.request.urlopen(url + "/server_info", timeout=30) as response:
+            info: dict[str, Any] = json.load(response)
+    except (urllib.error.URLError, OSError, ValueError) as e:
+        raise ValueError(
+            f"--url {url}: no SGLang server answers there ({e}); start one with "
+            "--speculative-algorithm PARSE."
+        ) from e
+    return info
+
+
+# Settings that no request changes.
+SERVERS_OWN = (
+    *("compose", "eagle_model_path", "eagle_steps", "drafters", "ngram_tokens"),
+    *("draft_url", "draft_url_model", "draft_url_streams"),
+)
+
+
+def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """The server's judge, and its other PARSE settings that are not the defaults.
+
+    They are keys of the file for --speculative-parse-config, because the swept fields
+    were measured on top of them and a threshold holds for one judge only. Raises
+    ValueError if the server does not serve with PARSE, has no draft model, or streams
+    answers in pieces, which this client does not read.
+    """
+    states = info.get("internal_states") or [{}]
+    settings = (states[0].get("parse") or {}).get("settings")
+    if settings is None:
+        raise ValueError(
+            f"--url {url}: the server there does not serve with PARSE; start one with "
+            "--speculative-algorithm PARSE."
+        )
+    if not info.get("speculative_draft_model_path"):
+        raise ValueError(
+            f"--url {url}: the server there has no draft model to judge; start it with "
+            "--speculative-draft-model-path."
+        )
+    if info.get("incremental_streaming_output"):
+        raise ValueError(
+            f"--url {url}: the server there streams answers in pieces; "
+            "start it without --incremental-streaming-output."
+        )
+    usual = json.loads(json.dumps(vars(ParseConfig())))
+    return {
+        name: value
+        for name, value in settings.items()
+        if name == "judge" or (name not in SERVERS_OWN and value != usual.get(name))
+    }
+
+
+def check_questions(options: CalibrateOptions, served: Mapping[str, Any]) -> None:
+    """Raises ValueError if questions are to be tried on a judge that takes none."""
+    judge = served.get("judge", QUESTION_JUDGE)
+    given = [question for question in options.judge_suffixes if question is not None]
+    if given and judge != QUESTION_JUDGE:
+        raise ValueError(
+            f"--judge-suffixes is {shown(given[0])} and the judge of the server at "
+            f"--url {options.url} is {judge!r}, which takes no question; leave it out."
+        )

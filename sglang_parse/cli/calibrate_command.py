@@ -1,0 +1,121 @@
+"""The subcommand `calibrate` of the console script."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang_parse.cli.common import check_writable
+from sglang_parse.options.kinds import LEARNT_SHARE
+
+SERVERS = "default: the server's own"
+SWEPT = (
+    "thresholds",
+    "segmenters",
+    "keep_rules",
+    "judge_suffixes",
+    "probe_cutoffs",
+    "probe_bands",
+)
+
+
+def add_calibrate(commands: Any) -> None:
+    """Define it on the parser's subcommands."""
+    tune = commands.add_parser(
+        "calibrate", help="find the fastest setting within an accuracy budget"
+    )
+    tune.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
+    tune.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON to write"
+    )
+    source = tune.add_mutually_exclusive_group()
+    source.add_argument(
+        "--dataset", default="embedded", help="embedded (default) or gsm8k"
+    )
+    source.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="lines of JSON with `prompt` and perhaps `answer`; without, answers are "
+        "compared with the target's own",
+    )
+    tune.add_argument("--path", default="", help="local JSONL file of the data set")
+    tune.add_argument(
+        "--problems",
+        type=int,
+        default=700,
+        help="that test settings; default: 700",
+    )
+    tune.add_argument(
+        "--screen",
+        type=int,
+        default=100,
+        help="that order settings first; default: 100",
+    )
+    tune.add_argument("--concurrency", type=int, default=8, help="default: 8")
+    tune.add_argument("--max-new-tokens", type=int, default=0)
+    tune.add_argument(
+        "--budget", type=float, default=0.5, help="points of accuracy; default: 0.5"
+    )
+    tune.add_argument("--confidence", type=float, default=0.95, help="default: 0.95")
+    tune.add_argument("--seed", type=int, default=7)
+    tune.add_argument(
+        "--thresholds", type=float, nargs="+", metavar="X", help="default: 0.3 to 0.97"
+    )
+    tune.add_argument(
+        "--segmenters",
+        nargs="+",
+        metavar="NAME",
+        help="default: step paragraph fixed:32",
+    )
+    tune.add_argument("--keep-rules", nargs="+", metavar="RULE", help=SERVERS)
+    tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT", help=SERVERS)
+    for name, values in (("cutoffs", "learnt 0.9"), ("bands", "learnt 0.5 0.9")):
+        tune.add_argument(
+            f"--probe-{name}",
+            nargs="+",
+            type=LEARNT_SHARE.read,
+            metavar="X",
+            help=f"of a server that has a probe; default: {values}",
+        )
+    tune.add_argument(
+        "--chat-template-json",
+        dest="chat_template",
+        type=_json_object,
+        metavar="JSON",
+        help='options of the chat template, as {"enable_thinking": false}',
+    )
+    tune.set_defaults(command=calibrate_command)
+
+
+def calibrate_command(args: argparse.Namespace) -> int:
+    from sglang_parse.calibrate.calibrate_options import CalibrateOptions
+    from sglang_parse.calibrate.calibration import run_calibration
+
+    values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
+    prompts = values.pop("prompts", None)
+    if prompts and args.path:
+        raise ValueError(
+            f"--path {args.path} and --prompts {prompts}: expected one file of the "
+            "two; --path is that of --dataset."
+        )
+    if prompts:
+        values |= {"dataset": "prompts", "path": prompts}
+    for name in SWEPT:
+        if name in values:
+            values[name] = tuple(values[name])
+    options = CalibrateOptions(**values | {"url": args.url.rstrip("/")})
+    check_writable(args.out, "--out")
+    print(run_calibration(options))
+    return 0
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
