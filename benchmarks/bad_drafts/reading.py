@@ -12,8 +12,8 @@ import time
 
 from benchmarks.bad_drafts.server import CASES, draft_server
 from sglang_parse.demo.servers import HOST, free_port
-from sglang_parse.drafting.breaker import Breaker
-from sglang_parse.drafting.remote_streams import RemoteStreams
+from sglang_parse.remote.breaker import Breaker
+from sglang_parse.remote.remote_streams import RemoteStreams
 
 TOKENS, STREAMS, LONGEST_S = 100, 7, 10.0
 ANSWERS = {"Question. ": "These are the words of an answer. " * 12}

@@ -241,11 +241,12 @@ def check_room(target: str, draft: str) -> str:
 
 def check_draft_server(url: str) -> str:
     """It lists its models, with the API key of the environment."""
-    from sglang_parse.drafting.remote_protocol import described, list_models
     from sglang_parse.options.checks import DRAFT_KEY_ENV, check_url
+    from sglang_parse.remote.remote_protocol import check_key, described, list_models
 
     check_url(url, "--speculative-parse-draft-url")
     key = os.environ.get(DRAFT_KEY_ENV, "")
+    check_key(key)
     try:
         models = list_models(url, key)
     except Exception as e:

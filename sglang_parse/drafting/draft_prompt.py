@@ -1,6 +1,6 @@
-"""What a draft reads as the prompt of a chat: its own template's, not the target's.
+"""A chat as drafters read it: its messages, or its prompt in the draft's own template.
 
-The HTTP process writes it, where the messages are. It travels in `custom_params`.
+The HTTP process, which has the messages, puts it into `custom_params`.
 """
 
 from __future__ import annotations
@@ -9,32 +9,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: Entries of `custom_params`: the prompt in the draft's template, and the chat itself.
-PROMPT_KEY, CHAT_KEY = "sglang_parse_draft_prompt", "sglang_parse_draft_chat"
-# Characters of a prompt in another template, for each byte of the target's, and at
-# least: whoever sends one in a request of its own cannot have us read a library.
-MOST_PER_BYTE, LEAST = 4, 4096
+#: Entries of `custom_params` that begin so are ours; a client's are dropped.
+INTERNAL = "sglang_parse_"
+#: The prompt in the draft's template, and the chat itself.
+PROMPT_KEY, CHAT_KEY = f"{INTERNAL}draft_prompt", f"{INTERNAL}draft_chat"
 
 
-def carried(req: Any, key: str, kind: type[Any]) -> Any:
-    """What came with a request of SGLang's under this key; None without, and for one
-    that goes on from a session, whose prompt is not this chat alone."""
+def carried(req: Any, key: str) -> Any:
+    """What the HTTP process sent with a request of SGLang's; None without, and for one
+    that continues a session, whose prompt is not this chat alone."""
     params = req.sampling_params.custom_params
-    found = params.get(key) if isinstance(params, Mapping) else None
-    if not isinstance(found, kind) or getattr(req, "session", None) is not None:
+    if not isinstance(params, Mapping) or getattr(req, "session", None) is not None:
         return None
-    return found
-
-
-def prompt_of(req: Any, num_bytes: int) -> str | None:
-    """A request's prompt in the draft's template; None without one.
-
-    num_bytes: of its prompt in the target's.
-    """
-    found: str | None = carried(req, PROMPT_KEY, str)
-    if not found or len(found) > max(LEAST, MOST_PER_BYTE * num_bytes):
-        return None
-    return found
+    return params.get(key)
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any] | None:

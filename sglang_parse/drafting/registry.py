@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from sglang_parse.drafting.base import Drafter, DrafterContext
 from sglang_parse.drafting.draft_model import ModelDrafter
-from sglang_parse.drafting.extension import create_extension_drafters
+from sglang_parse.drafting.extension import (
+    DRAFTER_EXTENSIONS,
+    ExtensionDrafter,
+    create_extension_drafters,
+)
 from sglang_parse.drafting.head import HeadDrafter
 from sglang_parse.drafting.ngram import NgramDrafter
-from sglang_parse.drafting.remote import RemoteDrafter
 from sglang_parse.drafting.text_draft import TextDrafter
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.table import MTP
 
-#: One line a drafter. Each returns None where the server does not ask for it.
+#: One line for each drafter. `create` returns None where no flag asks for it.
 DRAFTERS: tuple[Callable[[DrafterContext], Drafter | None], ...] = (
     NgramDrafter.create,
     HeadDrafter.create,
-    RemoteDrafter.create,
     ModelDrafter.create,
     TextDrafter.create,
+)
+#: An extension of our own, loaded where `--speculative-parse-draft-url` is set.
+REMOTE = EntryPoint(
+    "remote",
+    "sglang_parse.remote.remote_drafter:RemoteDrafter.create",
+    DRAFTER_EXTENSIONS.group,
 )
 
 
@@ -29,15 +38,18 @@ def create_drafters(
     context: DrafterContext,
     on_error: Callable[[ExtensionError], None] = lambda error: None,
 ) -> list[Drafter]:
-    """All drafters that the server's flags ask for, and those of installed packages.
+    """The drafters that flags ask for, and those of installed packages.
 
-    Those that work token by token come first, then the packages', the draft model last.
+    Drafters that work token by token come first, then extensions, the draft model last.
 
     on_error: told what a package's drafter raises where the engine does not look.
     """
     built_in = [create(context) for create in DRAFTERS]
     made = [drafter for drafter in built_in if drafter is not None]
-    extra: Sequence[Drafter] = create_extension_drafters(context, on_error)
+    extra: list[Drafter] = [*create_extension_drafters(context, on_error)]
+    if context.config.draft_url:
+        remote = REMOTE.load()(context)
+        extra.append(ExtensionDrafter(remote, context.vocab_size, on_error))
     return [
         *(d for d in made if d.token_level),
         *(d for d in extra if d.token_level),

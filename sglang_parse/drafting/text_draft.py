@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_parse.drafting.base import DrafterContext, DrafterResources, Prefill
 from sglang_parse.drafting.draft_loop import DraftRequest
-from sglang_parse.drafting.draft_prompt import prompt_of
+from sglang_parse.drafting.draft_prompt import PROMPT_KEY, carried
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_model import TextModel
@@ -197,7 +197,7 @@ class TextDrafter:
     def _remember(self, r: RequestRound) -> Memory:
         ids = r.req.origin_input_ids
         prompt = self.pieces.join(ids)
-        if own := prompt_of(r.req, len(prompt)):
+        if own := carried(r.req, PROMPT_KEY):
             state = self.thinking.state(self.pieces, ids)
             prompt = self.thinking.fit(own, state).encode(errors="replace")
         transcript = Transcript(self.encoder)

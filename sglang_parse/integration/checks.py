@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,10 @@ from sglang_parse.drafting.text_bridge import TextEncoder
 from sglang_parse.drafting.token_names import TextError
 from sglang_parse.integration.extensions import check_asked
 from sglang_parse.judging.vocabularies import Agreement, compare
+from sglang_parse.options.checks import DRAFT_KEY_ENV
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
+from sglang_parse.remote.remote_protocol import check_key
 from sglang_parse.runtime.families import SMALL_DRAFT, is_recurrent
 from sglang_parse.runtime.mtp import check_mtp
 from sglang_parse.runtime.tokenizers import load_tokenizer
@@ -78,6 +81,7 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
         draft = load_tokenizer(server_args, of_draft=True)
         check_draft_pages(server_args, check_draft_tokenizer(target, draft))
     if config.draft_url:
+        check_key(os.environ.get(DRAFT_KEY_ENV, ""))
         try:
             TextEncoder(target)
         except TextError as e:

@@ -19,7 +19,7 @@ import orjson
 
 from sglang_parse.integration.answers import Message, Receive, Scope, Send, refuse
 from sglang_parse.integration.carried import CHAT, GENERATE, may_carry, take_carried
-from sglang_parse.integration.draft_prompts import DraftPrompts
+from sglang_parse.integration.draft_prompts import DraftPrompts, set_entries
 from sglang_parse.integration.probe_pairs import add_pairs_route
 from sglang_parse.integration.shield_hooks import add_shield, guard_outputs
 from sglang_parse.options.checks import (
@@ -42,12 +42,14 @@ PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS)
 class Exchange:
     """One HTTP request: what to add to its response.
 
-    reports: `meta_info["parse"][0]` by choice, as they come.
+    reports: `meta_info["parse"][0]` by choice, as they come. entries: of
+    `custom_params`, for the drafters.
     """
 
     add_report: bool = False
     add_usage: bool = False
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    entries: dict[str, Any] = field(default_factory=dict)
 
     @property
     def adds(self) -> bool:
@@ -83,6 +85,7 @@ def watch_outputs(
     """AFTER hook on TokenizerManager.generate_request: keep the reports that pass."""
     result = guard_outputs(result, manager, obj)
     exchange = _exchange.get()
+    set_entries(obj, exchange.entries if exchange else {})
     return result if exchange is None else _watch(result, exchange)
 
 
@@ -235,7 +238,7 @@ class ParseEndpoints:
                 before = body.copy()
                 exchange = translate(path, body)
                 if ALIASES.get(path, path) == CHAT:
-                    self.prompts.add_to(body)
+                    exchange.entries = self.prompts.entries_of(body)
                 if body != before:
                     raw = dump(body)
             except (orjson.JSONEncodeError, RecursionError):
@@ -245,7 +248,7 @@ class ParseEndpoints:
                 await refuse(send, str(e))
                 return
             scope = {**scope, "headers": _with_length(scope["headers"], len(raw))}
-        token = _exchange.set(exchange if exchange.adds else None)
+        token = _exchange.set(exchange)
         try:
             writer = _Amender(exchange, send) if exchange.adds else send
             await self.app(scope, _replay(raw, receive), writer)

@@ -17,9 +17,8 @@ ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
     "options", "judging", "runtime", "reporting", "requests", "target", "cpu",
-    "recurrent", "drafting", "policy", "engine", "integration", "embedded", "demo",
-    "calibrate",
-    "bench", "cli",
+    "recurrent", "drafting", "remote", "policy", "engine", "integration", "embedded",
+    "demo", "calibrate", "bench", "cli",
 )  # fmt: skip
 # The client's side, which shares little with the server's.
 FRONTEND = {"frontend", "judging", "options"}

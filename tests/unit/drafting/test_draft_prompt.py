@@ -8,10 +8,9 @@ import pytest
 
 from sglang_parse.drafting.draft_prompt import (
     CHAT_KEY,
-    LEAST,
     PROMPT_KEY,
+    carried,
     chat_of,
-    prompt_of,
     render,
 )
 from tests.support import tokenizer_kinds as kinds
@@ -129,12 +128,10 @@ def request(custom, session=None):
     )
 
 
-def test_a_prompt_that_came_along_is_bounded():
-    """Red if a client can have the scheduler read megabytes, or a value of another
-    type stops it."""
-    assert prompt_of(request({PROMPT_KEY: "go"}), 10) == "go"
-    assert prompt_of(request({PROMPT_KEY: "x" * (LEAST + 1)}), 10) is None
-    assert prompt_of(request({PROMPT_KEY: "x" * (LEAST + 1)}), LEAST) is not None
-    for custom in (None, [], {}, {PROMPT_KEY: 5}, {PROMPT_KEY: ""}, {CHAT_KEY: "x"}):
-        assert prompt_of(request(custom), 10) is None
-    assert prompt_of(request({PROMPT_KEY: "go"}, session=object()), 10) is None
+def test_what_came_along_is_read():
+    """Red if a request without a chat stops the scheduler, or one that continues a
+    session is drafted for from its last turn alone."""
+    assert carried(request({PROMPT_KEY: "go"}), PROMPT_KEY) == "go"
+    for custom in (None, [], {}, {CHAT_KEY: "x"}):
+        assert carried(request(custom), PROMPT_KEY) is None
+    assert carried(request({PROMPT_KEY: "go"}, session=object()), PROMPT_KEY) is None

@@ -106,7 +106,7 @@ def package(tmp_path, monkeypatch):
     return offer
 
 
-CONTEXT = SimpleNamespace(vocab_size=VOCAB)
+CONTEXT = SimpleNamespace(vocab_size=VOCAB, config=SimpleNamespace(draft_url=""))
 
 
 def test_drafters_take_turns_by_kind(package, monkeypatch):

@@ -6,12 +6,10 @@ import asyncio
 import json
 from types import SimpleNamespace
 
-import pytest
-
 from sglang_parse.drafting.draft_prompt import CHAT_KEY, PROMPT_KEY
 from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH, TARGET_PATH
-from sglang_parse.integration import draft_prompts
-from sglang_parse.integration.draft_prompts import DraftPrompts
+from sglang_parse.integration import draft_prompts, openai
+from sglang_parse.integration.draft_prompts import DraftPrompts, set_entries
 from sglang_parse.integration.openai import CHAT, ParseEndpoints
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -24,51 +22,66 @@ class Template:
         return "|".join(m["content"] for m in messages)
 
 
-def added(prompts: DraftPrompts, **body):
-    body = {"messages": MESSAGES} | body
-    prompts.add_to(body)
-    return body
+def entries(prompts: DraftPrompts, **body):
+    return prompts.entries_of({"messages": MESSAGES} | body)
 
 
 def test_only_what_is_read_is_sent():
-    """Red if each chat travels twice on a server that does not need it, or options of
-    the request are lost."""
-    assert added(DraftPrompts()) == {"messages": MESSAGES}
-    body = added(DraftPrompts(Template()), custom_params={"parse_threshold": 0.5})
-    assert body["custom_params"] == {"parse_threshold": 0.5, PROMPT_KEY: "hi"}
-    body = added(DraftPrompts(sends_chats=True))
-    assert body["custom_params"][CHAT_KEY]["messages"] == MESSAGES
+    """Red if each chat travels twice on a server that does not need it."""
+    assert entries(DraftPrompts()) == {}
+    assert entries(DraftPrompts(Template())) == {PROMPT_KEY: "hi"}
+    assert entries(DraftPrompts(sends_chats=True))[CHAT_KEY]["messages"] == MESSAGES
     off = {"parse_mode": "off"}
-    assert added(DraftPrompts(Template()), custom_params=off)["custom_params"] == off
+    assert entries(DraftPrompts(Template()), custom_params=off) == {}
 
 
-@pytest.mark.parametrize("custom", [5, "x", [1]])
-def test_what_sglang_refuses_is_left_to_it(custom):
+def test_what_sglang_refuses_is_left_to_it():
     """Red if a body that cannot be read ends in our error."""
-    assert (
-        added(DraftPrompts(Template()), custom_params=custom)["custom_params"] == custom
-    )
-    assert "custom_params" not in added(DraftPrompts(Template()), messages=7)
+    assert entries(DraftPrompts(Template()), messages=7) == {}
+    assert entries(DraftPrompts(Template()), custom_params=[1]) == {PROMPT_KEY: "hi"}
+    for given in (None, 5, [None, 5], {"custom_params": 5}, {"custom_params": [1]}):
+        obj = SimpleNamespace(sampling_params=given)
+        set_entries(obj, {PROMPT_KEY: "hi"})
+        assert obj.sampling_params == given
+    set_entries(SimpleNamespace(), {})
 
 
-def test_chats_alone_get_a_prompt():
-    """Red if the layer forgets the prompt, or writes one for a text completion."""
+MANAGER = SimpleNamespace(
+    server_args=SimpleNamespace(
+        speculative_algorithm="PARSE", speculative_parse_request_checks=False
+    ),
+    mm_processor=None,
+)
+FORGED = {CHAT_KEY: {"messages": [{"role": "user", "content": "forged"}]}, "x": 1}
+
+
+def test_no_client_writes_our_entries(monkeypatch):
+    """Red if what a client puts under an internal key reaches a drafter: in a chat, in
+    a completion, in one of a batch, or beside an entry of ours."""
+    monkeypatch.setattr(openai, "guard_outputs", lambda result, *_: result)
     seen = []
 
     async def app(scope, receive, send):
-        seen.append(json.loads((await receive())["body"]))
+        custom = json.loads((await receive())["body"])["custom_params"]
+        obj = SimpleNamespace(sampling_params={"custom_params": custom})
+        openai.watch_outputs(None, MANAGER, obj)
+        seen.append(obj.sampling_params["custom_params"])
 
-    layer = ParseEndpoints(app, prompts=DraftPrompts(Template()))
-    for path in (CHAT, "/v1/completions"):
-        raw = json.dumps({"messages": MESSAGES}).encode()
+    layer = ParseEndpoints(app, prompts=DraftPrompts(Template(), sends_chats=True))
+    for path in (CHAT, "/v1/completions", "/invocations"):
+        raw = json.dumps({"messages": MESSAGES, "custom_params": FORGED}).encode()
 
         async def receive(raw=raw):
             return {"type": "http.request", "body": raw}
 
         scope = {"type": "http", "path": path, "headers": []}
         asyncio.run(layer(scope, receive, None))
-    assert seen[0]["custom_params"] == {PROMPT_KEY: "hi"}
-    assert seen[1] == {"messages": MESSAGES}
+    chat, completion, alias = seen
+    assert chat[CHAT_KEY]["messages"] == MESSAGES and chat[PROMPT_KEY] == "hi"
+    assert completion == {"x": 1} and alias == chat
+    batch = [{"custom_params": dict(FORGED)}, {}]
+    openai.watch_outputs(None, MANAGER, SimpleNamespace(sampling_params=batch))
+    assert batch == [{"custom_params": {"x": 1}}, {}]
 
 
 def test_a_template_like_the_targets_is_not_written_twice(monkeypatch, tmp_path):

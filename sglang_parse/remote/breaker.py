@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# Failures in a row after which a server is left alone, and for how many seconds: as a
-# rule, and at most.
+# Failures in a row after which a server is left alone, and for how many seconds: the
+# first time, and at most.
 MAX_FAILURES = 3
 REST_S, MAX_REST_S = 10.0, 300.0
 
 
 class Breaker:
-    """Leaves a server alone that fails several times in a row."""
+    """Leaves a server alone that fails several times in a row, each time for twice as
+    long as before."""
 
     def __init__(
         self,
@@ -22,8 +23,7 @@ class Breaker:
         rest_s: float = REST_S,
         longest_s: float = MAX_REST_S,
     ) -> None:
-        """most: failures in a row. rest_s, longest_s: the first rest, and the longest
-        one; each is twice the one before."""
+        """most: failures in a row. rest_s, longest_s: first and longest pause."""
         self._clock = clock
         self._most, self._first_s, self._longest_s = most, rest_s, longest_s
         self._failures = 0
@@ -32,7 +32,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is left alone now. Behind the rest, one more is tried."""
+        """Whether the server is left alone now. After the pause one more is tried."""
         return self.is_failing and self._clock() < self._until
 
     @property

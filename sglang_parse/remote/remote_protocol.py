@@ -1,4 +1,4 @@
-"""What is said to an OpenAI-compatible server, and read of its replies.
+"""Requests to an OpenAI-compatible server, and its replies.
 
 Nothing that it sends is trusted: lines and lists are bounded, and no error quotes them.
 """
@@ -13,20 +13,28 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from sglang_parse.options.checks import DRAFT_KEY_ENV
+
 # Seconds to connect.
 CONNECT_S = 5.0
 # Bytes of one line of a reply, and of a list of models.
 MAX_LINE = 65_536
-# What a reply may have for each token that was asked for, and besides: lines and reads,
-# and bytes. Reading costs the scheduler's own core.
+# What a reply may have for each requested token and besides: lines and reads, then
+# bytes. Reading costs the scheduler's own core.
 PIECES_A_TOKEN, MORE_PIECES = 8, 256
 BYTES_A_TOKEN, MORE_BYTES = 2_048, 65_536
+# Fields of a message that a draft server is sent.
+MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 # Characters of a model's name.
 MAX_NAME = 200
-# Servers, by what they say owns their models, whose chats go on from an answer that has
-# begun, and what they are told besides.
+# HTTP statuses that refuse this text or chat alone; a client may have caused them.
+REFUSED = (400, 413, 422)
+# HTTP statuses of a server that has no such route.
+NO_ROUTE = (404, 405)
+# Servers whose chats continue an answer that has begun, by the owner of their models,
+# with the fields that they need besides.
 CONTINUING: dict[str, dict[str, Any]] = {
-    # Thinking is to come as the text that it is.
+    # Thinking is to come as part of the text.
     "sglang": {"separate_reasoning": False},
     "vllm": {"add_generation_prompt": False},
 }
@@ -36,15 +44,15 @@ class RemoteError(Exception):
     """A reply that is no stream of text. The message holds nothing of the reply."""
 
 
-class ChatError(RemoteError):
-    """The server's chats do not go on from an answer; its completions may."""
+class RefusedError(RemoteError):
+    """The server refuses this request; it may serve others."""
 
 
 class EndlessError(RemoteError):
-    """A reply that goes on without the tokens that it was asked for."""
+    """A reply that goes on without the requested tokens."""
 
 
-class Model(NamedTuple):
+class ListedModel(NamedTuple):
     """A model that a server lists."""
 
     name: str
@@ -61,9 +69,39 @@ class Chat:
     #: What the chat template is told (`chat_template_kwargs`).
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, sent: Mapping[str, Any] | None, thinking: str) -> Chat | None:
+        """What the HTTP process sent along; None where another server cannot continue
+        it: it has tools, or thinks already.
+
+        sent: of `drafting.draft_prompt.chat_of`. thinking: of `Thinking.state`.
+        """
+        if sent is None or thinking == "open" or sent["tools"]:
+            return None
+        messages = [
+            {k: v for k, v in message.items() if k in MESSAGE_FIELDS}
+            for message in sent["messages"]
+        ]
+        options, answer = sent["options"], ""
+        if thinking == "closed":
+            options = {"enable_thinking": False, "thinking": False} | options
+        if sent["is_continued"]:
+            *messages, last = messages
+            answer = last["content"]
+        return cls(messages, answer, options)
+
+
+def check_key(key: str) -> None:
+    """Raises ValueError, which does not show the key, where no HTTP header holds it."""
+    if not all("!" <= c <= "~" for c in key):
+        raise ValueError(
+            f"{DRAFT_KEY_ENV} has a character that no API key has; expected printable "
+            "ASCII without spaces and line breaks."
+        )
+
 
 def headers_with(key: str) -> dict[str, str]:
-    """Of every request. A compressed reply would grow behind our bounds."""
+    """Of every request. A compressed reply would grow beyond our bounds."""
     headers = {"accept-encoding": "identity"}
     return headers | ({"authorization": f"Bearer {key}"} if key else {})
 
@@ -79,6 +117,8 @@ def described(error: Exception) -> str:
 
 def check_reply(reply: httpx.Response) -> None:
     """Raises RemoteError on what is no plain success."""
+    if reply.status_code in REFUSED:
+        raise RefusedError(f"HTTP {reply.status_code}")
     if reply.status_code != 200:
         raise RemoteError(f"HTTP {reply.status_code}")
     if reply.headers.get("content-encoding", "identity") != "identity":
@@ -86,10 +126,7 @@ def check_reply(reply: httpx.Response) -> None:
 
 
 def asked_of(chat: Chat, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a request that goes on from the answer of a chat.
-
-    told: what this server is told besides, of CONTINUING.
-    """
+    """Fields of a request that continues a chat. told: of CONTINUING."""
     asked: dict[str, Any] = {"messages": chat.messages}
     if chat.answer:
         begun = {"role": "assistant", "content": chat.answer}
@@ -102,7 +139,7 @@ def asked_of(chat: Chat, told: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-async def read_models(reply: httpx.Response) -> list[Model]:
+async def read_models(reply: httpx.Response) -> list[ListedModel]:
     """The models that a server lists, one at least. Raises RemoteError."""
     check_reply(reply)
     body = bytearray()
@@ -112,7 +149,7 @@ async def read_models(reply: httpx.Response) -> list[Model]:
             raise RemoteError("the list of models is too long")
     try:
         models = [
-            Model(str(one["id"])[:MAX_NAME], str(one.get("owned_by"))[:MAX_NAME])
+            ListedModel(str(one["id"])[:MAX_NAME], str(one.get("owned_by"))[:MAX_NAME])
             for one in json.loads(bytes(body))["data"]
         ]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
@@ -137,7 +174,7 @@ def list_models(url: str, key: str = "") -> list[str]:
 
 
 async def lines_of(reply: httpx.Response, max_tokens: int) -> AsyncIterator[bytes]:
-    """Lines of a reply. max_tokens: what was asked for.
+    """Lines of a reply. max_tokens: as requested.
 
     Raises RemoteError on a line that is too long, EndlessError on too much of a reply.
     """
@@ -164,8 +201,9 @@ async def lines_of(reply: httpx.Response, max_tokens: int) -> AsyncIterator[byte
 
 
 def read_event(line: bytes) -> tuple[bytes, str, bool]:
-    """New text of one line of a stream, why the answer ends there or "", and whether
-    no line follows. Raises RemoteError on what is no event of a completion or chat."""
+    """New text of one line of a stream, the reason why the answer ends there or "", and
+    whether no line follows. Raises RemoteError on what is no event of a completion or
+    chat."""
     if not line.startswith(b"data:"):
         return b"", "", False  # an empty line, a comment or another field
     data = line[5:].strip()
@@ -177,7 +215,7 @@ def read_event(line: bytes) -> tuple[bytes, str, bool]:
             return b"", "", False
         delta = choices[0].get("delta") or {}
         if delta.get("reasoning_content") or delta.get("reasoning"):
-            raise ChatError("the server thinks apart from its answer")
+            raise RefusedError("the server thinks apart from its answer")
         text = choices[0].get("text") or delta.get("content") or ""
         reason = choices[0].get("finish_reason") or ""
         return text.encode(errors="replace"), str(reason), False

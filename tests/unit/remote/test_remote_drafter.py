@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from sglang_parse.drafting.base import Prefill, PrefillRequest
 from sglang_parse.drafting.draft_prompt import CHAT_KEY
-from sglang_parse.drafting.remote import FIRST_TOKENS, MAX_USELESS, RemoteDrafter
-from sglang_parse.drafting.remote_memory import (
+from sglang_parse.drafting.extension import ExtensionDrafter
+from sglang_parse.drafting.thinking import Marks
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.remote.remote_drafter import (
+    FIRST_TOKENS,
+    MAX_USELESS,
+    RemoteDrafter,
+)
+from sglang_parse.remote.remote_protocol import Chat
+from sglang_parse.remote.remote_streams import Stream
+from sglang_parse.remote.streamed_answer import (
     COSTLY,
     ENOUGH,
     FIRST_PAUSE_S,
     MAX_BEHIND,
     PLENTY,
-    Memory,
-    is_useful,
+    StreamedAnswer,
 )
-from sglang_parse.drafting.remote_streams import Stream
-from sglang_parse.drafting.thinking import Marks
-from sglang_parse.options.server import ParseConfig
 from sglang_parse.runtime.ranks import Ranks
 from tests.support.fake_engine import (
     STOP,
@@ -87,6 +93,19 @@ class Streams:
     def end(self, stream: Stream) -> None:
         self.ended.append(stream)
 
+    def probe(self) -> None: ...
+
+
+def serving(drafter: RemoteDrafter) -> ExtensionDrafter:
+    """The drafter as a server has it."""
+
+    def fail(error) -> None:
+        raise error
+
+    one = ExtensionDrafter(drafter, VOCAB, fail)
+    one.open(None)
+    return one
+
 
 PROMPT = (10, 11, 2)
 ANSWER = [*(4 + (k * 5 + k * k // 7) % 24 for k in range(90)), STOP]
@@ -120,7 +139,7 @@ def run(write, *, mode="exact", num=NUM, rounds=400, **settings):
     ranks = Ranks(SimpleNamespace(world_size=1))
     drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: now[0])
     target = FakeTarget(own, lambda before: 0.9)
-    server = FakeServer(target, [drafter], config=config)
+    server = FakeServer(target, [serving(drafter)], config=config)
     req = make_request(mode, prompt=PROMPT, output=(own(PROMPT),), config=config)
     req.input_embeds, req.finished = None, lambda: False
     while len(req.output_ids) < num and rounds:
@@ -197,7 +216,7 @@ def test_a_wrong_server_costs_hardly_any_time(mode):
         return FakeTarget.decode(target, round, go_on)
 
     target.verify, target.decode = verify, decode
-    server = FakeServer(target, [drafter], config=config)
+    server = FakeServer(target, [serving(drafter)], config=config)
     server.engine.clock = lambda: now.s
     req = make_request(mode, prompt=PROMPT, output=(4,), config=config)
     req.input_embeds, req.finished = None, lambda: False
@@ -266,11 +285,12 @@ def test_a_server_of_no_use_is_asked_rarely(write, caplog):
 )
 def test_a_stream_is_worth_what_it_had_right(text, answer, expected):
     """Red if short answers, or a server that was away, count against it."""
-    memory = Memory(None, "", answer=bytearray(b"before" + answer.encode()), start=6)
+    memory = StreamedAnswer(None, "", text=bytearray(b"before" + answer.encode()))
+    memory.start = 6
     stream = Stream("", 9, text=bytearray(text.encode()))
-    assert is_useful(stream, memory) is expected
+    assert memory.is_useful(stream) is expected
     stream.has_failed = True
-    assert is_useful(stream, memory) is (expected if text else None)
+    assert memory.is_useful(stream) is (expected if text else None)
 
 
 def test_a_stream_that_is_outrun_is_begun_anew_where_the_answer_is():
@@ -294,7 +314,9 @@ def test_rounds_are_plain_while_a_stream_says_nothing():
     ranks = Ranks(SimpleNamespace(world_size=1))
     drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: now[0])
     config = ParseConfig(segmenter="line", adaptive=False)
-    server = FakeServer(FakeTarget(own, lambda _: 0.9), [drafter], config=config)
+    server = FakeServer(
+        FakeTarget(own, lambda _: 0.9), [serving(drafter)], config=config
+    )
     req = make_request("exact", prompt=PROMPT, output=(own(PROMPT),), config=config)
     req.input_embeds, req.finished = None, lambda: False
 
@@ -348,7 +370,7 @@ def test_a_prompt_is_sent_ahead_and_a_finished_request_is_let_go():
     streams.begun[0].is_done = False
     req.finished = lambda: True
     drafter.before_prefill(Prefill(None, []))
-    assert streams.ended == streams.begun and drafter.memories == {}
+    assert streams.ended == streams.begun and drafter.answers == {}
     assert FIRST_PAUSE_S < 1
 
 
@@ -358,6 +380,9 @@ def test_other_ranks_take_what_the_first_read():
 
     class Told(Ranks):
         """Hands the first rank's lists to the other."""
+
+        def agree(self, value):
+            return self.agree_all([[value]])[0][0]
 
         def agree_all(self, lists):
             if self._group.rank_in_group == 0:
@@ -374,7 +399,9 @@ def test_other_ranks_take_what_the_first_read():
         drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: 1.0)
         req = make_request("exact", prompt=PROMPT, output=(own(PROMPT),))
         req.input_embeds, req.finished = None, lambda: False
-        server = FakeServer(FakeTarget(own, lambda before: 0.9), [drafter])
+        target = FakeTarget(own, lambda before: 0.9)
+        server = FakeServer(target, [serving(drafter)])
+        server.round(req)
         drafts.append(server.round(req).requests[0].draft)
     assert drafts[0] == drafts[1] and drafts[0].num_by("remote") == 20 - 1 + 1 - 1
 
@@ -390,8 +417,8 @@ def asking(custom, *, tokens=()):
     req.sampling_params.custom_params = custom
     batch = [PrefillRequest(req, req.state, 0, 0, 3)]
     drafter.before_prefill(Prefill(None, batch))
-    memory = drafter.memories[req.state]
-    drafter._catch_up(memory, list(tokens), ())
+    memory = drafter.answers[req.state]
+    drafter._catch_up(memory, list(tokens))
     drafter._begin(memory)
     return [stream.chat for stream in streams.begun]
 
@@ -400,7 +427,10 @@ def test_a_chat_is_asked_for_as_one():
     """Red if a draft server reads another template's words where it has the messages,
     or the answer so far is left out of them."""
     messages = [{"role": "user", "content": "hi"}]
-    chat = {"messages": messages, "options": {"x": 1}, "is_continued": False}
+    chat = {
+        **{"messages": messages, "options": {"x": 1}},
+        **{"is_continued": False, "tools": None},
+    }
     options = {"x": 1}
     first, second = asking({CHAT_KEY: chat}, tokens=(4, 5))
     assert (first.messages, first.answer, first.options) == (messages, "", options)
@@ -414,19 +444,24 @@ def test_a_chat_is_asked_for_as_one():
     assert asking({CHAT_KEY: chat}, tokens=(4, MARK))[1] is None
 
 
-@pytest.mark.parametrize(
-    "chat",
-    [
-        None,
-        5,
-        {},
-        {"messages": []},
-        {"messages": [], "options": {}},
-        {"messages": "x", "options": {}},
-        {"messages": [5], "options": {}, "is_continued": True, "tools": [1]},
-        {"messages": [{}], "options": {}, "is_continued": True},
-    ],
-)
-def test_a_chat_that_cannot_be_read_is_asked_for_as_text(chat):
-    """Red if what a client puts in place of a chat ends the round."""
-    assert asking({CHAT_KEY: chat}) == [None, None]
+def test_a_chat_holds_nothing_but_text():
+    """Red if a draft server is sent what a client put into a message beside its text,
+    such as the address of an image, or a chat that it cannot continue."""
+    chat = {"messages": [], "options": {}, "is_continued": False, "tools": None}
+    message = {"role": "user", "content": "hi"}
+    chat["messages"] = [message | {"image_url": "http://10.0.0.1/"}]
+    assert Chat.of(chat, "").messages == [message]
+    assert Chat.of(chat, "closed").options["enable_thinking"] is False
+    assert Chat.of(chat, "open") is None and Chat.of(None, "") is None
+    assert Chat.of(chat | {"tools": [1]}, "") is None
+
+
+def test_what_a_server_refuses_of_one_request_is_not_sent_again():
+    """Red if a chat that is refused is not asked for as text, if a text that is refused
+    is sent again and again, or if other requests get no chat any more."""
+    answer = StreamedAnswer(None, "", chat=Chat([]))
+    refused = {"is_done": True, "has_failed": True, "is_refused": True}
+    answer.settle(Stream("", 9, Chat([]), **refused), now=1.0)
+    assert answer.chat is None and answer.not_before == 1.0 and answer.has_failed
+    answer.settle(Stream("", 9, **refused), now=2.0)
+    assert answer.not_before == math.inf

@@ -11,15 +11,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from sglang_parse.drafting import remote_streams
-from sglang_parse.drafting.breaker import MAX_FAILURES, REST_S, Breaker
-from sglang_parse.drafting.remote_protocol import (
+from sglang_parse.options.checks import DRAFT_KEY_ENV
+from sglang_parse.remote import remote_streams
+from sglang_parse.remote.breaker import MAX_FAILURES, REST_S, Breaker
+from sglang_parse.remote.remote_protocol import (
     Chat,
     RemoteError,
+    check_key,
     list_models,
     read_event,
 )
-from sglang_parse.drafting.remote_streams import (
+from sglang_parse.remote.remote_streams import (
     MAX_TEXT,
     RemoteStreams,
 )
@@ -164,26 +166,55 @@ def test_other_servers_are_asked_for_completions(serve, owner):
     assert fake.routes == [TEXTS] and fake.bodies[0]["prompt"] == "text"
 
 
-def refuses(path: str) -> int:
-    return 400 if path.endswith(CHATS) else 200
-
-
 def thinks(body):
     yield delta("hm", key="reasoning_content") if "messages" in body else event("so")
     yield event("", "stop")
 
 
-@pytest.mark.parametrize(("answer", "status"), [(either, refuses), (thinks, 200)])
-def test_a_server_whose_chats_do_not_serve_is_asked_for_completions(
-    serve, answer, status
-):
-    """Red if one refused chat after the other opens the breaker."""
-    fake, streams = serve(answer, status=status, owner="vllm")
-    assert done(streams.begin("text", 5, Chat(MESSAGES))).has_failed
+@pytest.mark.parametrize(
+    ("answer", "status", "is_served"),
+    [
+        (either, 400, True),
+        (thinks, 200, True),
+        (either, 404, False),
+        (either, 405, False),
+    ],
+)
+def test_a_refused_chat_says_nothing_of_others(serve, answer, status, is_served):
+    """Red if one chat that a server refuses sends all others as text, or opens the
+    breaker; or if a server without the route is sent one chat after the other."""
+    fake, streams = serve(
+        answer,
+        status=lambda path: status if path.endswith(CHATS) else 200,
+        owner="vllm",
+    )
+    refused = done(streams.begin("text", 5, Chat(MESSAGES)))
+    assert refused.has_failed and refused.is_refused
     for _ in range(MAX_FAILURES):
-        stream = done(streams.begin("text", 5, Chat(MESSAGES)))
-        assert stream.text == b"so" and not stream.has_failed
-    assert fake.routes == [CHATS] + [TEXTS] * MAX_FAILURES and streams.is_up
+        done(streams.begin("text", 5, Chat(MESSAGES)))
+    route = CHATS if is_served else TEXTS
+    assert fake.routes == [CHATS] + [route] * MAX_FAILURES and streams.is_up
+    assert done(streams.begin("text", 5)).text == b"so"
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_text_that_is_refused_is_not_the_servers_failure(serve, status):
+    """Red if clients' over-long texts have the server left alone."""
+    _, streams = serve(either, status=status)
+    for _ in range(MAX_FAILURES + 1):
+        stream = done(streams.begin("text", 5))
+        assert stream.has_failed and stream.is_refused
+    assert streams.is_up and not streams.breaker.is_failing
+
+
+@pytest.mark.parametrize("key", ["sk-é", "a\r\nb", "a\n", "two words", "\x7f"])
+def test_a_key_that_no_header_holds_ends_the_start(key):
+    """Red if the thread of the streams dies of it, or the message shows the key."""
+    with pytest.raises(ValueError, match=DRAFT_KEY_ENV) as found:
+        check_key(key)
+    assert key not in str(found.value) and "\n" not in str(found.value)
+    check_key(KEY)
+    check_key("")
 
 
 def test_a_named_model_needs_no_list(serve):

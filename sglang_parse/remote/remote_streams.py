@@ -1,8 +1,8 @@
 """Completions of a remote server, streamed beside the scheduler; no SGLang, no torch.
 
-A thread of its own runs all streams. Whoever wants a draft takes what is there and
-never waits. Nothing that the server sends is trusted: its lines and texts are bounded,
-and a server that fails is left alone for a while.
+One thread runs all streams, so the scheduler never waits. Nothing that the server sends
+is trusted: its lines and texts are bounded, and a server that fails is left alone for a
+while.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 
 import httpx
 
-from sglang_parse.drafting.breaker import Breaker
-from sglang_parse.drafting.remote_protocol import (
+from sglang_parse.remote.breaker import Breaker
+from sglang_parse.remote.remote_protocol import (
     CONNECT_S,
     CONTINUING,
+    NO_ROUTE,
     Chat,
-    ChatError,
     EndlessError,
+    RefusedError,
     RemoteError,
     asked_of,
     check_reply,
@@ -44,19 +45,20 @@ MAX_TEXT = 16_384
 
 @dataclass(eq=False)
 class Stream:
-    """One completion, as far as it has come. The thread writes, others read."""
+    """One completion so far. The thread writes, others read."""
 
     prompt: str
     max_tokens: int
-    #: The same as a chat, None where it is none.
+    #: The prompt as a chat, None where there is none or the server is not sent it.
     chat: Chat | None = None
-    #: UTF-8 that has come so far.
+    #: UTF-8 that has arrived so far.
     text: bytearray = field(default_factory=bytearray)
     #: Whether nothing more comes, and whether the answer ends there.
     is_done: bool = False
     has_ended: bool = False
-    #: Whether it broke.
+    #: Whether it broke, and whether the server refuses this text or chat.
     has_failed: bool = False
+    is_refused: bool = False
     _task: Any = None
 
 
@@ -83,11 +85,15 @@ class RemoteStreams:
         self.breaker = breaker or Breaker()
         self._count = count
         self._model = model
-        #: Owner of the model, None before the server was asked; of CONTINUING where it
-        #: is asked for chats.
+        #: Owner of the model, None before it is known; it is in CONTINUING where the
+        #: server is sent chats.
         self._owner: str | None = None
-        self._key = key
         self._open: set[Stream] = set()
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(NEXT_TEXT_S, connect=CONNECT_S),
+            headers=headers_with(key),
+            limits=httpx.Limits(max_connections=most + 1),
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._run_loop, name="parse-remote-draft", daemon=True
@@ -98,17 +104,16 @@ class RemoteStreams:
 
     @property
     def is_up(self) -> bool:
-        """Whether the server may be asked."""
+        """Whether the server may be sent requests."""
         return not self.breaker.is_open
 
     def begin(
         self, prompt: str, max_tokens: int, chat: Chat | None = None
     ) -> Stream | None:
-        """Have the server go on from a text; None where too many streams are open, or
-        the server is left alone.
+        """Have the server continue a text; None where too many streams are open, or the
+        server is left alone.
 
-        chat: what is asked for in place of the text where the server can go on from an
-        answer that has begun.
+        chat: sent in place of the text to a server that can continue an answer.
         """
         most = 1 if self.breaker.is_failing else self.most
         if not self.is_up or len(self._open) >= most:
@@ -120,12 +125,12 @@ class RemoteStreams:
         return stream
 
     def end(self, stream: Stream) -> None:
-        """Nobody wants the rest of it."""
+        """The rest of it is not needed."""
         if not stream.is_done:
             self._loop.call_soon_threadsafe(self._cancel, stream)
 
     def probe(self) -> None:
-        """Ask for the list of models, and warn where the server cannot be reached."""
+        """Fetch the list of models, and warn where the server cannot be reached."""
         asyncio.run_coroutine_threadsafe(self._probe(), self._loop)
 
     def close(self) -> None:
@@ -138,13 +143,8 @@ class RemoteStreams:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
-        # A line for every request otherwise.
+        # It writes a line for every request otherwise.
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(NEXT_TEXT_S, connect=CONNECT_S),
-            headers=headers_with(self._key),
-            limits=httpx.Limits(max_connections=self.most + 1),
-        )
         self._loop.run_forever()
 
     def _start(self, stream: Stream) -> None:
@@ -164,15 +164,15 @@ class RemoteStreams:
             await self._read(stream)
             self.breaker.succeed()
         except asyncio.CancelledError:
-            pass  # nobody wants the rest
+            pass  # the rest is not needed
+        except RefusedError:
+            # Says nothing of the server: a client may have sent what it refuses.
+            stream.has_failed = stream.is_refused = True
+            self._count("failed")
         except EndlessError as error:
             stream.has_failed = not stream.text
             if stream.has_failed:
                 self._note(error)
-        except ChatError:
-            self._owner = ""  # its completions are asked from now on
-            stream.has_failed = True
-            self._count("failed")
         except Exception as error:
             stream.has_failed = True
             self._note(error)
@@ -181,23 +181,12 @@ class RemoteStreams:
         async with asyncio.timeout(FIRST_TEXT_S) as limit:
             if self._owner is None:
                 await self._look_up()
-            told = CONTINUING.get(self._owner or "")
-            chat = stream.chat if told is not None else None
-            if chat is None:
-                route, asked = "completions", {"prompt": stream.prompt}
-            else:
-                route, asked = "chat/completions", asked_of(chat, told or {})
-            body = {
-                "model": self._model,
-                "max_tokens": stream.max_tokens,
-                "temperature": 0,
-                "stream": True,
-                **asked,
-            }
+            route, body = self._request_of(stream)
             url = f"{self.url}/{route}"
             async with self._client.stream("POST", url, json=body) as reply:
-                if chat is not None and reply.status_code in (400, 404, 405, 422):
-                    raise ChatError(f"HTTP {reply.status_code}")
+                if stream.chat and reply.status_code in NO_ROUTE:
+                    self._owner = ""
+                    raise RefusedError(f"HTTP {reply.status_code}")
                 check_reply(reply)
                 async for line in lines_of(reply, stream.max_tokens):
                     text, reason, is_last = read_event(line)
@@ -215,9 +204,20 @@ class RemoteStreams:
                         return
         raise RemoteError("the stream broke off")
 
+    def _request_of(self, stream: Stream) -> tuple[str, dict[str, Any]]:
+        """Route and body; the stream's chat is dropped where the server gets text."""
+        told = CONTINUING.get(self._owner or "")
+        if told is None:
+            stream.chat = None
+        route, asked = "completions", {"prompt": stream.prompt}
+        if stream.chat is not None:
+            route, asked = "chat/completions", asked_of(stream.chat, told or {})
+        sampling = {"max_tokens": stream.max_tokens, "temperature": 0, "stream": True}
+        return route, {"model": self._model, **sampling, **asked}
+
     async def _look_up(self) -> None:
-        """Ask which models there are. A model that was named needs no list: then a
-        server without one is asked for completions."""
+        """Find the model's name and owner. A server without a list of models gets
+        completions for a model that is named."""
         try:
             async with self._client.stream("GET", f"{self.url}/models") as reply:
                 models = await read_models(reply)

@@ -1,0 +1,1 @@
+"""Drafts that an OpenAI-compatible server writes, as an optional drafter."""
