@@ -14,7 +14,7 @@ from sglang_parse.options.checks import DRAFT_KEY_ENV
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
 from sglang_parse.remote.remote_protocol import check_key
-from sglang_parse.runtime.families import SMALL_DRAFT, is_recurrent
+from sglang_parse.runtime.families import SMALL_DRAFT, family_of
 from sglang_parse.runtime.mtp import check_mtp
 from sglang_parse.runtime.tokenizers import load_tokenizer
 
@@ -104,7 +104,7 @@ def check_draft_kind(server_args: Any) -> None:
         revision=server_args.speculative_draft_model_revision,
     )
     for name in getattr(config, "architectures", None) or ():
-        if is_recurrent(name):
+        if family_of(name).recurrent:
             raise ValueError(
                 f"--speculative-draft-model-path is {path!r}, and {name} has a "
                 "recurrent state, which cannot go back behind a rejected draft; "

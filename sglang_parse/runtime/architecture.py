@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
-from sglang.srt.configs.model_config import (
-    AttentionArch,
-    is_minimax_sparse,
-)
+from sglang.srt.configs.model_config import AttentionArch, is_minimax_sparse
 
 from sglang_parse.options.table import EAGLE3
-from sglang_parse.runtime.families import SEE, names_a_head, refusal_of
+from sglang_parse.runtime.families import SEE, family_of
 from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 
 # Attention backends on which a pass of many prefixes is right for such models.
@@ -22,6 +19,9 @@ LATENT_BACKENDS = (CPU_ATTENTION_BACKEND, "triton", "flashinfer")
 # of SGLang's own batches. A draft runs such prefills, and so does a head.
 LATENT_PREFILL_BACKENDS = (CPU_ATTENTION_BACKEND, "triton")
 RECURRENT_BACKENDS = (CPU_ATTENTION_BACKEND,)
+
+#: Whether something speaks against a model, and the sentence that says so.
+Reason = tuple[bool, str]
 
 
 def check_architecture(
@@ -46,37 +46,20 @@ def check_architecture(
     `compose` where a head reads this target. has_probe: whether a probe does. route:
     the setting `verify_route`. brings_back: whether there is a hierarchical cache.
     """
-    model_config = runner.model_config
-    name = model_config.hf_config.architectures[0]
-    why = refusal_of(name) or next(
-        (what for what, holds in _reasons(model_config) if holds), ""
-    )
-    if why:
-        raise ValueError(
-            f"{flag}: {name} {why}, which --speculative-algorithm PARSE does not "
-            f"support; {SEE}."
-        )
-    if names_a_head(name) and not is_head:
-        raise ValueError(
-            f"{flag}: SGLang serves this model as {name}, the head of a target; "
-            "expected a model that writes by itself, or the head beside its target by "
-            "--speculative-parse-compose."
-        )
-    for backend in backends:
-        if not is_draft:
-            _check_pools(runner, name, flag, backend)
-        _check_kinds(runner, name, flag, backend, is_draft=is_draft)
-    if has_latent_kv(runner) and "flashinfer" in backends:
-        _check_latent(name, flag, head=head, route=route)
-    if has_recurrent_state(runner):
-        _check_readers(name, flag, head=head, has_probe=has_probe)
-    if brings_back:
-        _check_brings_back(runner, name, flag)
-    if head and model_config.is_multimodal:
-        raise ValueError(
-            f"{flag}: {name} is multimodal, and its head cannot read images; leave out "
-            f"--speculative-parse-compose {head}."
-        )
+    name = runner.model_config.hf_config.architectures[0]
+    for holds, what in (
+        *_reasons(runner, name, is_head=is_head),
+        *(
+            reason
+            for backend in backends
+            for reason in _reasons_of_backend(runner, backend, is_draft=is_draft)
+        ),
+        *_reasons_of_latent_kv(runner, backends, head=head, route=route),
+        *_reasons_of_readers(runner, head=head, has_probe=has_probe),
+        *_reasons_of_cache(runner, brings_back),
+    ):
+        if holds:
+            raise ValueError(f"{flag}: {what.format(name=name)}.")
 
 
 def has_recurrent_state(runner: Any) -> bool:
@@ -100,8 +83,86 @@ def has_window(runner: Any) -> bool:
     return bool(runner.model_config.is_hybrid_swa) or (size is not None and size >= 0)
 
 
-def _check_readers(name: str, flag: str, *, head: str, has_probe: bool) -> None:
-    """Nothing asks for forwards that begin behind or before the state."""
+def _reasons(runner: Any, name: str, *, is_head: bool) -> Iterator[Reason]:
+    """What speaks against a model whatever serves it."""
+    config, family = runner.model_config, family_of(name)
+    for holds, why in (
+        (bool(family.why), family.why),
+        (
+            mambaish_config(config) is not None and hybrid_gdn_config(config) is None,
+            "has a recurrent state other than that of gated delta nets",
+        ),
+        (config.is_encoder_decoder, "is an encoder-decoder"),
+        (not config.is_generation, "does not generate"),
+        (is_minimax_sparse(config.hf_config), "has block-sparse attention"),
+        (
+            bool(getattr(config, "attention_chunk_size", None)),
+            "attends within chunks of the context",
+        ),
+    ):
+        told = "which --speculative-algorithm PARSE does not support"
+        yield holds, f"{{name}} {why}, {told}; {SEE}"
+    yield (
+        family.head and not is_head,
+        "SGLang serves this model as {name}, the head of a target; expected a model "
+        "that writes by itself, or the head beside its target by "
+        "--speculative-parse-compose",
+    )
+
+
+def _reasons_of_backend(
+    runner: Any, backend: str, *, is_draft: bool
+) -> Iterator[Reason]:
+    """What speaks against a model on one attention backend."""
+    is_hybrid, has_state = (
+        runner.model_config.is_hybrid_swa,
+        has_recurrent_state(runner),
+    )
+    if not is_draft:
+        # SGLang divides memory between both pools and leaves none to what drafts.
+        yield (
+            is_hybrid and backend != CPU_ATTENTION_BACKEND,
+            "{name} has a KV pool of its own for sliding windows, beside which PARSE "
+            "cannot budget a draft; add --disable-hybrid-swa-memory",
+        )
+        yield (
+            (is_hybrid or has_state) and getattr(runner, "page_size", 1) > 1,
+            "{name} keeps windows or states in a pool of their own, which PARSE does "
+            "not serve in pages; add --page-size 1",
+        )
+    windows = (*WINDOW_BACKENDS, "flashinfer") if is_draft else WINDOW_BACKENDS
+    latent = LATENT_PREFILL_BACKENDS if is_draft else LATENT_BACKENDS
+    for holds, what, possible in (
+        (has_window(runner), "sliding windows", windows),
+        (has_latent_kv(runner), "latent attention", latent),
+        (has_state, "a recurrent state", RECURRENT_BACKENDS),
+    ):
+        yield (
+            holds and backend not in possible,
+            f"{{name}} has {what}, which PARSE cannot serve on --attention-backend "
+            f"{backend}; expected {' or '.join(possible)}",
+        )
+
+
+def _reasons_of_latent_kv(
+    runner: Any, backends: Sequence[str], *, head: str, route: str
+) -> Iterator[Reason]:
+    """FlashInfer's latent attention takes no mask, and reads no cached prompt again."""
+    on_flashinfer = has_latent_kv(runner) and "flashinfer" in backends
+    for holds, what in (
+        (bool(head), f"--speculative-parse-compose {head}"),
+        (route == "mask", "--speculative-parse-verify-route mask"),
+    ):
+        yield (
+            on_flashinfer and holds,
+            "{name} has latent attention, which FlashInfer cannot serve with "
+            f"{what}; leave it out, or add --attention-backend triton",
+        )
+
+
+def _reasons_of_readers(runner: Any, *, head: str, has_probe: bool) -> Iterator[Reason]:
+    """What reads the target's hidden states beside the passes."""
+    has_state = has_recurrent_state(runner)
     for holds, what, advice in (
         (
             head == EAGLE3,
@@ -114,100 +175,26 @@ def _check_readers(name: str, flag: str, *, head: str, has_probe: bool) -> None:
             "--speculative-parse-probe and --speculative-parse-probe-collect",
         ),
     ):
-        if holds:
-            raise ValueError(
-                f"{flag}: {name} has a recurrent state, from which {what} cannot be "
-                f"computed; leave out {advice}."
-            )
+        yield (
+            has_state and holds,
+            f"{{name}} has a recurrent state, from which {what} cannot be computed; "
+            f"leave out {advice}",
+        )
+    yield (
+        bool(head) and runner.model_config.is_multimodal,
+        "{name} is multimodal, and its head cannot read images; leave out "
+        f"--speculative-parse-compose {head}",
+    )
 
 
-def _check_brings_back(runner: Any, name: str, flag: str) -> None:
-    """What no test has shown beside a hierarchical cache is left out."""
+def _reasons_of_cache(runner: Any, brings_back: bool) -> Iterator[Reason]:
+    """No test has shown these beside a hierarchical cache."""
     for holds, what in (
         (has_recurrent_state(runner), "a recurrent state"),
         (has_window(runner), "sliding windows"),
     ):
-        if holds:
-            raise ValueError(
-                f"{flag}: {name} has {what}, which PARSE does not serve with "
-                "--enable-hierarchical-cache; leave it out."
-            )
-
-
-def _check_latent(name: str, flag: str, *, head: str, route: str) -> None:
-    """FlashInfer's latent attention takes no mask, and reads no cached prompt again."""
-    for holds, what in (
-        (head, f"--speculative-parse-compose {head}"),
-        (route == "mask", "--speculative-parse-verify-route mask"),
-    ):
-        if holds:
-            raise ValueError(
-                f"{flag}: {name} has latent attention, which FlashInfer cannot serve "
-                f"with {what}; leave it out, or add --attention-backend triton."
-            )
-
-
-def _check_pools(runner: Any, name: str, flag: str, backend: str) -> None:
-    is_hybrid = runner.model_config.is_hybrid_swa
-    if is_hybrid and backend != CPU_ATTENTION_BACKEND:
-        # SGLang divides memory between both pools and leaves none to what drafts.
-        raise ValueError(
-            f"{flag}: {name} has a KV pool of its own for sliding windows, beside "
-            "which PARSE cannot budget a draft; add --disable-hybrid-swa-memory."
+        yield (
+            brings_back and holds,
+            f"{{name}} has {what}, which PARSE does not serve with "
+            "--enable-hierarchical-cache; leave it out",
         )
-    two_pools = is_hybrid or has_recurrent_state(runner)
-    if two_pools and getattr(runner, "page_size", 1) > 1:
-        raise ValueError(
-            f"{flag}: {name} keeps windows or states in a pool of their own, which "
-            "PARSE does not serve in pages; add --page-size 1."
-        )
-
-
-def _check_kinds(
-    runner: Any, name: str, flag: str, backend: str, *, is_draft: bool
-) -> None:
-    for what, holds, of_target, of_draft in (
-        (
-            "sliding windows",
-            has_window(runner),
-            WINDOW_BACKENDS,
-            (*WINDOW_BACKENDS, "flashinfer"),
-        ),
-        (
-            "latent attention",
-            has_latent_kv(runner),
-            LATENT_BACKENDS,
-            LATENT_PREFILL_BACKENDS,
-        ),
-        (
-            "a recurrent state",
-            has_recurrent_state(runner),
-            RECURRENT_BACKENDS,
-            RECURRENT_BACKENDS,
-        ),
-    ):
-        possible = of_draft if is_draft else of_target
-        if holds and backend not in possible:
-            raise ValueError(
-                f"{flag}: {name} has {what}, which PARSE cannot serve on "
-                f"--attention-backend {backend}; expected {' or '.join(possible)}."
-            )
-
-
-def _reasons(model_config: Any) -> tuple[tuple[str, bool], ...]:
-    """What speaks against a model whatever its family, and whether it holds."""
-    hf_config = model_config.hf_config
-    return (
-        (
-            "has a recurrent state other than that of gated delta nets",
-            mambaish_config(model_config) is not None
-            and hybrid_gdn_config(model_config) is None,
-        ),
-        ("is an encoder-decoder", model_config.is_encoder_decoder),
-        ("does not generate", not model_config.is_generation),
-        ("has block-sparse attention", is_minimax_sparse(hf_config)),
-        (
-            "attends within chunks of the context",
-            bool(getattr(model_config, "attention_chunk_size", None)),
-        ),
-    )

@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 from sglang_parse.judging.probe import Target
+from sglang_parse.runtime.model_folder import local_folder
 
 #: Keys of a config.json that say nothing about the model.
 IGNORED = ("_name_or_path", "transformers_version")
@@ -25,7 +26,9 @@ def fingerprint(path: str, revision: str | None = None) -> Target:
 
     Raises ValueError, as the end of "PATH ...", where there are no files to read.
     """
-    folder = _folder(path, revision)
+    folder = local_folder(path, revision)
+    if folder is None:
+        raise ValueError("is not on this machine as a folder")
     config = folder / "config.json"
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
@@ -42,17 +45,6 @@ def fingerprint(path: str, revision: str | None = None) -> Target:
         raise ValueError("has no weights to take a fingerprint of")
     canonical = json.dumps(kept, sort_keys=True).encode()
     return Target(hashlib.sha256(canonical).hexdigest()[:32], weights.hexdigest()[:32])
-
-
-def _folder(path: str, revision: str | None) -> Path:
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(path, revision=revision, local_files_only=True))
-    except Exception as e:  # whatever the hub's client raises offline
-        raise ValueError("is not on this machine as a folder") from e
 
 
 def _file_digest(file: Path) -> bytes:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 TOKENIZERS = ("token*", "vocab.*", "*.model")
@@ -41,13 +42,37 @@ def problem_of(
     return "is not a folder; expected a model folder or a Hugging Face name."
 
 
+def local_folder(
+    path: str, revision: str | None = None, cache_dir: str | None = None
+) -> Path | None:
+    """Where a model lies: a folder, or what was fetched of a Hugging Face name; None if
+    it is not on this machine."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                path, revision=revision, cache_dir=cache_dir, local_files_only=True
+            )
+        )
+    except Exception:  # whatever the hub's client raises offline
+        return None
+
+
+def _config_of(path: str) -> dict[str, Any]:
+    """The config.json of a local model, empty where it cannot be read."""
+    try:
+        found = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def quantization_of(path: str) -> str:
     """How the weights of a local model are quantised by its config.json, or ""."""
-    file = Path(path) / "config.json"
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["quantization_config"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    found = _config_of(path).get("quantization_config")
     if not isinstance(found, dict):
         return ""
     return str(found.get("quant_method") or "an unnamed method")
@@ -56,14 +81,12 @@ def quantization_of(path: str) -> str:
 def context_length(path: str) -> int | None:
     """Positions of the model in a folder, as SGLang counts them; None where its
     config.json does not say so plainly, or there is no folder."""
-    try:
-        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config") or config
-        if config.get("rope_scaling"):
-            return None
-        return int(config["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    config = _config_of(path)
+    config = config.get("text_config") or config
+    if config.get("rope_scaling"):
         return None
+    found = config.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
 
 
 def weight_names(folder: Path) -> set[str] | None:
@@ -72,8 +95,11 @@ def weight_names(folder: Path) -> set[str] | None:
     if index.exists():
         found = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
         return set(found)
-    files = sorted(folder.glob("*.safetensors"))
-    return {name for file in files for name in _header_of(file)[0]} if files else None
+    names: set[str] | None = None
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            names = (names or set()) | set(weights.keys())
+    return names
 
 
 def _folder_problem(folder: Path, needs_weights: bool, needs_tokenizer: bool) -> str:
@@ -121,38 +147,15 @@ def _weights_problem(folder: Path) -> str:
     for file in files:
         if not file.exists():
             return f"lacks {file.name}, which {INDEX} names; complete it."
-        if told := weights_file_problem(file):
+        if told := _file_problem(file):
             return told
     return ""
 
 
-def weights_file_problem(file: Path) -> str:
-    """A safetensors file is as long as its header says."""
-    found = file.stat().st_size
-    broken = f"has a broken {file.name} (no safetensors header); download it again."
+def _file_problem(file: Path) -> str:
+    """A safetensors file whose header cannot be read, or that has another length."""
     try:
-        header, start = _header_of(file)
-        ends = [row["data_offsets"][1] for row in header.values()]
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
-        return broken
-    expected = start + max(ends, default=0)
-    if found == expected:
-        return ""
-    return (
-        f"has a broken {file.name}: it has {found} bytes, and its header says "
-        f"{expected}; download it again."
-    )
-
-
-def _header_of(file: Path) -> tuple[dict[str, Any], int]:
-    """What a safetensors file says of its tensors by name, and where they begin.
-
-    The file is 8 bytes with the header's length, the header, and the tensors (format:
-    https://github.com/huggingface/safetensors). Raises ValueError where it is shorter.
-    """
-    with open(file, "rb") as f:
-        (length,) = struct.unpack("<Q", f.read(8))
-        if 8 + length > file.stat().st_size:
-            raise ValueError(f"{file.name} ends within its header")
-        header = json.loads(f.read(length))
-    return {k: row for k, row in header.items() if k[:2] != "__"}, 8 + length
+        with safe_open(file, "pt"):
+            return ""
+    except (OSError, SafetensorError) as e:
+        return f"has a broken {file.name} ({e}); download it again."

@@ -3,9 +3,53 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_parse.judging.vocabularies import Agreement, compare
+
+
+class _Source(NamedTuple):
+    """Where a tokenizer comes from, and the flag that says so."""
+
+    flag: str
+    path: str
+    revision: str | None
+    mode: str
+    trusts_code: bool
+
+    @classmethod
+    def of(cls, args: Any, *, of_draft: bool) -> _Source:
+        if of_draft:
+            flag = "--speculative-draft-model-path"
+            path = args.speculative_draft_model_path
+            revision = args.speculative_draft_model_revision
+        else:
+            flag = "--tokenizer-path" if args.tokenizer_path else "--model-path"
+            path, revision = args.tokenizer_path or args.model_path, args.revision
+        return cls(flag, path, revision, args.tokenizer_mode, args.trust_remote_code)
+
+    def load(self) -> Any:
+        from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+        try:
+            found = get_tokenizer(
+                self.path,
+                tokenizer_mode=self.mode,
+                trust_remote_code=self.trusts_code,
+                revision=self.revision,
+            )
+        except Exception as e:  # of Hugging Face, which names neither
+            told = str(e).strip().partition("\n")[0] or type(e).__name__
+            raise ValueError(
+                f"{self.flag} {self.path!r} has no usable tokenizer: {told}"
+            ) from e
+        if not hasattr(found, "get_vocab"):
+            raise ValueError(
+                f"{self.flag} {self.path!r} has a {type(found).__name__}, which lists "
+                "no vocabulary; expected a folder with a tokenizer of Hugging Face's, "
+                "such as Qwen/Qwen3-0.6B has."
+            )
+        return found
 
 
 def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
@@ -13,33 +57,7 @@ def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
 
     Raises ValueError naming the flag.
     """
-    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
-
-    if of_draft:
-        flag = "--speculative-draft-model-path"
-        path = server_args.speculative_draft_model_path
-        revision = server_args.speculative_draft_model_revision
-    else:
-        flag = "--tokenizer-path" if server_args.tokenizer_path else "--model-path"
-        path = server_args.tokenizer_path or server_args.model_path
-        revision = server_args.revision
-    try:
-        found = get_tokenizer(
-            path,
-            tokenizer_mode=server_args.tokenizer_mode,
-            trust_remote_code=server_args.trust_remote_code,
-            revision=revision,
-        )
-    except Exception as e:  # of Hugging Face, which names neither
-        told = str(e).strip().partition("\n")[0] or type(e).__name__
-        raise ValueError(f"{flag} {path!r} has no usable tokenizer: {told}") from e
-    if not hasattr(found, "get_vocab"):
-        raise ValueError(
-            f"{flag} {path!r} has a {type(found).__name__}, which lists no vocabulary; "
-            "expected a folder with a tokenizer of Hugging Face's, such as "
-            "Qwen/Qwen3-0.6B has."
-        )
-    return found
+    return _Source.of(server_args, of_draft=of_draft).load()
 
 
 def agreement_of(server_args: Any) -> Agreement:
@@ -47,34 +65,11 @@ def agreement_of(server_args: Any) -> Agreement:
 
     Raises ValueError naming the flag of one that cannot be loaded.
     """
-    return _agreement_of(_Models(server_args))
-
-
-class _Models:
-    """The models of a server, equal where their tokenizers are."""
-
-    def __init__(self, server_args: Any) -> None:
-        self.server_args = server_args
-        self.key = (
-            server_args.tokenizer_path or server_args.model_path,
-            server_args.revision,
-            server_args.tokenizer_mode,
-            server_args.trust_remote_code,
-            server_args.speculative_draft_model_path,
-            server_args.speculative_draft_model_revision,
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Models) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    return _agreement_of(
+        _Source.of(server_args, of_draft=False), _Source.of(server_args, of_draft=True)
+    )
 
 
 @functools.lru_cache(1)
-def _agreement_of(models: _Models) -> Agreement:
-    target, draft = (
-        load_tokenizer(models.server_args, of_draft=of_draft)
-        for of_draft in (False, True)
-    )
-    return compare(target, draft)
+def _agreement_of(target: _Source, draft: _Source) -> Agreement:
+    return compare(target.load(), draft.load())

@@ -15,8 +15,8 @@ import torch
 
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.runtime import families
 from sglang_parse.runtime.compat import backends, graphs, models, pools, requests
+from sglang_parse.runtime.families import family_of
 from sglang_parse.target.backends.registry import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -311,7 +311,7 @@ def test_a_draft_of_such_a_target_is_its_head():
         ("Qwen3NextForCausalLM", "Qwen3NextForCausalLMMTP"),
         ("Qwen3_5MoeForCausalLM", "Qwen3_5ForCausalLMMTP"),
     ):
-        assert families.mtp_weights_of(target) and not families.refusal_of(head)
+        assert family_of(target).mtp and not family_of(head).why
         renamed = config.partition(f'self.hf_config.architectures[0] = "{head}"')
         assert f'"{target}"' in renamed[0] and renamed[2]
     pools = source_of("mem_cache/kv_cache_configurator.py")
