@@ -15,7 +15,7 @@ SMALL_DRAFT = "Qwen/Qwen3-0.6B"
 
 @dataclass(frozen=True)
 class Family:
-    """What start-up reads of a family; docs/family_tables.py shows the other columns."""
+    """What start-up reads of a family; docs/family_tables.py shows more columns."""
 
     #: Why it is refused, as the end of a sentence that begins with its name; "" if not.
     why: str = ""

@@ -48,6 +48,7 @@ def test_algorithm_is_no_built_in_one():
     assert {n for n in answers if getattr(parse, n)()} == {"is_some", "is_speculative"}
 
 
+@pytest.mark.contract_source
 def test_future_map_takes_our_arguments():
     """Red if FutureMap's constructor changes."""
     from sglang.srt.managers.overlap_utils import FutureMap
@@ -55,6 +56,7 @@ def test_future_map_takes_our_arguments():
     assert len(parameters(FutureMap.__init__)) == 6  # self and our five
 
 
+@pytest.mark.contract_source
 def test_memory_saver_keeps_draft_weights_where_we_ask_for_it():
     """Red if the switch of algorithm.handle_server_args keeps no weights aside: an
     update brings back the target's alone."""

@@ -66,6 +66,7 @@ def test_every_change_has_its_file_and_its_end():
             assert list(root.rglob(f"*{Path(file).name}")), (function.__name__, file)
 
 
+@pytest.mark.contract_source
 def test_forwards_look_for_graphs_where_they_are_taken_away():
     """Red if SGLang keeps its captured graphs, or the hidden states they show, under
     other names than `without_graphs` and `TargetVerifier.decode` know."""
@@ -128,6 +129,7 @@ def test_nothing_but_compat_changes_a_thing_of_sglang():
     assert not found, found
 
 
+@pytest.mark.contract_source
 def test_triton_reads_its_buffers_from_the_backend():
     """Red if Triton's index buffers are called otherwise, or are not read at each
     forward: a verify pass would write past them (`room_for`)."""
@@ -144,6 +146,7 @@ def test_triton_reads_its_buffers_from_the_backend():
         assert f"self.{buffer.name}[: bs + 1]" in source
 
 
+@pytest.mark.contract_source
 def test_flashinfer_reads_its_last_pages_from_the_updater():
     """Red if FlashInfer's prefill planner takes last pages from elsewhere, or they are
     anything but ones."""
@@ -155,6 +158,7 @@ def test_flashinfer_reads_its_last_pages_from_the_updater():
     assert f"self.{buffer.name} = torch.ones(" in source and buffer.fill == 1
 
 
+@pytest.mark.contract_source
 def test_flashinfer_names_its_kernels_by_the_words_of_two_backends():
     """Red if FlashInfer's backend no longer does: then `part_of_two` need not tell a
     word from a backend. Two backends have backends there."""
@@ -166,6 +170,7 @@ def test_flashinfer_names_its_kernels_by_the_words_of_two_backends():
         assert f"self.{name} = {name}" in pair
 
 
+@pytest.mark.contract_source
 def test_the_cpu_backend_has_no_buffer_sized_by_requests():
     """Red if our CPU backend gets one from SGLang's torch backend."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -194,6 +199,7 @@ def test_backends_of_the_rows_route_read_their_table_at_each_forward(name):
         assert inner.req_to_token_pool is pool
 
 
+@pytest.mark.contract_source
 def test_eager_runner_reads_the_no_copy_switch_at_each_forward():
     """Red if SGLANG_EAGER_INPUT_NO_COPY is read once, or elsewhere, or called
     otherwise: verify passes would run over buffers sized by requests
@@ -293,6 +299,7 @@ def test_final_states_are_kept_beside_the_features():
         assert kept is expected
 
 
+@pytest.mark.contract_source
 def test_models_of_heads_wait_for_a_gpu():
     """Red if none does any more: `waits_for_no_gpu` could go."""
     for name in ("deepseek_v2", "glm4_moe", "qwen3_next"):
@@ -512,6 +519,7 @@ def test_passes_of_a_result_are_counted_in_the_servers_figures():
     assert reporter.spec_num_correct_drafts == 4
 
 
+@pytest.mark.contract_source
 def test_what_comes_for_a_scheduler_waits_in_a_zeromq_socket():
     """Red if rounds in a row look for mail where none comes."""
     from sglang.srt.managers import scheduler

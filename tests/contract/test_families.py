@@ -12,6 +12,7 @@ from tests.support.signatures import parameters
 pytestmark = pytest.mark.usefixtures("plugins")
 
 
+@pytest.mark.contract_source
 def test_checks_of_models_ask_for_backends_through_the_name_that_we_answer_for():
     """Red if SGLang reads the backends elsewhere: gpt-oss would not start on a CPU
     (`taken_for_triton`)."""
@@ -67,6 +68,7 @@ def test_latent_kv_is_handed_over_by_a_table_of_backend_names():
         registry._handlers.update(kept)
 
 
+@pytest.mark.contract_source
 def test_latent_attention_gives_our_backend_whole_queries_and_keys():
     """Red if it is told apart that our backend gets no rotary parts of its own."""
     from sglang.srt.models.deepseek_common.attention_forward_methods import forward_mla
@@ -76,6 +78,7 @@ def test_latent_attention_gives_our_backend_whole_queries_and_keys():
     assert CPU_ATTENTION_BACKEND not in source
 
 
+@pytest.mark.contract_source
 def test_images_have_positions_of_their_own_in_prefills_alone():
     """Red if a token behind an image gets its position otherwise than by its number
     and a delta (runtime/batches.py), or a pass would read images again."""
@@ -111,6 +114,7 @@ def test_experts_of_other_ranks_are_minus_one_in_torchs_code():
     assert local.tolist() == [[1, 0], [-1, -1]]
 
 
+@pytest.mark.contract_source
 def test_rows_of_experts_are_counted_on_the_device():
     """Red if layers of experts on several ranks read the count elsewhere, or in
     another shape (runtime/batches.py, `count_tokens`)."""
@@ -122,6 +126,7 @@ def test_rows_of_experts_are_counted_on_the_device():
     assert "dtype=torch.int32" in source
 
 
+@pytest.mark.contract_source
 def test_a_model_that_sglang_lacks_is_asked_for_by_its_own_name():
     """Red if `architectures` is another name once SGLang falls back to Hugging Face's
     code: the list of families would be asked for that one."""
@@ -132,6 +137,7 @@ def test_a_model_that_sglang_lacks_is_asked_for_by_its_own_name():
         assert f'"{value}"' in source
 
 
+@pytest.mark.contract_source
 def test_linear_layers_get_their_backend_from_one_function():
     """Red if the backend of gated delta nets is made elsewhere, or layers hand it other
     arguments: ours would not be asked (recurrent/gated_backend.py)."""
@@ -175,6 +181,7 @@ def test_torch_stands_in_for_kernels_with_their_arguments():
         assert parameters(inspect.unwrap(theirs)) == parameters(ours)
 
 
+@pytest.mark.contract_source
 def test_states_lie_by_layer_and_slot():
     """Red if SGLang's pool of states has another order: rows are bounded by it, and
     the backend reads and writes it (runtime/capacity, recurrent/gated_backend)."""
@@ -187,6 +194,7 @@ def test_states_lie_by_layer_and_slot():
     assert parameters(HybridReqToTokenPool.mamba2_layer_cache) == ["self", "layer_id"]
 
 
+@pytest.mark.contract_source
 def test_a_state_is_cached_only_at_the_last_kv():
     """Red if SGLang caches the state of an answer that ended inside a round under the
     shorter text, or a verify pass clears states."""
@@ -217,6 +225,7 @@ def test_models_with_gated_delta_nets_ask_torch_for_a_device():
     assert torch.get_device_module is before
 
 
+@pytest.mark.contract_source
 def test_logits_are_bounded_in_place_by_the_function_that_we_replace():
     """Red if SGLang bounds Gemma 2's logits elsewhere, or reads what it returns: on a
     CPU that is a Triton kernel (cpu/ops.py, `softcap`)."""

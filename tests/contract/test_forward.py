@@ -38,6 +38,7 @@ def test_forward_batch_fields_we_fill_exist():
     }
 
 
+@pytest.mark.contract_source
 def test_logits_processor_honours_our_rows_in_the_verify_pass():
     """Red if `draft_extend_select_index` is dropped, or read in other modes only."""
     from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
@@ -50,6 +51,7 @@ def test_logits_processor_honours_our_rows_in_the_verify_pass():
     assert "hidden_states[draft_extend_select_index]" in branch
 
 
+@pytest.mark.contract_source
 def test_flashinfer_asks_the_spec_input_for_ragged_arrays():
     """Red if the FlashInfer backend builds the verify arrays itself."""
     from pathlib import Path

@@ -35,6 +35,7 @@ def test_a_forward_asks_the_runner_whether_it_takes_the_batch():
         assert mode.is_extend(include_draft_extend_v2=True)
 
 
+@pytest.mark.contract_source
 def test_what_refuses_a_pass_is_what_we_ask_without():
     """Red if SGLang's own check has new arguments or reads the mode elsewhere
     (`replay_pass`)."""
@@ -57,6 +58,7 @@ def test_what_refuses_a_pass_is_what_we_ask_without():
         assert "is_target_verify" not in runner_source(name)
 
 
+@pytest.mark.contract_source
 def test_a_replay_copies_what_a_pass_sets():
     """Red if a replay needs further fields of the batch, or finds its buffers of
     lengths elsewhere."""
@@ -78,6 +80,7 @@ def test_a_replay_copies_what_a_pass_sets():
         assert re.search(rf"self\.{flag}\b.* = ", init), flag
 
 
+@pytest.mark.contract_source
 def test_attention_runs_outside_the_graph_and_sees_the_pass():
     """Red if captured attention would attend as a prefill, or reads the padding."""
     from sglang.srt.layers import radix_attention
@@ -90,6 +93,7 @@ def test_attention_runs_outside_the_graph_and_sees_the_pass():
     assert "self.model_runner.model.forward(" in body  # logits are computed behind it
 
 
+@pytest.mark.contract_source
 def test_hidden_states_are_captured_by_the_servers_setting():
     """Red if a runner takes the mode from elsewhere: passes would be refused
     (`capture_hidden_states`)."""
@@ -107,6 +111,7 @@ def test_hidden_states_are_captured_by_the_servers_setting():
     assert "last_hidden_states=" in output
 
 
+@pytest.mark.contract_source
 def test_a_logits_buffer_of_another_size_is_left_alone():
     """Red if the LM head of a pass writes its verdict rows over the requests'."""
     from sglang.srt.layers.logits_processor import LogitsProcessor
@@ -186,6 +191,7 @@ def test_a_heads_steps_are_captured_with_our_input():
     assert "Phase.DECODE, Backend.DISABLED" in capture
 
 
+@pytest.mark.contract_source
 def test_a_captured_step_is_planned_from_the_requests_row():
     """Red if FlashInfer reads a draft's columns from its spec input although that has
     none, or Triton has come to read them from the row too."""
@@ -198,6 +204,7 @@ def test_a_captured_step_is_planned_from_the_requests_row():
     assert "if forward_mode.is_decode_or_idle() and spec_info is not None:" in triton
 
 
+@pytest.mark.contract_source
 def test_plans_of_captured_steps_are_staged_in_page_locked_memory():
     """Red if FlashInfer stages them elsewhere, or copies them at once: then
     `plan_buffers_in_turn` changes nothing."""
@@ -216,6 +223,7 @@ def test_plans_of_captured_steps_are_staged_in_page_locked_memory():
     assert "for w in self.decode_cuda_graph_metadata[bs]:" in source
 
 
+@pytest.mark.contract_source
 def test_a_runner_without_graphs_holds_its_eager_runner_and_no_prefills():
     """Red if SGLang marks a runner without graphs otherwise than runtime/compat does
     where a head's capture fails."""
@@ -228,6 +236,7 @@ def test_a_runner_without_graphs_holds_its_eager_runner_and_no_prefills():
     assert "self.eager_runner = capture.eager_runner" in recapture
 
 
+@pytest.mark.contract_source
 def test_captured_decode_steps_say_how_long_they_may_be():
     """Red if short passes are never decode steps any more, or ones that are not
     captured (target/short_passes.py)."""
@@ -246,6 +255,7 @@ def test_captured_decode_steps_say_how_long_they_may_be():
     assert not re.search(r"self\.max_bs\b", inspect.getsource(EagerRunner))
 
 
+@pytest.mark.contract_source
 @pytest.mark.parametrize(
     ("module", "attends"),
     [

@@ -9,6 +9,7 @@ from tests.support.signatures import parameters
 pytestmark = pytest.mark.usefixtures("plugins")
 
 
+@pytest.mark.contract_source
 def test_kv_record_has_lengths():
     """Red if the allocated length of a request moves (runtime/slots.py writes it)."""
     from sglang.srt.managers import schedule_batch
@@ -18,6 +19,7 @@ def test_kv_record_has_lengths():
     assert "kv_committed_len: int = 0" in source
 
 
+@pytest.mark.contract_source
 def test_allocation_functions_take_our_arguments():
     """Red if KV slots are taken or written by another signature."""
     from sglang.srt.mem_cache import allocation, allocation_sizing
@@ -28,6 +30,7 @@ def test_allocation_functions_take_our_arguments():
     assert parameters(allocation_sizing.get_alloc_reserve_per_decode) == []
 
 
+@pytest.mark.contract_source
 def test_row_is_wide_enough_for_the_scheduler_reserve():
     """Red if SGLang's own reserve can run into the next request's row (TRAP 3).
 
@@ -44,6 +47,7 @@ def test_row_is_wide_enough_for_the_scheduler_reserve():
     assert 2 * NUM_DRAFT_TOKENS <= 4 + NUM_DRAFT_TOKENS
 
 
+@pytest.mark.contract_source
 def test_pool_configurator_asks_us_for_the_draft_bytes():
     """Red if the cell size is computed elsewhere: the draft pool is unbudgeted then."""
     from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
@@ -59,6 +63,7 @@ def test_kv_pool_seam_of_the_cpu_platform():
     assert "_init_kv_copy_and_warmup" in vars(MHATokenToKVPool)
 
 
+@pytest.mark.contract_source
 def test_routed_experts_have_rows_for_a_prefill():
     """Red if the buffer is no longer sized by a prefill (capacity.longest_pass): a
     longer pass would stop the scheduler."""

@@ -65,6 +65,7 @@ def test_streamer_adds_the_report_of_finished_requests(monkeypatch):
     assert streamer.build_additional_customized_info([other]) == {}
 
 
+@pytest.mark.contract_source
 def test_accept_figures_are_where_we_correct_them():
     """Red if SGLang divides kept drafts by something else than we make up for."""
     from sglang.srt.managers.scheduler_components.metrics_reporter import (
@@ -106,6 +107,7 @@ def test_endpoints_lack_what_we_add():
     assert parameters(setup)[0] == "server_args"
 
 
+@pytest.mark.contract_source
 def test_stops_are_looked_for_as_we_ask():
     """Red if `_check_str_based_finish` takes other arguments, or looks elsewhere than
     at the end of `output_ids` and at `decoded_text`."""
@@ -133,6 +135,7 @@ def test_configuration_says_which_algorithm_serves():
     assert callable(get_spec) and serves_parse() is False
 
 
+@pytest.mark.contract_source
 def test_the_warm_up_asks_with_an_image_where_images_are_said_to_be_read():
     """Red if SGLang chooses its warm-up request by something else: a multimodal server
     that refuses images would end as it starts."""

@@ -66,6 +66,7 @@ def test_the_radix_cache_shares_prefixes_without_requests():
     assert tree.evictable_size() + tree.protected_size() == 0
 
 
+@pytest.mark.contract_source
 def test_the_constructors_take_our_arguments():
     """Red if a server with a draft in text stops while it makes its pools."""
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams

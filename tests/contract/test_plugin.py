@@ -66,6 +66,7 @@ def test_missing_hook_stops_startup_by_name(monkeypatch, hook):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.contract_source
 def test_unresolvable_hook_is_logged_and_swallowed_by_sglang():
     """Red if SGLang starts to raise by itself, which makes check_hooks superfluous."""
     from sglang.srt.plugins.hook_registry import HookRegistry

@@ -12,6 +12,7 @@ from tests.support.signatures import parameters
 pytestmark = pytest.mark.usefixtures("plugins")
 
 
+@pytest.mark.contract_source
 def test_worker_constructor_is_called_with_these_keywords():
     """Red if the scheduler passes other keywords to a speculative worker."""
     from sglang.srt.managers.scheduler import Scheduler
@@ -37,6 +38,7 @@ def test_a_group_of_ranks_tells_which_is_first():
     assert {"world_size", "rank_in_group"} <= GroupCoordinator.__annotations__.keys()
 
 
+@pytest.mark.contract_source
 def test_worker_base_methods_we_override_exist():
     """Red if an override is called no longer."""
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
@@ -52,6 +54,7 @@ def test_worker_base_methods_we_override_exist():
         assert hasattr(BaseSpecWorker, name), name
 
 
+@pytest.mark.contract_source
 def test_scheduler_says_who_waits_and_for_how_many_there_is_room():
     """Red if rounds can no longer be shortened for those that wait."""
     from sglang.srt.managers.scheduler import Scheduler
@@ -134,6 +137,7 @@ def test_steps_run_ahead_where_nothing_disturbs_them(
     assert [resources.runs_ahead for resources in seen] == [beside]
 
 
+@pytest.mark.contract_source
 def test_prefill_batch_names_its_unfinished_request():
     """Red if a client's text could be judged before its prompt is whole."""
     from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch
