@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_parse.engine.segmenting import Segmenting, first_empty
+from sglang_parse.options.checks import MAX_VERIFY_SEGMENTS
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.options.request import MAX_VERIFY_SEGMENTS
 from sglang_parse.policy.windows import draft_window, fit_windows, longest_draft
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import bad_request, cannot_judge

@@ -40,7 +40,8 @@ from sglang_parse.judging.judges import ServerJudge, open_judge
 from sglang_parse.judging.probe import Probe
 from sglang_parse.judging.probe_guard import ProbeGuard
 from sglang_parse.judging.segmenter import build_token_texts
-from sglang_parse.options.server import ParseConfig, flag_name
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.table import flag_name
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting import telemetry
 from sglang_parse.requests.registry import RequestStates

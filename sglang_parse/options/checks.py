@@ -60,35 +60,12 @@ def check_number(value: Any, field: str, low: float, high: float) -> float:
 
 def check_count(value: Any, field: str, low: int, high: int) -> int:
     """Return `value` if it is an integer in [low, high]; ValueError names `field`."""
-    if not _is_count(value, low, high):
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not low <= value <= high:
         raise ValueError(
             f"{field} is {shown(value)}; expected a whole number from {low} to {high}."
         )
     return int(value)
-
-
-def check_recover(value: Any, field: str) -> int | str:
-    """Return `value` if it counts segments or is "all"; ValueError names `field`."""
-    if value == RECOVER_ALL:
-        return RECOVER_ALL
-    if not _is_count(value, 0, MAX_RECOVER):
-        raise ValueError(
-            f"{field} is {shown(value)}; expected a whole number from 0 to "
-            f"{MAX_RECOVER} or {RECOVER_ALL!r}."
-        )
-    return int(value)
-
-
-def check_learnt(value: Any, field: str) -> float | str:
-    """Return `value` if it is a share or "learnt"; ValueError names `field`."""
-    if value == LEARNT:
-        return LEARNT
-    try:
-        return check_number(value, field, 0.0, 1.0)
-    except ValueError:
-        raise ValueError(
-            f"{field} is {shown(value)}; expected a number from 0 to 1 or {LEARNT!r}."
-        ) from None
 
 
 def check_flag(value: Any, field: str) -> bool:
@@ -112,19 +89,10 @@ def check_text(value: Any, field: str, max_chars: int = MAX_TEXT_CHARS) -> str:
     return value
 
 
-def check_path(value: Any, field: str) -> str:
+def check_place(value: Any, field: str, expected: str) -> str:
     """Return `value` if it is text, "" for none; ValueError names `field` otherwise."""
     if not isinstance(value, str):
-        raise ValueError(
-            f"{field} is {shown(value)}; expected a folder or a Hugging Face name."
-        )
-    return value
-
-
-def check_file(value: Any, field: str) -> str:
-    """Return `value` if it is text, "" for none; ValueError names `field` otherwise."""
-    if not isinstance(value, str):
-        raise ValueError(f"{field} is {shown(value)}; expected the path of a file.")
+        raise ValueError(f"{field} is {shown(value)}; expected {expected}.")
     return value
 
 
@@ -216,8 +184,3 @@ def check_segments(value: Any, field: str) -> str | tuple[str, ...]:
             f"{MAX_CLIENT_CHARS}."
         )
     return tuple(parts)
-
-
-def _is_count(value: Any, low: int, high: int) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and low <= value <= high

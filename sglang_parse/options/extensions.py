@@ -109,11 +109,12 @@ class Extensions:
         """Names of those that are not known to be broken."""
         return tuple(name for name, one in self.found.items() if not one.fault)
 
-    def offers(self, name: str) -> bool:
-        """Whether a package offers the name. Raises ValueError if it is broken."""
+    def check(self, name: str, field: str) -> bool:
+        """Whether a package offers the name. Raises ValueError naming `field` if it is
+        broken."""
         one = self.found.get(name)
         if one is not None and one.fault:
-            raise ValueError(one.fault)
+            raise ValueError(f"{field} is {shown(name)}: {one.fault}")
         return one is not None
 
     def faults(self, build: Callable[[Extension], Any]) -> list[str]:

@@ -26,11 +26,8 @@ def check_judge(name: Any, field: str) -> str:
     """Return `name` if it names a judge; ValueError names `field` otherwise."""
     if name == QUESTION_JUDGE:
         return QUESTION_JUDGE
-    try:
-        if isinstance(name, str) and JUDGE_EXTENSIONS.offers(name):
-            return name
-    except ValueError as e:
-        raise ValueError(f"{field} is {shown(name)}: {e}") from e
+    if isinstance(name, str) and JUDGE_EXTENSIONS.check(name, field):
+        return name
     raise ValueError(
         f"{field} is {shown(name)}; expected one of {', '.join(judge_names())}."
     )

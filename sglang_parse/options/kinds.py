@@ -50,17 +50,30 @@ def client_text() -> Kind:
     return Kind(check, f"text, at most {checks.MAX_CLIENT_CHARS:,} characters", "TEXT")
 
 
-def _count_or_word(text: str) -> int | str:
-    """A whole number, or any other word as it is; `check` decides."""
-    return int(text) if text.isascii() and text.isdigit() else text
+def or_word(kind: Kind, word: str) -> Kind:
+    """A value of `kind`, or this word."""
+
+    def check(value: Any, field: str) -> Any:
+        if value == word:
+            return word
+        try:
+            return kind.check(value, field)
+        except ValueError as error:
+            told = str(error).removesuffix(".")
+            raise ValueError(f"{told} or {word!r}.") from None
+
+    def read(text: str) -> Any:
+        try:
+            return kind.read(text)
+        except ValueError:
+            return text  # `check` decides
+
+    return Kind(check, f"{kind.values}, or `{word}`", kind.metavar, read)
 
 
-def _number_or_word(text: str) -> float | str:
-    """A number, or any other word as it is; `check` decides."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def place(values: str, metavar: str) -> Kind:
+    """A path or a name, as text."""
+    return Kind(partial(checks.check_place, expected=values), values, metavar)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -90,17 +103,10 @@ DRAFTERS = Kind(
 )
 URL = Kind(checks.check_url, "an address such as `http://localhost:30000/v1`", "URL")
 NAME = Kind(checks.check_name, "text, at most 200 characters", "NAME")
-PATH = Kind(checks.check_path, "a folder or a Hugging Face name", "PATH")
-PROBE_FILE = Kind(checks.check_file, "a file of `sglang-parse probe train`", "FILE")
-LEARNT_SHARE = Kind(
-    checks.check_learnt, f"0 to 1, or `{checks.LEARNT}`", "X", _number_or_word
-)
-SEGMENT_COUNT = Kind(
-    checks.check_recover,
-    f"0 to {checks.MAX_RECOVER:,}, or `{checks.RECOVER_ALL}`",
-    "N",
-    _count_or_word,
-)
+PATH = place("a folder or a Hugging Face name", "PATH")
+PROBE_FILE = place("a file of `sglang-parse probe train`", "FILE")
+LEARNT_SHARE = or_word(number(0.0, 1.0), checks.LEARNT)
+SEGMENT_COUNT = or_word(whole(0, checks.MAX_RECOVER), checks.RECOVER_ALL)
 SEGMENTS = Kind(
     checks.check_segments,
     f"text, or a list of 1 to {checks.MAX_VERIFY_SEGMENTS} texts; at most "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import MAX_CLIENT_CHARS, MAX_VERIFY_SEGMENTS, shown
+from sglang_parse.options.checks import shown
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import (
@@ -18,20 +18,6 @@ from sglang_parse.options.table import (
     SharedOptions,
     options_of,
 )
-
-__all__ = [
-    "CLIENT_TEXTS",
-    "MAX_CLIENT_CHARS",
-    "MAX_VERIFY_SEGMENTS",
-    "OPTIONS",
-    "REQUEST_TABLE",
-    "REST",
-    "RequestOptions",
-    "check_custom_params",
-    "strongest_mode",
-    "wants_token_level",
-    "wants_verdict_only",
-]
 
 # Segments to recover where the target writes the rest of the response.
 REST = sys.maxsize

@@ -37,11 +37,8 @@ def check_segmenter(name: Any, field: str) -> str:
     if isinstance(name, str):
         if name in SEGMENTERS or parse_fixed_segmenter(name) is not None:
             return name
-        try:
-            if SEGMENTER_EXTENSIONS.offers(name):
-                return name
-        except ValueError as e:
-            raise ValueError(f"{field} is {shown(name)}: {e}") from e
+        if SEGMENTER_EXTENSIONS.check(name, field):
+            return name
     raise ValueError(
         f"{field} is {shown(name)}; expected one of {', '.join(segmenter_names())} or "
         "fixed:N with N >= 1."

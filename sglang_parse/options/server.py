@@ -14,38 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import AUTO, DRAFT_KEY_ENV, parse_verdict_tokens, shown
+from sglang_parse.options.checks import AUTO, parse_verdict_tokens, shown
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.table import (
-    COMPOSITIONS,
-    DEFAULT_JUDGE_SUFFIX,
     EAGLE3,
     HEADS,
-    KEEP_RULES,
-    MAX_THRESHOLD,
-    MODES,
-    VERIFY_ROUTES,
     Option,
     ServerOptions,
     flag_name,
     options_of,
 )
-
-# With the words that other packages read beside the settings.
-__all__ = [
-    "COMPOSITIONS",
-    "CONFIG_ENV",
-    "CONFIG_FLAG",
-    "DEFAULT_JUDGE_SUFFIX",
-    "DRAFT_KEY_ENV",
-    "KEEP_RULES",
-    "MAX_THRESHOLD",
-    "MODES",
-    "VERIFY_ROUTES",
-    "ParseConfig",
-    "flag_name",
-    "shown",
-]
 
 CONFIG_ENV = "SGLANG_PARSE_CONFIG"
 CONFIG_FLAG = flag_name("config")
@@ -76,24 +54,11 @@ class ParseConfig(ServerOptions):
                 "expected a head's path with 'eagle3', and none elsewhere."
             )
         for head in HEADS:
-            if self.drafters == AUTO or (self.compose == head) == (
-                head in self.drafter_names
-            ):
-                continue
-            raise ValueError(
-                f"{flag_name('drafters')} is {self.drafters!r} and "
-                f"{flag_name('compose')} is {self.compose!r}; expected both to name "
-                f"{head!r}, or neither."
-            )
-        if self.drafters != AUTO and bool(self.draft_url) != (
-            "remote" in self.drafter_names
-        ):
-            given = "is set" if self.draft_url else "is not set"
-            raise ValueError(
-                f"{flag_name('drafters')} is {self.drafters!r} and "
-                f"{flag_name('draft_url')} {given}; expected an address where 'remote' "
-                "is listed, and none elsewhere."
-            )
+            given = f"{flag_name('compose')} is {self.compose!r}"
+            self._check_drafter(head, self.compose == head, given)
+        state = "is set" if self.draft_url else "is not set"
+        given = f"{flag_name('draft_url')} {state}"
+        self._check_drafter("remote", bool(self.draft_url), given)
         self._check_question()
         self._check_probe()
 
@@ -111,15 +76,18 @@ class ParseConfig(ServerOptions):
     def check_draft_model(self, path: str | None) -> None:
         """Raises ValueError where the draft model, of SGLang's flag, is named by one
         flag alone. path: None without one."""
-        listed = "model" in self.drafter_names
-        if self.drafters == AUTO or listed == bool(path):
-            return
-        given = f"is {path!r}" if path else "is not set"
-        raise ValueError(
-            f"{flag_name('drafters')} is {self.drafters!r} and "
-            f"--speculative-draft-model-path {given}; expected a path where 'model' is "
-            "listed, and none elsewhere."
-        )
+        state = f"is {path!r}" if path else "is not set"
+        given = f"--speculative-draft-model-path {state}"
+        self._check_drafter("model", bool(path), given)
+
+    def _check_drafter(self, name: str, is_named: bool, given: str) -> None:
+        """Raises ValueError where `drafters` lists a drafter that another flag does not
+        name, or the reverse. given: that flag and its value."""
+        if self.drafters != AUTO and is_named != (name in self.drafter_names):
+            raise ValueError(
+                f"{flag_name('drafters')} is {self.drafters!r} and {given}; expected "
+                f"both to name {name!r}, or neither."
+            )
 
     def _check_question(self) -> None:
         """Only the built-in judge asks what can be set."""
@@ -175,6 +143,8 @@ def _read_config_file(
     if not path.strip():
         raise ValueError(f"{source} is {path!r}; expected the path of a JSON file.")
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError("it is no file")
         with open(path, encoding="utf-8") as f:
             values = json.load(f)
     except (OSError, ValueError, RecursionError) as e:

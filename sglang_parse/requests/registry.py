@@ -11,7 +11,8 @@ from typing import Any
 from sglang_parse.judging.judges import Asked
 from sglang_parse.judging.probe import Probe, misfit
 from sglang_parse.options.request import RequestOptions
-from sglang_parse.options.server import ParseConfig, flag_name
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.table import flag_name
 from sglang_parse.reporting.attached import attach, report_of
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.client_text import ClientText

@@ -14,7 +14,8 @@ from sglang_parse.integration.flags import (
     attach_options,
     config_from_server_args,
 )
-from sglang_parse.options.server import CONFIG_ENV, ParseConfig, flag_name
+from sglang_parse.options.server import CONFIG_ENV, ParseConfig
+from sglang_parse.options.table import flag_name
 
 FIELDS = [f.name for f in dataclasses.fields(ParseConfig)]
 BASE = [

@@ -34,8 +34,8 @@ def test_nothing_is_imported_before_it_is_needed(found):
     again."""
     rules = {"parse_test_rules": "def proof(draft):\n    return [1]\n"}
     extensions = found({"proof": "parse_test_rules:proof"}, modules=rules)
-    assert extensions.names() == ("proof",) and extensions.offers("proof")
-    assert not extensions.offers("prof")
+    assert extensions.names() == ("proof",) and extensions.check("proof", "--f")
+    assert not extensions.check("prof", "--f")
     assert "parse_test_rules" not in sys.modules
     rule = made(extensions.found["proof"])
     assert rule(None) == [1] and made(extensions.found["proof"]) is rule
@@ -68,8 +68,8 @@ def test_broken_one_is_told_in_a_sentence(found, target, reason):
     )
     assert "\n" not in text
     assert extensions.names() == ()
-    with pytest.raises(ValueError, match="cannot be"):
-        extensions.offers("proof")
+    with pytest.raises(ValueError, match="--f is 'proof': the .* cannot be"):
+        extensions.check("proof", "--f")
     assert extensions.faults(made) == [text]
 
 
