@@ -1,4 +1,4 @@
-"""`sglang-parse trace`: what it sends and shows."""
+"""`sglang-parse trace`: what it sends, and how it draws an answer."""
 
 import io
 import json
@@ -12,17 +12,16 @@ from rich.console import Console
 from sglang_parse.cli import main as cli
 from sglang_parse.cli import trace
 from sglang_parse.cli.trace import Trace, TraceOptions
+from sglang_parse.cli.trace_text import answer_spans, draw_answer, legend, most_telling
+from sglang_parse.demo.figures import RequestResult
 
-QUESTION = "Is 1 < 2 & \"so\" on? <script>alert('q')</script>"
-ANSWER = "Yes, <b>1</b>\nis & stays\n less."
+ANSWER = "Step 1: a.\nSo c.\n!"
 
 
-def segment(origin, outcome, text_start, text, score=None, start=0):
+def segment(origin, outcome, text_start, text, score=None):
     return {
         "origin": origin,
         "outcome": outcome,
-        "start": start,
-        "token_ids": [1, 2],
         "text_start": text_start,
         "text": text,
         "score": score,
@@ -33,15 +32,112 @@ REPORT = {
     "mode": "semantic",
     "target_passes": 2,
     "draft_tokens": 9,
-    "kept_tokens": 4,
-    "written_tokens": 2,
     "segments": [
-        segment("draft", "kept", 3, ", <b>1</b>\n", 0.98765),
-        segment("draft", "rejected", 14, "isn't</s></span>\n", 0.01234),
-        segment("client", "kept", 14, "is & stays\n", 0.75),
-        segment("target", "written", 25, " less."),
+        segment("client", "kept", 4, " 1:", 0.9),
+        segment("draft", "kept", 7, " a.\n", 0.8),
+        segment("draft", "rejected", 11, "So b.", 0.1),
+        segment("draft", "rejected", 11, " Bad.", 0.2),
+        segment("draft", "kept", 11, "So"),
+        segment("target", "written", 13, " c.\n"),
     ],
 }
+
+
+# -- The drawing ----------------------------------------------------------------------
+
+
+def test_spans_hold_the_whole_answer_once_in_order():
+    """Red if output is lost, or what was rejected appears in it."""
+    spans = answer_spans(ANSWER, REPORT)
+    assert "".join(s.text for s in spans if s.kind != "rejected") == ANSWER
+    assert [s.kind for s in spans] == [
+        *("written", "client", "kept", "rejected", "agreed", "written", "written")
+    ]
+    assert spans[3].text == "So b." and spans[3].num_later == 1
+    assert [s.kind for s in answer_spans("abc", {})] == ["written"]
+    assert answer_spans("", {}) == []
+
+
+@pytest.mark.parametrize("raw", [*"\x00\x07\x1b\r\x9b\u202a\u202e\u2066\u2069\ud800"])
+def test_controls_do_not_reach_the_terminal(raw):
+    """Red if an answer can clear the screen, change the title or turn text around."""
+    spans = answer_spans(f"a{raw}b\tc\n", {})
+    assert [s.text for s in spans] == ["a\ufffdb\tc\n"]
+    rejected = segment("draft", "rejected", 0, f"a{raw}", 0.1)
+    drawn = draw_answer(answer_spans("", {"segments": [rejected]})).plain
+    assert drawn == "x a\ufffd [0.10]\n"
+
+
+@pytest.mark.parametrize("field", ["text_start", "text", "outcome", "score", "origin"])
+def test_a_segment_without_a_field_is_one_sentence(field):
+    """Red if the report of another version ends in a KeyError."""
+    one = {k: v for k, v in REPORT["segments"][0].items() if k != field}
+    with pytest.raises(ValueError, match=f"lacks '{field}'; expected a report"):
+        answer_spans(ANSWER, {"segments": [one]})
+
+
+def test_drawing_strikes_the_rejected_above_its_replacement():
+    """Red if what was rejected cannot be told from the answer, or has another place."""
+    drawing = draw_answer(answer_spans(ANSWER, REPORT), marks=True)
+    assert drawing.plain.splitlines() == [
+        "  «Step» 1: [0.90] a. [0.80]",
+        "x So b. [0.10, 1 later dropped]",
+        "  So« c.»",
+        "  «!»",
+    ]
+    struck = [s for s in drawing.spans if "strike" in str(s.style)]
+    assert [drawing.plain[s.start : s.end] for s in struck] == ["So b."]
+    styles = {drawing.plain[s.start : s.end]: str(s.style) for s in drawing.spans}
+    assert (styles[" [0.90]"], styles[" [0.80]"]) == ("dim", "dim yellow")
+
+
+def test_terminal_colours_follow_the_origin():
+    """Red if draft, client and target text look alike on a terminal."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    trace.show(Trace("Q", ANSWER, REPORT), console)
+    out = console.file.getvalue()
+    for colour, words in (("32", " a."), ("35", " 1:"), ("36", "So"), ("33", " c.")):
+        assert re.search(rf"\x1b\[[0-9;]*{colour}m[^\x1b]*{re.escape(words)}", out)
+    assert re.search(r"\x1b\[9;31mSo b", out)
+
+
+def test_legend_has_clients_only_where_there_is_one():
+    """Red if a colour is explained that no answer can have here."""
+    assert "client" not in legend().plain
+    assert "client's text, kept [score]" in legend(has_client=True).plain
+    assert "«written by the target»" in legend(marks=True).plain
+
+
+def test_a_probes_verdict_is_told_from_the_questions():
+    """Red if a trace does not show what gave a verdict."""
+    asked, read = (
+        segment("draft", "kept", at, "a\n", 0.8) | {"judge": judge}
+        for at, judge in ((0, "suffix"), (2, "probe"))
+    )
+    drawn = draw_answer(answer_spans("a\na\n", {"segments": [asked, read]})).plain
+    assert drawn.splitlines() == ["  a [0.80]", "  a [0.80 by the probe]"]
+
+
+def test_summary_tells_why_a_request_was_served_otherwise():
+    """Red if a trace without verdicts does not say why there are none."""
+    report = {**REPORT, "mode": "exact", "fallback": "grammar"}
+    assert trace.summary(report).startswith("mode exact because of grammar, 2 target")
+    why = "verdicts do not pay here: 1.3x against 1.6x"
+    report = {"mode": "semantic", "not_judged": {"rounds": 3, "reason": why}}
+    assert trace.summary(report) == f"mode semantic. 3 rounds not judged: {why}."
+    assert "not judged" not in trace.summary({"mode": "semantic"})
+
+
+def make_result(judged, kept, *, correct=True):
+    report = {"judged_segments": judged, "kept_segments": kept}
+    return RequestResult("", (1, 2), 2, correct, 1.0, 0.5, report)
+
+
+def test_most_telling_answer_is_right_and_has_a_rejection():
+    """Red if the demo draws an answer in which nothing was rejected, or a wrong one."""
+    results = [make_result(3, 3), make_result(3, 1, correct=False), make_result(3, 1)]
+    assert most_telling(results) == 2
+    assert most_telling(results[:2]) == 0
 
 
 # -- The command ----------------------------------------------------------------------
@@ -81,13 +177,13 @@ def test_trace_asks_and_draws(server, tmp_path, capsys):
     server.reply = completion({"parse": [{**REPORT, "fallback": "x\x1b[2Jy"}]})
     draft = tmp_path / "draft.txt"
     draft.write_text("Yes,\n")
-    argv = ["trace", QUESTION, "--url", server.url + "/v1/"]
+    argv = ["trace", "Q", "--url", server.url + "/v1/", "--api-key", "secret"]
     argv += ["--draft", str(draft), "--threshold", "0.7", "--mode", "semantic"]
-    assert cli.main([*argv, "--api-key", "secret"]) == 0
+    assert cli.main(argv) == 0
     path, headers, body = server.asked
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == "Bearer secret"
-    assert body["messages"] == [{"role": "user", "content": QUESTION}]
+    assert body["messages"] == [{"role": "user", "content": "Q"}]
     assert body["return_meta_info"] is True and body["separate_reasoning"] is False
     assert body["custom_params"] == {
         "parse_threshold": 0.7,
@@ -96,33 +192,8 @@ def test_trace_asks_and_draws(server, tmp_path, capsys):
         "parse_report": True,
     }
     out = capsys.readouterr().out
-    assert "x isn't</s></span> [0.01]" in out
+    assert "x So b. [0.10, 1 later dropped]" in out
     assert "mode semantic because of x\ufffd[2Jy, 2 target passes, 9 tokens" in out
-
-
-def test_terminal_colours_follow_the_origin():
-    """Red if draft, client and target text look alike on a terminal."""
-    console = Console(
-        file=io.StringIO(), force_terminal=True, color_system="standard", width=100
-    )
-    trace.show(Trace(QUESTION, ANSWER, REPORT), console)
-    out = console.file.getvalue()
-    for colour, words in (("32", "<b>1</b>"), ("35", "is & stays"), ("33", " less.")):
-        assert re.search(rf"\x1b\[[0-9;]*{colour}m[^\x1b]*{re.escape(words)}", out)
-    assert re.search(r"\x1b\[9;31misn't", out)
-
-
-def test_fallback_is_told():
-    report = {**REPORT, "mode": "exact", "fallback": "grammar"}
-    assert trace.summary(report).startswith("mode exact because of grammar, 2 target")
-
-
-def test_why_rounds_were_not_judged_is_told():
-    """Red if a trace without verdicts does not say why there are none."""
-    why = "verdicts do not pay here: 1.3x against 1.6x"
-    report = {"mode": "semantic", "not_judged": {"rounds": 3, "reason": why}}
-    assert trace.summary(report) == f"mode semantic. 3 rounds not judged: {why}."
-    assert "not judged" not in trace.summary({"mode": "semantic"})
 
 
 @pytest.mark.parametrize(
@@ -133,31 +204,25 @@ def test_why_rounds_were_not_judged_is_told():
         (completion(None), "does not serve PARSE; start the server with"),
         ((400, {"error": {"message": "parse_mode is\n'x'"}}), "400: parse_mode is 'x'"),
         ((404, {"detail": "Not Found"}), '404: {"detail": "Not Found"}'),
+        (None, "does not answer ("),
     ],
 )
 def test_useless_replies_are_one_sentence(server, capsys, reply, message):
+    """Red if a wrong address, or a server without PARSE, gives a traceback."""
     server.reply = reply
-    assert cli.main(["trace", "Q", "--url", server.url]) == 1
+    url = server.url if reply else "http://127.0.0.1:9"
+    assert cli.main(["trace", "Q", "--url", url]) == 1
     error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1
-
-
-def test_no_server_is_one_sentence(capsys):
-    assert cli.main(["trace", "Q", "--url", "http://127.0.0.1:9"]) == 1
-    error = capsys.readouterr().err
-    assert "does not answer" in error and "--url" in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 
-def test_trace_refuses_before_it_asks(monkeypatch, capsys):
-    monkeypatch.setattr(trace, "ask", lambda _: pytest.fail("asked"))
-    assert cli.main(["trace", " "]) == 1
-    assert "prompt is empty" in capsys.readouterr().err
-
-
-def test_prompt_comes_from_standard_input(monkeypatch):
+def test_the_prompt_may_come_from_standard_input(monkeypatch, capsys):
+    """Red if `-` is taken for the question, or an empty one is sent."""
     seen = []
     monkeypatch.setattr(trace, "run_trace", seen.append)
     monkeypatch.setattr("sys.stdin", io.StringIO("From a file?"))
     assert cli.main(["trace", "-"]) == 0
     assert seen == [TraceOptions("http://127.0.0.1:30000", "From a file?")]
+    assert cli.main(["trace", " "]) == 1
+    assert "prompt is empty" in capsys.readouterr().err and len(seen) == 1

@@ -8,7 +8,6 @@ from sglang_parse.options.request import check_custom_params
 from sglang_parse.options.segmenters import (
     SEGMENTERS,
     check_segmenter,
-    parse_fixed_segmenter,
     segmenter_names,
 )
 from sglang_parse.options.server import ParseConfig
@@ -68,16 +67,3 @@ def test_name_known_to_be_broken_says_why(installed):
         "custom_params.parse_segmenter is 'proof': the segmenter 'proof' of my-package "
         "1.0 (entry point group sglang_parse.segmenters) cannot be imported (Module"
     )
-
-
-@pytest.mark.parametrize("name", ["", "fixed", "fixed:0", "fixed:", 3, None, ["step"]])
-def test_what_names_no_segmenter_is_refused(name):
-    """Red if a value of another kind passes, or raises anything but a ValueError."""
-    with pytest.raises(ValueError, match="expected one of line, paragraph"):
-        check_segmenter(name, "segmenter")
-
-
-def test_built_in_names_need_no_package():
-    """Red if `fixed:N` is looked for among packages."""
-    assert check_segmenter("fixed:9", "segmenter") == "fixed:9"
-    assert parse_fixed_segmenter("fixed:9") == 9
