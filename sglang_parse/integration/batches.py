@@ -27,7 +27,7 @@ from sglang_parse.requests.refusal import internal_error
 from sglang_parse.requests.registry import RequestStates
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.compat.requests import emits_nothing, emits_passes
+from sglang_parse.runtime.compat.requests import emits_passes
 from sglang_parse.runtime.protocols import SchedulerBatch
 from sglang_parse.runtime.sampling import wants_more
 
@@ -86,7 +86,7 @@ class Batches:
             self.engine.interrupt()
         for req, one in zip(batch.reqs, emitted, strict=True):
             if not one.tokens:
-                emits_nothing(req)
+                emits_passes(req, [0])
             elif len(one.passes) > 1:
                 emits_passes(req, one.passes)
         return build_result(

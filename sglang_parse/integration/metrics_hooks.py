@@ -7,6 +7,7 @@ from typing import Any
 from sglang_parse.integration.active import serves_parse
 from sglang_parse.integration.probe_pairs import PAIRS_KEY, asked_pairs
 from sglang_parse.reporting.telemetry import TELEMETRY
+from sglang_parse.runtime.compat.requests import count_drafts
 
 
 def add_internal_state(
@@ -52,6 +53,4 @@ def correct_decode_stats(reporter: Any, *_: Any, **__: Any) -> None:
     )
     if not reports or reporter.forward_ct_decode % reporter.decode_log_interval:
         return
-    rounds = reporter.spec_num_forward_ct
-    kept = reporter.spec_num_correct_drafts
-    reporter.spec_num_correct_drafts = kept * rounds / reporter.spec_num_cap_tokens
+    count_drafts(reporter)

@@ -12,7 +12,7 @@ from sglang_parse.integration.active import serves_parse
 from sglang_parse.integration.rounds import QUEUE, Queue
 from sglang_parse.options.request import CLIENT_TEXTS, wants_verdict_only
 from sglang_parse.runtime.capacity import longest_pass
-from sglang_parse.runtime.compat.requests import count_passes
+from sglang_parse.runtime.compat.requests import count_passes, set_lens
 from sglang_parse.runtime.protocols import SchedulerBatch, SchedulerRequest
 
 
@@ -61,8 +61,7 @@ def keep_lens(batch: SchedulerBatch, result: Any) -> None:
     SGLang would copy them back from the device, and wait for all that runs there.
     """
     if (lens := getattr(result, "host_lens", None)) is not None:
-        batch.seq_lens, batch.seq_lens_cpu = result.lens, lens
-        batch.seq_lens_sum = int(lens.sum())
+        set_lens(batch, result.lens, lens)
 
 
 def admit_texts(

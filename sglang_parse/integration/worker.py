@@ -66,8 +66,6 @@ class ParseWorker(BaseSpecWorker):
     def _build_hicache_draft_plan(self) -> HiCacheDraftPlan:
         """Nothing of the draft model's KV is kept on the host: the draft model reads
         again what is brought back."""
-        runner = self._target_runner
-        runner.mtp_draft_device_pools = runner.mtp_draft_mamba_pools = ()
         return HiCacheDraftPlan()
 
     @property

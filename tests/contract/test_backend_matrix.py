@@ -21,10 +21,9 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.runtime_context import get_parallel
 from torch.overrides import TorchFunctionMode
 
-from sglang_parse.runtime.compat.backends import reads_rows_of, room_for
+from sglang_parse.runtime.compat.backends import _part_of_two, reads_rows_of, room_for
 from sglang_parse.runtime.graphs import PassGraphs
 from sglang_parse.runtime.pacing import StepPacer
-from sglang_parse.runtime.two_backends import part_of_two
 from sglang_parse.target.backends.registry import backend_of
 from tests.unit.runtime.test_pacing import lagging  # noqa: F401
 
@@ -241,7 +240,7 @@ def found(request, monkeypatch):
     name, build = MATRIX[request.param]
     with OnCpu(), get_parallel().override(dcp_enabled=False):
         backend = build()
-        capture(part_of_two(backend, "decode_backend"))
+        capture(_part_of_two(backend, "decode_backend"))
         yield name, backend
 
 
@@ -249,7 +248,7 @@ def test_each_captured_step_is_planned_in_the_other_buffer(found, lagging):  # n
     """Red if steps of a backend cannot be paced, which would end the server at the
     first one, or if two steps in a row stage their plans in the same memory."""
     _, backend = found
-    steps = part_of_two(backend, "decode_backend")
+    steps = _part_of_two(backend, "decode_backend")
     planners = getattr(steps, "planners", [])
     for planner in planners:
         planner.staged.clear()
@@ -295,7 +294,7 @@ def prefill_graphs(backend: Any) -> Any:
 
 def state_of(backend: Any) -> dict[str, Any]:
     """What a pass may change, of both parts of a pair."""
-    parts = [backend, part_of_two(backend, "prefill_backend")]
+    parts = [backend, _part_of_two(backend, "prefill_backend")]
     parts.append(getattr(parts[1], "indices_updater_prefill", parts[1]))
     return {
         f"{i}.{k}": v for i, part in enumerate(parts) for k, v in vars(part).items()
@@ -318,7 +317,7 @@ def test_a_pass_finds_room_for_its_sequences_and_leaves_no_trace(found):
         seq_lens_cpu=torch.arange(NUM_SEQUENCES), extend_prefix_lens_cpu=[1],
         capture_hidden_mode=CaptureHiddenMode.FULL,
     )  # fmt: skip
-    reads = part_of_two(backend, "prefill_backend")
+    reads = _part_of_two(backend, "prefill_backend")
     with ExitStack() as stack:
         stack.enter_context(PassGraphs(runner).serve(batch))
         stack.enter_context(

@@ -12,7 +12,16 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from sglang_parse.runtime.two_backends import part_of_two
+
+def _part_of_two(backend: Any, name: str) -> Any:
+    """Of two backends the one called `name`, else the backend itself.
+
+    name: `prefill_backend` or `decode_backend`, as HybridAttnBackend has them
+    (layers/attention/hybrid_attn_backend.py). FlashInfer's own backend has words under
+    these names, which choose its kernels.
+    """
+    part = getattr(backend, name, None)
+    return backend if part is None or isinstance(part, str) else part
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ def room_for(
     Ends with: buffers that grow with the batch.
     """
     replaced = []
-    backend = part_of_two(backend, "prefill_backend")
+    backend = _part_of_two(backend, "prefill_backend")
     try:
         for one in buffers:
             owner = getattr(backend, one.owner) if one.owner else backend
@@ -79,7 +88,7 @@ def reads_rows_of(backend: Any, table: Tensor | None) -> Iterator[None]:
     if table is None:
         yield
         return
-    backend = part_of_two(backend, "prefill_backend")
+    backend = _part_of_two(backend, "prefill_backend")
     pool = backend.req_to_token_pool
     try:
         backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
@@ -123,7 +132,7 @@ def plan_buffers_in_turn(backend: Any) -> Callable[[], None]:
     Ends with: a wrapper of FlashInfer that stages plans in turns itself.
     """
     name = "_pin_memory_int_workspace_buffer"
-    steps = part_of_two(backend, "decode_backend")
+    steps = _part_of_two(backend, "decode_backend")
     second: dict[int, Tensor] = {}
     pairs = []
     for entry in getattr(steps, "decode_cuda_graph_metadata", {}).values():

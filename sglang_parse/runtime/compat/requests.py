@@ -1,4 +1,4 @@
-"""Changes to a request of SGLang's scheduler while it runs."""
+"""Changes to requests, batches and figures of SGLang's scheduler while it runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from torch import Tensor
 
 from sglang_parse.runtime.protocols import SchedulerRequest
 
@@ -104,42 +105,26 @@ def release(req: SchedulerRequest) -> None:
     req.sampling_params.max_new_tokens = 1
 
 
-def emits_nothing(req: SchedulerRequest) -> None:
-    """Prepare a request for a step in which it gets no token.
-
-    What: moves the request's counts of right drafts by one beforehand, and makes sure
-    that the last bin of its histogram exists.
-    Why: SGLang takes the number of tokens less one for drafts that were right, which is
-    -1 in such a step.
-    Where: scheduler_components/batch_result_processor.py, `_resolve_spec_v2_tokens`.
-    Ends with: support of an accepted length of 0.
-    """
-    histogram = req.spec_correct_drafts_histogram
-    if not histogram:
-        histogram.append(0)
-    histogram[-1] -= 1
-    req.spec_num_correct_drafts += 1
-
-
 def emits_passes(req: SchedulerRequest, passes: Sequence[int]) -> None:
-    """Prepare a request for a result of several passes.
+    """Prepare a request for a result of several passes, or of one without a token.
 
     passes: how many tokens each of them gave.
 
-    What: moves its counts of passes and of right drafts beforehand by what SGLang takes
-    for one pass with all the tokens.
-    Why: SGLang takes all tokens of a result but one for drafts that were right.
+    What: moves the request's counts of passes and of correct drafts beforehand, so that
+    they are right once SGLang has counted one pass with all the tokens.
+    Why: SGLang takes all tokens of a result but one for correct drafts, which is -1 in
+    a step without a token.
     Where: scheduler_components/batch_result_processor.py, `_resolve_spec_v2_tokens`.
-    Ends with: a result that says how many passes gave it.
+    Ends with: a result that says how many passes gave it, each of 0 tokens or more.
     """
-    total, more = sum(passes), len(passes) - 1
+    total, gave = sum(passes), [num for num in passes if num]
     histogram = req.spec_correct_drafts_histogram
-    histogram += [0] * (total - len(histogram))
-    for num in passes:
+    histogram += [0] * (max(total, 1) - len(histogram))
+    for num in gave:
         histogram[num - 1] += 1
     histogram[total - 1] -= 1
-    req.spec_verify_ct += more
-    req.spec_num_correct_drafts -= more
+    req.spec_verify_ct += len(passes) - 1
+    req.spec_num_correct_drafts += (total - len(gave)) - (total - 1)
 
 
 def count_passes(scheduler: Any, num_more: int) -> None:
@@ -156,3 +141,29 @@ def count_passes(scheduler: Any, num_more: int) -> None:
     metrics = scheduler.metrics_reporter
     metrics.spec_num_forward_ct += num_more
     metrics.spec_num_correct_drafts -= num_more
+
+
+def count_drafts(reporter: Any) -> None:
+    """Prepare the server's figures for the rate of correct drafts in the log.
+
+    What: scales `spec_num_correct_drafts` of SGLang's metrics once an interval.
+    Why: SGLang divides it by passes times one draft length, and drafts here have many.
+    The scaled count gives correct drafts over proposed drafts.
+    Where: scheduler_components/metrics_reporter.py, `report_decode_stats`.
+    Ends with: a quotient of the counts of drafts that SGLang keeps.
+    """
+    kept, proposed = reporter.spec_num_correct_drafts, reporter.spec_num_cap_tokens
+    reporter.spec_num_correct_drafts = kept * reporter.spec_num_forward_ct / proposed
+
+
+def set_lens(batch: Any, lens: Tensor, on_host: Tensor) -> None:
+    """Tell SGLang the lengths of a batch's requests after a round.
+
+    What: writes the batch's `seq_lens`, `seq_lens_cpu` and `seq_lens_sum`.
+    Why: SGLang would copy the lengths back from the device, and so wait for the step
+    that runs ahead of the next round.
+    Where: managers/scheduler.py, `run_batch`.
+    Ends with: a result of a worker that carries its lengths on the host.
+    """
+    batch.seq_lens, batch.seq_lens_cpu = lens, on_host
+    batch.seq_lens_sum = int(on_host.sum())
