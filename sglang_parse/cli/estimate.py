@@ -12,9 +12,13 @@ import argparse
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 CARDS: dict[str, dict[str, float]] = _TABLES["cards"]
@@ -151,6 +155,7 @@ class PairTimes:
         return math.hypot(memory, work) + card["pass_fixed_ms"] + attention + reduce
 
     def _extra_ms(self, model: ModelShape) -> float:
+        """Of a layer, beside its bytes."""
         return self.card["moe_layer_extra_ms" if model.experts else "layer_extra_ms"]
 
     def _read_ms(self, num_bytes: float) -> float:
@@ -235,7 +240,6 @@ def add_estimate(commands: Any) -> None:
 
 def estimate_command(args: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
 
     if not 0 < args.kept <= 1:
         raise ValueError(
@@ -244,30 +248,12 @@ def estimate_command(args: argparse.Namespace) -> int:
     target, draft = ModelShape.find(args.target), ModelShape.find(args.draft)
     pair = PairTimes(target, draft, CARDS[args.gpu], args.tp)
     cards = f"{args.tp} x {args.gpu.upper()}"
-    needed = max(args.concurrency) * pair.context
-    if pair.kv_tokens < needed:
-        raise ValueError(
-            f"On {cards} the weights of {pair.weight_gb:.0f} GB leave KV cache for "
-            f"{max(0, pair.kv_tokens):,} tokens, but --concurrency "
-            f"{max(args.concurrency)} needs {needed:,}; raise --tp or lower "
-            "--concurrency."
-        )
-    table = Table(
-        "requests at once",
-        "draft steps in a judged round",
-        "target passes for 100 tokens",
-        "ms for a round",
-        "tokens/s of all requests",
-        "speed over the target alone",
-        title=f"Estimate for {target.name} with draft model {draft.name} on {cards}",
-    )
-    for bs in args.concurrency:
-        best = max(speed(pair, bs, args.kept, n) for n in SEGMENTS)
-        rate = 1000 * bs * best.tokens / best.ms
-        cells = f"{bs} {best.steps} {100 / best.tokens:.1f} {best.ms:.0f} {rate:.0f}"
-        table.add_row(*cells.split(), f"{best.ratio:.1f}x")
+    check_room(pair, max(args.concurrency), cards)
     console = Console(highlight=False)
-    console.print(table)
+    console.print(
+        f"Estimate for {target.name} with draft model {draft.name} on {cards}:"
+    )
+    console.print(table_of(pair, args.concurrency, args.kept))
     requests = pair.kv_tokens // pair.context
     console.print(
         f"The weights take {pair.weight_gb:.0f} GB. The KV cache has room for about "
@@ -275,8 +261,38 @@ def estimate_command(args: argparse.Namespace) -> int:
         f"Assumed: judging keeps {args.kept:.0%} of a draft of {KEPT_OF} tokens, "
         f"{AGREEMENT:.0%} of draft tokens are the target's own, a segment has "
         f"{SEGMENT} tokens and a judge question {QUESTION}, and weights are 16-bit.\n"
-        "These are estimates from a formula, not measurements. Measure the kept share "
-        "on your own texts with `sglang-parse bench`. PARSE stops drafting where "
-        "drafts do not pay."
+        "These are estimates from a formula. Its times are fitted to one H200; no H100 "
+        "was measured. PARSE stops drafting where drafts do not pay."
     )
     return 0
+
+
+def check_room(pair: PairTimes, bs: int, cards: str) -> None:
+    """Raises ValueError where the KV cache has no room for bs requests."""
+    needed = bs * pair.context
+    if pair.kv_tokens < needed:
+        raise ValueError(
+            f"On {cards} the weights of {pair.weight_gb:.0f} GB leave KV cache for "
+            f"{max(0, pair.kv_tokens):,} tokens, but --concurrency {bs} needs "
+            f"{needed:,}; raise --tp or lower --concurrency."
+        )
+
+
+def table_of(pair: PairTimes, concurrency: Sequence[int], kept: float) -> Table:
+    """A row for each number of requests, with the best draft length."""
+    from rich.table import Table
+
+    table = Table(
+        "requests at once",
+        "draft steps in a judged round",
+        "target passes for 100 tokens",
+        "ms for a round",
+        "tokens/s of all requests",
+        "speed over the target alone",
+    )
+    for bs in concurrency:
+        best = max(speed(pair, bs, kept, n) for n in SEGMENTS)
+        rate = 1000 * bs * best.tokens / best.ms
+        cells = f"{bs} {best.steps} {100 / best.tokens:.1f} {best.ms:.0f} {rate:.0f}"
+        table.add_row(*cells.split(), f"{best.ratio:.1f}x")
+    return table
