@@ -15,8 +15,8 @@ from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
 # Attention backends on which a pass of many prefixes is right for such models.
 WINDOW_BACKENDS = (CPU_ATTENTION_BACKEND, "triton", "fa3")
 LATENT_BACKENDS = (CPU_ATTENTION_BACKEND, "triton", "flashinfer")
-# FlashInfer's prefills behind a cached prefix of latent KV are put together from parts
-# of SGLang's own batches. A draft runs such prefills, and so does a head.
+# FlashInfer puts a prefill after a cached prefix of latent KV together from parts of
+# SGLang's own batches. A draft model runs such prefills, and so does a head.
 LATENT_PREFILL_BACKENDS = (CPU_ATTENTION_BACKEND, "triton")
 RECURRENT_BACKENDS = (CPU_ATTENTION_BACKEND,)
 

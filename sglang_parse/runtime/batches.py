@@ -32,7 +32,7 @@ def build_batch(
     mrope_shift: Tensor | None = None,
 ) -> ForwardBatch:
     """A batch for `runner`, a ModelRunner. rows: [bs] of req_to_token; seq_lens: [bs]
-    lengths behind the forward, on the device and on the host. mrope_shift: [tokens] as
+    lengths after the forward, on the device and on the host. mrope_shift: [tokens] as
     for `set_mrope_positions`."""
     batch = ForwardBatch(
         forward_mode=mode,

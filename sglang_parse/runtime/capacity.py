@@ -20,8 +20,8 @@ LEAST_PREFILL = 2048
 
 
 def longest_prefill() -> int:
-    """Tokens of the longest prefill, as SGLang resolved them; its record keeps what
-    was asked for."""
+    """Tokens of the longest prefill, as SGLang resolved them; its ServerArgs keep
+    what the user gave."""
     schedule = get_schedule()
     chunk = schedule.chunked_prefill_size or 0
     return chunk if chunk > 0 else int(schedule.max_prefill_tokens)

@@ -2,8 +2,8 @@
 
 The grammar walks ahead with the draft, its mask before each draft token is kept, and
 it is rewound before the scheduler advances it over the tokens that were accepted. The
-draft and the target are thus masked by the same rows. A client's text, which nobody
-masked, is cut where the grammar does not allow it. Source of the masking calls:
+draft and the target are thus masked by the same rows. A client's text, which was
+not masked, is cut where the grammar does not allow it. Source of the masking calls:
 sglang/srt/sampling/sampling_batch_info.py, `update_regex_vocab_mask`.
 """
 
@@ -47,11 +47,12 @@ class GrammarChain:
         return not self.masks[-1].any()
 
     def advance(self, token: int) -> bool:
-        """Walk over a draft token that the last mask allowed; behind the end of the
+        """Walk over a draft token that the last mask allowed. After the end of the
         grammar every token is allowed, and there is no step to go back.
 
-        False where the draft must end before the token: the grammar refuses it for all
-        its mask says, or allows nothing behind it. A rule that never ends does both.
+        False where the draft must end before the token, because the grammar refuses it
+        although its mask allows it, or because it allows nothing after it. A rule that
+        never ends does both.
         """
         try:
             if not self._has_ended():
@@ -66,8 +67,8 @@ class GrammarChain:
         return False
 
     def walk(self, tokens: Sequence[int]) -> int:
-        """Advance over tokens that nobody masked; how many of them the grammar allows
-        before it ends."""
+        """Advance over tokens that were not masked. Returns how many of them the
+        grammar allows before it ends."""
         for num, token in enumerate(tokens):
             if self._has_ended() or not self._allows(token):
                 return num

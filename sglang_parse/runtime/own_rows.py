@@ -2,7 +2,7 @@
 
 The target's rows and its radix cache speak the target's tokens. A draft with another
 tokenizer has rows of its own, over a pool of its own, and SGLang's radix cache holds
-what ended requests leave behind.
+the KV of requests that have ended.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class OwnRows:
         return row
 
     def keep(self, row: Row, kept: int) -> None:
-        """Tokens behind the first `kept` columns are not the row's any more."""
+        """Tokens after the first `kept` columns no longer belong to the row."""
         row.num_cached = min(row.num_cached, kept)
         if row.num_cached < row.num_shared:
             # The radix cache keeps its slots; the columns get others.
@@ -148,7 +148,7 @@ class OwnRows:
         return slots
 
     def _shorten(self, row: Row) -> None:
-        """Free the columns behind what is cached."""
+        """Free the columns after the cached ones."""
         end = max(row.num_shared, row.num_cached)
         self._free(row, end, row.num_slots)
         row.num_slots = end

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class RequestParameters(Protocol):
-    """How a request asks to be served (SGLang's `SamplingParams`)."""
+    """How a request is to be served (SGLang's `SamplingParams`)."""
 
     #: The request's `custom_params`, as they came.
     custom_params: Any
@@ -61,7 +61,7 @@ class SchedulerRequest(Protocol):
     output_ids: list[int]
     #: The answer's text as far as a stream has it.
     decoded_text: str
-    #: How it asks to be served.
+    #: How it is to be served.
     sampling_params: RequestParameters
     #: The target's tokenizer, None without one, and the size of its vocabulary.
     tokenizer: Any
@@ -70,7 +70,7 @@ class SchedulerRequest(Protocol):
     eos_token_ids: set[int] | None
     #: Its grammar (constrained/base_grammar_backend.py), None without one.
     grammar: Any
-    #: What else it asks for that PARSE may not be able to serve.
+    #: What else it may want that PARSE cannot always serve.
     custom_logit_processor: Any
     return_logprob: bool
     return_hidden_states: bool

@@ -52,7 +52,7 @@ class StepTokens:
 
 
 def mark(device: torch.device) -> Any:
-    """An event behind all that the host has given the device so far."""
+    """An event after everything that the host has launched on the device so far."""
     event = torch.get_device_module(device).Event()
     event.record()
     return event

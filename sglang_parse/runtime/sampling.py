@@ -137,7 +137,7 @@ def sample_rows(
     return tokens.to(torch.int64), output
 
 
-# What the sampler leaves for each row where logprobs are asked for.
+# What the sampler returns for each row where logprobs are requested.
 ROW_LISTS = (
     "next_token_top_logprobs_val",
     "next_token_top_logprobs_idx",
@@ -150,7 +150,7 @@ def join_outputs(outputs: Sequence[LogitsProcessorOutput]) -> LogitsProcessorOut
     """The logprobs and supports of several `sample_rows`, their rows one after the
     other.
 
-    SGLang fills a list only where some row of the call asked for it, with tensors
+    SGLang fills a list only where some row of the call wants it, with tensors
     (layers/logprob_processor.py); the rows of the other calls are empty then.
     """
     joined = LogitsProcessorOutput(next_token_logits=None)

@@ -1,8 +1,8 @@
 """What each sampled token was drawn from (`return_sampling_mask`), over a round.
 
-SGLang's sampler leaves the supports of the rows that asked. A round samples several
-rows of a request, in several calls, and the scheduler expects one support for each
-token that it emits (speculative/spec_sampling_mask.py).
+SGLang's sampler returns the supports of the rows that want them. A round samples
+several rows of a request, in several calls, and the scheduler expects one support for
+each token that it emits (speculative/spec_sampling_mask.py).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def spread(
 ) -> SamplingMaskOutput:
     """The supports of one call of the sampler, a row for every sampled row.
 
-    found: rows of those who asked, None where nobody did. info: what the rows were
-    sampled with. Returns [rows, width] token ids and their logprobs, and [rows] of all
-    else; rows of those who did not ask are empty.
+    found: rows of requests that want supports, None where none does. info: what the
+    rows were sampled with. Returns [rows, width] token ids and their logprobs, and
+    [rows] of all else; rows of other requests are empty.
     """
-    asked = info.return_sampling_masks
+    wanted = info.return_sampling_masks
     if found is None:
-        return empty_rows(len(asked), device)
-    rows = upload([i for i, asks in enumerate(asked) if asks], device, torch.int64)
+        return empty_rows(len(wanted), device)
+    rows = upload([i for i, wants in enumerate(wanted) if wants], device, torch.int64)
     support = found.token_ids.new_zeros(found.token_ids.shape, dtype=torch.float32)
     if found.support_logprobs is not None:
         support[info.sampling_support_logprobs_capture_indices] = found.support_logprobs
 
     def placed(values: Tensor) -> Tensor:
-        whole = values.new_zeros((len(asked), *values.shape[1:]))
+        whole = values.new_zeros((len(wanted), *values.shape[1:]))
         return whole.index_copy(0, rows, values)
 
     return SamplingMaskOutput(
@@ -82,9 +82,9 @@ def lay_out(
 ) -> SamplingMaskOutput:
     """The supports of a step as the scheduler reads those of speculative decoding.
 
-    masks: of all sampled rows of the round. places: per request that asks, the sampled
-    row of each token that it gets. wants_support: of the same requests, whether each
-    wants the logprobs of its whole support.
+    masks: of all sampled rows of the round. places: per request that wants them, the
+    sampled row of each token that it gets. wants_support: of the same requests, whether
+    each wants the logprobs of its whole support.
 
     Returns [requests, tokens, width] token ids; [requests, tokens] lengths, logprobs of
     the tokens and statuses; and [requests that want it, tokens, width] logprobs. One

@@ -3,7 +3,7 @@
 PARSE takes the slots of a round inside the round (it runs without overlap), so the
 scheduler's own per-round reserve stays at a few tokens and a short pool makes the
 draft shorter instead of retracting requests. Draft tokens live in the request's row
-of `req_to_token`, right behind the committed tokens; suffix tokens live in scratch
+of `req_to_token`, right after the committed tokens; suffix tokens live in scratch
 slots that no row names and that are freed before the round returns, so the radix
 cache can never hold them. Where the pool is cut into pages, rows grow and shrink by
 whole pages, and scratch slots have pages of their own.
@@ -67,7 +67,7 @@ class RoundSlots:
 
     @property
     def last_slot(self) -> int:
-        """The highest number of a slot; the first page is nobody's."""
+        """The highest number of a slot; the first page is never used."""
         size = int(getattr(self.allocator, "size_full", self.allocator.size))
         return size + self.page_size - 1
 
@@ -78,8 +78,8 @@ class RoundSlots:
             tell_of_slots(self.allocator, note)
 
     def num_free(self, tree_cache: Any, num_rows: int = 0) -> int:
-        """Slots obtainable now, evicting cached prefixes if need be, where so many rows
-        are to grow: each may leave most of its last page unused."""
+        """Slots obtainable now, evicting cached prefixes if need be, where `num_rows`
+        rows are to grow: each may leave most of its last page unused."""
         allocator = self.allocator
         if not hasattr(allocator, "swa_available_size"):
             free = allocator.available_size() + tree_cache.evictable_size()
@@ -144,8 +144,8 @@ class RoundSlots:
     def _slots_behind(
         self, batch: RoundBatch, current: Sequence[int], wanted: Sequence[int]
     ) -> Tensor:
-        """[sum(wanted) - sum(current)] slots, request by request: the rest of each
-        row's last page, then new pages."""
+        """[sum(wanted) - sum(current)] slots, request by request: first what is
+        left of each row's last page, then new pages."""
         num_new = sum(wanted) - sum(current)
         if self.page_size == 1:
             return alloc_token_slots(batch.tree_cache, num_new)

@@ -55,7 +55,7 @@ def expand_mask(
     """Dense mask [..., kv_len] bool of rows [...]; True may attend.
 
     window: how many positions before its own a row sees, None for all. It counts
-    positions and not columns: the second span follows right behind `limit`.
+    positions and not columns: the second span follows right after `limit`.
     """
     column = torch.arange(kv_len, device=visibility.limit.device)
     limit, start, end = (
@@ -201,9 +201,9 @@ class VirtualSequences:
     """The pass as causal sequences: each request's draft chain, then its suffixes.
 
     A sequence reads the first `prefix_lens` KV columns of its request and then its own
-    tokens, up to the one that asks; so no mask is needed. Tokens keep the order of the
-    plan. request: whose columns it reads. own_columns: where its own tokens start among
-    these.
+    tokens up to the one that attends, so no mask is needed. Tokens keep the order of
+    the plan. request: whose columns it reads. own_columns: where its own tokens start
+    among these.
     """
 
     request: tuple[int, ...]

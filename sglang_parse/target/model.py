@@ -80,7 +80,7 @@ class TargetModel:
     def sample(
         self, round: Round, owner: Sequence[int], offset: Sequence[int]
     ) -> tuple[list[int], LogitsProcessorOutput]:
-        """The target's own tokens behind `offset` draft tokens of requests `owner`."""
+        """The target's own tokens after `offset` draft tokens of requests `owner`."""
         requests = round.requests
         pairs = list(zip(owner, offset, strict=True))
         rows = [requests[i].root_row + j for i, j in pairs]

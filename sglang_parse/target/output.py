@@ -1,4 +1,4 @@
-"""What a pass of the target leaves for the rest of the round."""
+"""What a pass of the target leaves for the later stages of the round."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 class PassOutput:
     """What one pass of the target computed."""
 
-    #: [rows, hidden] after the final norm, None if nobody needs them.
+    #: [rows, hidden] after the final norm, None if they are not needed.
     hidden_states: Tensor | None
-    #: [n, vocab] at the rows asked for: the verdict rows request by request, or every
+    #: [n, vocab] at the requested rows: the verdict rows request by request, or every
     #: row of a decode step.
     logits: Tensor
     #: [rows, width] what a head reads, None without one.

@@ -2,7 +2,7 @@
 
 The pass runs in SGLang's TARGET_VERIFY mode with our own spec input, which hands the
 attention backend the ragged CSR arrays and the mask. The LM head runs at the verdict
-rows inside the pass and behind it, in waves, at the rows the decision needs.
+rows inside the pass, and after it, in waves, at the rows that the decision needs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TargetVerifier:
         self.spec_algorithm = spec_algorithm
         self.pass_graphs = PassGraphs(self.runner)
         self.shows_features = False  # set where a head reads them
-        #: What the target shows for a probe, None where nobody reads it.
+        #: What the target shows for a probe, None without a probe.
         self.shown: ShownLayers | None = None
         self._of_head: Tensor | slice = slice(None)
         self._of_probe: Tensor | slice = slice(None)
@@ -177,7 +177,7 @@ class TargetVerifier:
 
         input_ids: [bs], the bonus tokens; seq_lens: tokens before them. is_followed:
         whether a head reads features, if there is one. mrope_shifts: as for `verify`.
-        A round in which nobody drafted is the target's own decode step, at its price.
+        A round without drafts is the target's own decode step and costs the same.
         """
         wanted = CaptureHiddenMode.NULL
         if return_hidden_states:
@@ -218,7 +218,7 @@ class TargetVerifier:
     ) -> tuple[GenerationBatchResult, Tensor | None]:
         """SGLang's own prefill of a batch, and the features of its tokens.
 
-        needed: False where a pass behind it computes the batch's only tokens again, as
+        needed: False where a pass after it computes the batch's only tokens again, as
         with a cached prompt whose last token begins the pass; then nothing runs.
         """
         if not needed:

@@ -1,4 +1,4 @@
-"""Passes in which nobody is asked, as captured decode steps with a row for each token.
+"""Passes without verdicts, as captured decode steps with one row for each token.
 
 A layer writes the KV of all rows before it attends. So the rows of a draft may be
 sequences of their own in a decode step: each reads its request's row of `req_to_token`
@@ -45,7 +45,7 @@ class ShortPasses:
         return getattr(self.verifier.runner, "decode_cuda_graph_runner", None)
 
     def fits(self, round: Round, plan: VerifyPlan) -> bool:
-        """Whether the pass is a chain of tokens behind each context, and short."""
+        """Whether the pass is a chain of tokens after each context, and short."""
         if not self.most_rows or any(plan.boundaries):
             return False
         if not self._captures(plan.num_verify_tokens):
@@ -60,7 +60,7 @@ class ShortPasses:
         return num_read * self._bytes() <= MOST_READ
 
     def _captures(self, num_rows: int) -> bool:
-        """Whether a captured step takes so many rows: the next larger one, or one of
+        """Whether a captured step takes this many rows: the next larger one, or one of
         exactly this size under SGLang's `--disable-cuda-graph-padding`."""
         graphs = self._graphs
         if num_rows > self.most_rows:

@@ -26,7 +26,7 @@ from sglang_parse.target.drawing import draw, sampling_state
 from sglang_parse.target.output import PassOutput
 from sglang_parse.target.passes import TargetVerifier
 
-# Asked before each step but the first, with the tokens of the steps that are known and
+# Called before each step but the first, with the tokens of the steps that are known and
 # the number of all: whether there is another one.
 GoOn = Callable[[list[list[int]], int], bool]
 
@@ -42,14 +42,14 @@ class Step:
 
 @dataclass(frozen=True)
 class StepAhead:
-    """The step behind a round's last one, and whose next step it is."""
+    """The step after a round's last one, and the requests whose next step it is."""
 
     step: Step
     #: By row, what PARSE remembers of the request; another one if it begins anew.
     states: tuple[ref[RequestState], ...]
     #: By row, the tokens with KV before the step.
     lens: tuple[int, ...]
-    #: An event of the device behind it, None where the host is the device.
+    #: An event of the device after it, None where the host is the device.
     end: Any = None
 
     @property
@@ -84,7 +84,7 @@ class DecodeSteps:
         """Take the step that runs already, if it is any request's of a plain round.
 
         Fills `took_ahead`, and `num_skipped` of those whose step it is not. They get
-        their first token behind it, so that the round has two steps at least.
+        their first token from the step after it, so the round has at least two.
         """
         ahead = self._ahead
         self.forget()
@@ -101,17 +101,17 @@ class DecodeSteps:
                 r.num_skipped = int(row is None)
 
     def forget(self) -> None:
-        """Nothing that runs is of use to anybody."""
+        """What runs already is not used by any request."""
         self._ahead = self._taken = None
 
     def run(
         self, round: Round, table: Tensor, go_on: GoOn
     ) -> tuple[list[list[int]], list[LogitsProcessorOutput]]:
-        """Tokens and logprobs of up to `num_steps` steps behind each bonus token; the
+        """Tokens and logprobs of up to `num_steps` steps after each bonus token; the
         round's `output` is the last one's.
 
         The first one may run already (`look`). Between steps the host never waits for
-        the one that runs. go_on is asked before the step that runs ahead too.
+        the one that runs. go_on is also called before the step that runs ahead.
         """
         chain = _Chain(self.verifier, round, table)
         tokens = StepTokens(round.batch.seq_lens.device)
@@ -142,7 +142,7 @@ class DecodeSteps:
         return tokens.all(), samples
 
     def _may_run_ahead(self, round: Round) -> bool:
-        """Not where more than tokens is asked for, nor where a recurrent state would
+        """Not where more than tokens is wanted, nor where a recurrent state would
         have read what the answer may not have."""
         if not (self.runs_ahead and round.goes_on) or round.has_state:
             return False
@@ -150,7 +150,7 @@ class DecodeSteps:
 
 
 class _Chain:
-    """Steps of a round, each behind what the one before it samples."""
+    """Steps of a round, each of which begins with what the one before it samples."""
 
     def __init__(self, verifier: TargetVerifier, round: Round, table: Tensor) -> None:
         device = round.batch.seq_lens.device

@@ -21,7 +21,7 @@ def without_graphs(runner: Any) -> Iterator[None]:
     for hidden states that it was not captured with.
     Where: model_executor/model_runner.py, `_forward_raw`;
     runner/decode_cuda_graph_runner.py, `_validate_capture_hidden_mode`.
-    Ends with: an argument of `ModelRunner.forward` that asks for an eager forward.
+    Ends with: an argument of `ModelRunner.forward` for an eager forward.
     """
     graphs = {name: getattr(runner, name) for name in GRAPH_RUNNERS}
     try:
@@ -41,7 +41,7 @@ def pass_eager_inputs_through() -> None:
     running request, and a verify pass has more sequences.
     Where: runner/eager_runner.py, `load_batch`, which alone reads the variable, at each
     forward; SGLang sets it itself for DeepSeek models on ROCm.
-    Safe for other forwards: nothing else reads the copies, and without overlap nobody
+    Safe for other forwards: nothing else reads the copies, and without overlap no code
     writes to a batch while its forward runs. A scheduler process serves one model.
     Ends with: a field of ForwardBatch that says the same of one forward.
     """
@@ -113,8 +113,8 @@ def capture_head_steps(
     the most of any, and gives its spec input.
 
     What: the runner has no speculative algorithm inside the block, and
-    `get_spec_info` of SGLang's decode graphs asks `make_input`. Where the block raises,
-    steps run eagerly.
+    `get_spec_info` of SGLang's decode graphs calls `make_input`. Where the block
+    raises, steps run eagerly.
     Why: under a speculative algorithm SGLang captures a verify pass; without one, a
     step that reads no hidden states. Half-captured graphs would be replayed.
     Where: runner/decode_cuda_graph_runner.py, `__init__`, which captures, and

@@ -44,7 +44,7 @@ def capture_features(target: Any, head_config: Any, flag: str) -> None:
     Where: model_runner_components/attention_backend_setup.py,
     `configure_aux_hidden_state_capture`; layers/logits_processor.py,
     `keep_last_hidden_states`.
-    Ends with: a method of CustomSpecAlgo that asks for hidden states.
+    Ends with: a method of CustomSpecAlgo that requests hidden states.
     """
     model = target.model
     if not hasattr(model, "set_eagle3_layers_to_capture"):
@@ -83,7 +83,7 @@ class ShownLayers:
 def show_layers(target: Any, layers: Sequence[int], flag: str) -> ShownLayers:
     """Make the target return the hidden states in front of more layers.
 
-    target: its ModelRunner, behind `capture_features` if there is a head. layers: from
+    target: its ModelRunner, after `capture_features` if there is a head. layers: from
     1 to one below their number. Call it before graphs are captured. Raises ValueError
     naming `flag`.
 
@@ -92,7 +92,7 @@ def show_layers(target: Any, layers: Sequence[int], flag: str) -> ShownLayers:
     Why: a probe reads other layers than a head, and SGLang marks a head's only.
     Where: models/llama.py, `set_eagle3_layers_to_capture`, which adds one to each
     number; layers/logits_processor.py, `keep_last_hidden_states`.
-    Ends with: a method of CustomSpecAlgo that asks for hidden states.
+    Ends with: a method of CustomSpecAlgo that requests hidden states.
     """
     model = target.model
     size: int = target.model_config.hidden_size
@@ -134,7 +134,7 @@ def take_states(output: LogitsProcessorOutput, rows: Tensor | None) -> States:
     rows: [n] int64 tokens whose final hidden states the scheduler is to see, None for
     all.
 
-    What: the final hidden states, [n, hidden], stand where SGLang expects them.
+    What: the final hidden states, [n, hidden], are where SGLang expects them.
     Why: with layers shown, `hidden_states` holds those, and the scheduler sends
     `hidden_states` to clients that ask for them.
     Where: layers/logits_processor.py, `_get_last_hidden_states_to_store`.
@@ -198,37 +198,37 @@ def taken_for_triton(name: str) -> Iterator[None]:
     """
     from sglang.srt.arg_groups import model_hook
 
-    asked = model_hook.attention_backends_of
+    found = model_hook.attention_backends_of
 
     def answer(view: Any) -> tuple[str, ...]:
-        return tuple("triton" if found == name else found for found in asked(view))
+        return tuple("triton" if one == name else one for one in found(view))
 
     model_hook.attention_backends_of = answer
     try:
         yield
     finally:
-        model_hook.attention_backends_of = asked
+        model_hook.attention_backends_of = found
 
 
 @contextmanager
 def built_on_cpu() -> Iterator[None]:
-    """Let a model that asks torch for its current device get the CPU.
+    """Give the CPU to a model that reads torch's current device.
 
     What: replaces `torch.get_device_module` inside the block.
     Why: a torch that was built for CUDA answers with CUDA where there is no GPU.
     Where: models/qwen3_next.py and models/qwen3_5.py, `norm`.
     Ends with: layers that take SGLang's device.
     """
-    asked = torch.get_device_module
+    found = torch.get_device_module
 
     def answer(device: Any = None) -> Any:
-        return asked("cpu" if device is None else device)
+        return found("cpu" if device is None else device)
 
     torch.get_device_module = answer  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.get_device_module = asked
+        torch.get_device_module = found
 
 
 @contextmanager

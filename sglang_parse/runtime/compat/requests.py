@@ -44,9 +44,10 @@ def abort(
 
 @contextmanager
 def ends_at(req: SchedulerRequest) -> Iterator[Callable[[int], None]]:
-    """Let SGLang look for stops behind earlier tokens of an answer.
+    """Let SGLang look for stops after earlier tokens of an answer.
 
-    Yields what shows the first so many tokens, and no end that was found before.
+    Yields a function that shows SGLang only the first `n` tokens, and no end that was
+    found before.
 
     What: `Req.output_ids` is a copy of its beginning inside the block;
     `Req.finished_reason` and `Req.finished_len` are cleared with each look.
@@ -68,10 +69,10 @@ def ends_at(req: SchedulerRequest) -> Iterator[Callable[[int], None]]:
 
 
 def serve_plainly(req: SchedulerRequest) -> None:
-    """Serve a request one token at a time, whatever it asks of PARSE.
+    """Serve a request one token at a time, whatever its options say.
 
     What: replaces its `custom_params`.
-    Why: a request whose options nobody could check ends with an error at the end of
+    Why: a request whose options could not be checked ends with an error at the end of
     this step, and until then it is part of the batch.
     Where: sampling/sampling_params.py, `SamplingParams.custom_params`.
     Ends with: a method of CustomSpecAlgo that checks a request.

@@ -21,7 +21,7 @@ PrefillArguments = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 class ParseVerifyInput(SpecInput):
-    """Spec input of the verify pass: what attention backends ask for."""
+    """Spec input of the verify pass: what attention backends read."""
 
     cuda_graph_compatible = False
     #: [sequences, columns] int32 slots, where the backend reads a sequence's slots in
@@ -100,7 +100,7 @@ def extend_fields(
     qo_lens: Sequence[int], prefix_lens: Sequence[int], device: Any
 ) -> dict[str, Any]:
     """What a batch of extends says of its sequences, and a captured prefill graph
-    asks of any batch."""
+    reads of any batch."""
     starts = torch.tensor([0, *qo_lens]).cumsum(0)
     table = torch.stack([torch.tensor(qo_lens), torch.tensor(prefix_lens), starts[:-1]])
     lens, prefixes, first = upload(table.int(), device)

@@ -1,7 +1,7 @@
 """Route `rows`: the virtual sequences as rows of a slot table of the pass's own, for
 backends that find a sequence's slots in its row of req_to_token and nowhere else.
 
-Such a backend prefills behind a cached prefix: the row holds the slots of the prefix,
+Such a backend prefills after a cached prefix: the row holds the slots of the prefix,
 then those of the sequence's own tokens. A judge suffix has no row of req_to_token, so
 the pass brings a table with a row for each sequence. No row of SGLang's pool is taken.
 """
@@ -38,7 +38,7 @@ class RowsVerifyInput(ExtendVerifyInput):
 
 
 def table_of(slots: Tensor, lens: tuple[int, ...]) -> Tensor:
-    """[sequences, longest] int32: a row for each sequence, slot 0 behind its end.
+    """[sequences, longest] int32: a row for each sequence, slot 0 after its end.
 
     slots: [sum(lens)] int64, one sequence after another.
     """

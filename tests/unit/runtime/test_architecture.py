@@ -6,25 +6,38 @@ import pytest
 from sglang.srt.configs.model_config import AttentionArch
 
 from sglang_parse.runtime import architecture
+from sglang_parse.runtime.architecture import check_architecture
 
-FLAGS = ["--model-path", "--speculative-draft-model-path"]
+TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
+WINDOWS = {"sliding_window_size": 9}
+POOL = {"is_hybrid_swa": True, **WINDOWS}
+LATENT = {"attention_arch": AttentionArch.MLA}
+GATED = {"name": "Qwen3NextForCausalLM", "state": "gated"}
+CPU = ["parse_torch"]
 
 
-@pytest.fixture(autouse=True)
-def no_recurrence(monkeypatch):
-    monkeypatch.setattr(architecture, "mambaish_config", lambda _: None)
+@pytest.fixture
+def runner(monkeypatch):
+    """Makes a runner; state: the kind of recurrent state of its model, "" for none."""
 
+    def make(*, sliding_window_size=None, name="LlamaForCausalLM", state="", **fields):
+        monkeypatch.setattr(architecture, "mambaish_config", lambda _: state or None)
+        gated = state if state == "gated" else None
+        monkeypatch.setattr(architecture, "hybrid_gdn_config", lambda _: gated)
+        of_runner = {k: fields.pop(k) for k in list(fields) if k in ("page_size",)}
+        values = {
+            **{"is_multimodal": False, "is_hybrid_swa": False, "is_generation": True},
+            **{"is_encoder_decoder": False, "attention_chunk_size": None},
+            **{"attention_arch": AttentionArch.MHA},
+            **fields,
+        }
+        hf = SimpleNamespace(architectures=[name])
+        config = SimpleNamespace(hf_config=hf, **values)
+        return SimpleNamespace(
+            model_config=config, sliding_window_size=sliding_window_size, **of_runner
+        )
 
-def runner(sliding_window_size=None, name="LlamaForCausalLM", **fields):
-    values = {
-        **{"is_multimodal": False, "is_hybrid_swa": False, "is_generation": True},
-        **{"is_encoder_decoder": False, "attention_chunk_size": None},
-        **{"attention_arch": AttentionArch.MHA},
-        **fields,
-    }
-    hf = SimpleNamespace(architectures=[name])
-    config = SimpleNamespace(hf_config=hf, **values)
-    return SimpleNamespace(model_config=config, sliding_window_size=sliding_window_size)
+    return make
 
 
 @pytest.mark.parametrize(
@@ -37,147 +50,90 @@ def runner(sliding_window_size=None, name="LlamaForCausalLM", **fields):
         ({"name": "MiniMaxM3SparseForCausalLM"}, "block-sparse attention"),
         ({"name": "NobodysForCausalLM"}, "no family that PARSE knows"),
         ({"name": "KimiLinearForCausalLM"}, "recurrent state"),
+        ({"state": "mamba"}, "recurrent state other than"),
     ],
 )
-@pytest.mark.parametrize("flag", FLAGS)
-def test_model_whose_kv_cannot_branch_is_refused(flag, fields, told):
+@pytest.mark.parametrize("flag", [TARGET, DRAFT])
+def test_model_whose_kv_cannot_branch_is_refused(runner, flag, fields, told):
     """Red if a target or draft whose KV cannot branch, or is unknown, is served."""
     name = fields.get("name", "LlamaForCausalLM")
-    architecture.check_architecture(runner(), flag)
-    with pytest.raises(ValueError, match=f"{flag}: {name} .*{told}"):
-        architecture.check_architecture(runner(**fields), flag)
-
-
-@pytest.fixture
-def gated_delta(monkeypatch):
-    """A model whose state is that of gated delta nets."""
-    for name in ("mambaish_config", "hybrid_gdn_config"):
-        monkeypatch.setattr(architecture, name, lambda _: object())
-    return runner(name="Qwen3NextForCausalLM")
-
-
-def test_other_recurrent_states_are_refused(monkeypatch):
-    """Red if a mamba target of a served family is served: its state cannot branch."""
-    monkeypatch.setattr(architecture, "mambaish_config", lambda _: object())
-    monkeypatch.setattr(architecture, "hybrid_gdn_config", lambda _: None)
-    with pytest.raises(ValueError, match="recurrent state other than"):
-        architecture.check_architecture(runner(), "--model-path")
-
-
-def test_gated_delta_nets_are_served_where_their_passes_are_right(gated_delta):
-    """Red if SGLang's own backend verifies them: its passes have one width."""
-    known = {"backends": ["parse_torch"]}
-    architecture.check_architecture(gated_delta, "--model-path", **known)
-    for backend in ("triton", "flashinfer"):
-        with pytest.raises(ValueError, match=f"recurrent state.* {backend}; expected"):
-            architecture.check_architecture(
-                gated_delta, "--model-path", backends=[backend]
-            )
+    with pytest.raises(ValueError, match=rf"{flag}: {name} .*{told}.*\.$"):
+        check_architecture(runner(**fields), flag)
 
 
 @pytest.mark.parametrize(
-    ("reader", "told"),
+    ("fields", "more"),
     [
-        ({"head": "eagle3"}, "compose eagle3"),
-        ({"has_probe": True}, "--speculative-parse-probe"),
+        ({}, {}),
+        # Gemma 2 and 3 say of themselves that they are not hybrid.
+        ({"sliding_window_size": 0}, {"backends": ["triton", "parse_torch", "fa3"]}),
+        (WINDOWS, {"backends": ["triton", "parse_torch", "fa3"]}),
+        (WINDOWS, {}),
+        ({"sliding_window_size": -1}, {"backends": ["flashinfer"]}),
+        (POOL, {"backends": CPU}),
+        (LATENT, {"backends": ["parse_torch", "triton", "flashinfer"]}),
+        (LATENT, {"backends": ["triton"], "route": "mask"}),
+        (LATENT, {"backends": ["triton"], "head": "eagle3"}),
+        (GATED, {"backends": CPU, "head": "mtp"}),
+        ({"is_multimodal": True}, {}),
     ],
 )
-def test_nobody_reads_beside_a_recurrent_state(gated_delta, reader, told):
-    """Red if an EAGLE-3 head or a probe is served whose forwards begin elsewhere, or
-    the head that such models ship is not."""
-    known = {"backends": ["parse_torch"]}
-    architecture.check_architecture(gated_delta, "--model-path", head="mtp", **known)
-    with pytest.raises(ValueError, match=f"recurrent state, from which .*{told}"):
-        architecture.check_architecture(gated_delta, "--model-path", **known, **reader)
+def test_target_is_served_where_its_passes_are_right(runner, fields, more):
+    """Red if a target that can be served is refused."""
+    check_architecture(runner(**fields), TARGET, **more)
 
 
-def test_an_mtp_head_keeps_no_state(gated_delta):
+@pytest.mark.parametrize(
+    ("fields", "more", "told"),
+    [
+        (WINDOWS, {"backends": ["flashinfer"]}, "windows.* flashinfer; expected"),
+        (POOL, {"backends": ["triton"]}, "--disable-hybrid-swa-memory"),
+        (POOL | {"page_size": 16}, {"backends": CPU}, "add --page-size 1"),
+        (LATENT, {"backends": ["fa3"]}, "latent attention.* fa3; expected"),
+        (LATENT, {"backends": ["torch_native"]}, "latent.* torch_native; expected"),
+        (LATENT, {"backends": ["flashinfer"], "route": "mask"}, "cannot serve with"),
+        (LATENT, {"backends": ["flashinfer"], "head": "eagle3"}, "cannot serve with"),
+        (LATENT, {"backends": ["flashinfer"], "head": "mtp"}, "cannot serve with"),
+        (GATED, {"backends": ["triton"]}, "recurrent state.* triton; expected"),
+        (GATED, {"backends": ["flashinfer"]}, "recurrent state.* flashinfer; exp"),
+        (GATED, {"backends": CPU, "head": "eagle3"}, "from which .*compose eagle3"),
+        (GATED, {"backends": CPU, "has_probe": True}, "from which .*-parse-probe"),
+        (WINDOWS, {"brings_back": True}, "--enable-hierarchical-cache"),
+        (GATED, {"brings_back": True}, "--enable-hierarchical-cache"),
+        ({"is_multimodal": True}, {"head": "eagle3"}, "read images; .*compose eagle3"),
+        ({"is_multimodal": True}, {"head": "mtp"}, "read images; .*compose mtp"),
+    ],
+)
+def test_target_is_refused_where_its_passes_would_be_wrong(runner, fields, more, told):
+    """Red if a backend that would read the wrong KV, or that nobody checked, gets a
+    model, or if one serves beside what reads its hidden states elsewhere."""
+    with pytest.raises(ValueError, match=f"{TARGET}: .*{told}"):
+        check_architecture(runner(**fields), TARGET, **more)
+
+
+@pytest.mark.parametrize(
+    ("fields", "right", "wrong"),
+    [(WINDOWS, "flashinfer", "torch_native"), (LATENT, "triton", "flashinfer")],
+)
+def test_drafts_run_where_their_own_forwards_are_right(runner, fields, right, wrong):
+    """Red if a draft is served by a backend that ignores its windows, or one whose
+    prefills of latent KV nobody checked."""
+    check_architecture(runner(**fields), DRAFT, backends=[right], is_draft=True)
+    with pytest.raises(ValueError, match=f"{DRAFT}: .* {wrong}; expected"):
+        check_architecture(runner(**fields), DRAFT, backends=[wrong], is_draft=True)
+
+
+def test_an_mtp_head_keeps_no_state(runner):
     """Red if the head of such a target is taken for another one with a state."""
-    name = "Qwen3NextForCausalLMMTP"
-    gated_delta.model_config.hf_config.architectures = [name]
-    gated_delta.is_draft_worker = True
-    architecture.check_architecture(
-        gated_delta, "--flag", backends=["triton"], is_draft=True, is_head=True
-    )
+    head = runner(name="Qwen3NextForCausalLMMTP", state="gated")
+    head.is_draft_worker = True
+    check_architecture(head, DRAFT, backends=["triton"], is_draft=True, is_head=True)
 
 
 @pytest.mark.parametrize("name", ["Glm4MoeForCausalLMNextN", "LlamaForCausalLMEagle3"])
-def test_a_head_serves_as_a_head_alone(name):
+def test_a_head_serves_as_a_head_alone(runner, name):
     """Red if a draft that SGLang takes for a head fails at its first token."""
-    head = runner(name=name)
-    architecture.check_architecture(head, "--flag", is_draft=True, is_head=True)
+    check_architecture(runner(name=name), "--flag", is_draft=True, is_head=True)
     for is_draft in (True, False):
         with pytest.raises(ValueError, match=f"--flag: .* as {name}, the head of a"):
-            architecture.check_architecture(head, "--flag", is_draft=is_draft)
-
-
-# Gemma 2 and 3 say of themselves that they are not hybrid.
-@pytest.mark.parametrize(
-    "fields",
-    [{"sliding_window_size": 0}, {"sliding_window_size": 9}],
-)
-def test_windows_are_served_where_their_passes_are_right(fields):
-    """Red if FlashInfer, which shows a verify row the whole context, gets windows."""
-    model = runner(**fields)
-    for backends in (("triton", "parse_torch", "fa3"), ()):
-        architecture.check_architecture(model, "--model-path", backends=backends)
-    with pytest.raises(ValueError, match="sliding windows.* flashinfer; expected"):
-        architecture.check_architecture(model, "--model-path", backends=["flashinfer"])
-    plain = runner(sliding_window_size=-1)
-    architecture.check_architecture(plain, "--model-path", backends=["flashinfer"])
-
-
-def test_pool_of_windows_is_refused_on_a_gpu():
-    """Red if a draft is served beside pools that take all memory."""
-    model = runner(is_hybrid_swa=True, sliding_window_size=9)
-    architecture.check_architecture(model, "--model-path", backends=["parse_torch"])
-    with pytest.raises(ValueError, match="--disable-hybrid-swa-memory"):
-        architecture.check_architecture(model, "--model-path", backends=["triton"])
-    model.page_size = 16
-    with pytest.raises(ValueError, match="add --page-size 1"):
-        architecture.check_architecture(model, "--model-path", backends=["parse_torch"])
-
-
-def test_latent_attention_is_served_where_its_passes_are_right():
-    """Red if a backend that nobody checked gets latent KV."""
-    model = runner(attention_arch=AttentionArch.MLA)
-    architecture.check_architecture(model, "--model-path", backends=["parse_torch"])
-    for backend in ("triton", "flashinfer"):
-        architecture.check_architecture(model, "--model-path", backends=[backend])
-    for backend in ("fa3", "torch_native"):
-        with pytest.raises(ValueError, match=f"latent attention.* {backend}; expected"):
-            architecture.check_architecture(model, "--model-path", backends=[backend])
-    for more in ({"route": "mask"}, {"head": "eagle3"}, {"head": "mtp"}):
-        architecture.check_architecture(
-            model, "--model-path", backends=["triton"], **more
-        )
-        with pytest.raises(ValueError, match="cannot serve with --speculative-parse"):
-            architecture.check_architecture(
-                model, "--model-path", backends=["flashinfer"], **more
-            )
-
-
-def test_drafts_run_where_their_own_forwards_are_right():
-    """Red if a draft is served by a backend that ignores its windows, or one whose
-    prefills of latent KV nobody checked."""
-    flag = "--speculative-draft-model-path"
-    windows = runner(sliding_window_size=9)
-    latent = runner(attention_arch=AttentionArch.MLA)
-    for model, wrong in ((windows, "torch_native"), (latent, "flashinfer")):
-        architecture.check_architecture(model, flag, backends=["triton"], is_draft=True)
-        with pytest.raises(ValueError, match=f"{flag}: .* {wrong}; expected"):
-            architecture.check_architecture(
-                model, flag, backends=[wrong], is_draft=True
-            )
-    architecture.check_architecture(
-        windows, flag, backends=["flashinfer"], is_draft=True
-    )
-
-
-def test_head_beside_a_multimodal_target_is_refused():
-    """Red if a head is shown the placeholders of an image as tokens."""
-    model = runner(is_multimodal=True)
-    architecture.check_architecture(model, "--model-path")
-    for head in ("eagle3", "mtp"):
-        with pytest.raises(ValueError, match=f"cannot read images; .*compose {head}"):
-            architecture.check_architecture(model, "--model-path", head=head)
+            check_architecture(runner(name=name), "--flag", is_draft=is_draft)
