@@ -92,7 +92,7 @@ class Engine:
 
     @property
     def draft_model(self) -> Any:
-        """The draft model (`drafting.draft_loop.DraftModel`)."""
+        """The draft model (`drafting.draft_model.DraftModel`)."""
         return next(d.model for d in self.parse.parts.drafters if d.name == "model")
 
     @property
@@ -150,7 +150,7 @@ class Engine:
         """A draft of `num_new` tokens after one token of catch-up, all greedy."""
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-        from sglang_parse.drafting.draft_loop import DraftRequest
+        from sglang_parse.drafting.draft_model import DraftRequest
 
         bs = len(rows)
         requests = [

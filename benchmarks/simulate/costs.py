@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sglang_parse.cli.estimate import CARDS, ModelShape, PairTimes
-from sglang_parse.drafting.draft_loop import CAPTURED_CATCH_UP
+from sglang_parse.drafting.draft_model import CAPTURED_CATCH_UP
 from sglang_parse.target.short_passes import MOST_READ
 
 DATA = Path(__file__).parent / "data"

@@ -20,7 +20,7 @@ from benchmarks.simulate.drafts import (
     WRONG,
     Drafts,
 )
-from sglang_parse.drafting.draft_loop import CAPTURED_CATCH_UP
+from sglang_parse.drafting.draft_model import CAPTURED_CATCH_UP
 from sglang_parse.requests.draft import ChainCuts
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.target.layout import VerifyPlan

@@ -147,9 +147,9 @@ def check_start(target: str, draft: str, started: list[Any]) -> str:
 
 
 def check_tokenizers(args: Any) -> str:
-    from sglang_parse.runtime.tokenizers import agreement_of
+    from sglang_parse.drafting.vocabularies import match_of
 
-    agreement = agreement_of(args)
+    agreement = match_of(args)
     how = "as token ids" if agreement.shares_ids else "as text"
     return f"drafts reach the target {how}: {agreement}"
 

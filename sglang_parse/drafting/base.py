@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -44,16 +44,6 @@ class Prefill:
     requests: Sequence[PrefillRequest]
 
 
-class Outcome(NamedTuple):
-    """What became of a copy (`policy.copying.Copier`), counted from its match on."""
-
-    #: Tokens that agreed when it began, and when it was last looked at.
-    start: int
-    end: int
-    #: Whether the next token ended it.
-    ended: bool
-
-
 class Drafter(Protocol):
     """Writes drafts. It keeps its own memory of a request, by its `RequestState`.
 
@@ -61,7 +51,7 @@ class Drafter(Protocol):
     `token_level` and `draft`.
 
     What a drafter raises costs the requests of that round this drafter and no token:
-    they go on without it, the error is counted and logged once.
+    they continue without it, and the error is counted and logged once.
     """
 
     #: Its label in reports, metrics and traces.
@@ -83,6 +73,7 @@ class Drafter(Protocol):
 
     def open(self, resources: DrafterResources) -> None:
         """Memory pools exist now. Raises ValueError where there is not enough room."""
+        return None
 
     def can_draft(self, r: RequestRound) -> bool:
         """Whether it could write for this request now."""
@@ -90,6 +81,7 @@ class Drafter(Protocol):
 
     def before_prefill(self, prefill: Prefill) -> None:
         """The target is about to compute these tokens."""
+        return None
 
     def after_prefill(
         self, prefill: Prefill, features: Tensor | None, next_tokens: Tensor
@@ -97,15 +89,17 @@ class Drafter(Protocol):
         """The target has computed them.
 
         features: [tokens of the batch, width] its hidden states, None unless
-        `reads_features`. next_tokens: [requests] int64, the token it sampled
-        behind each.
+        `reads_features`. next_tokens: [requests] int64, the token it sampled after
+        each.
         """
+        return None
 
     def draft(self, round: Round) -> None:
         """Extend `draft` of requests by at most `RequestRound.room` of this drafter."""
 
     def after_pass(self, round: Round) -> None:
         """A pass of the target has decided: `decision` of each request is set."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -144,3 +138,28 @@ class DrafterResources:
     full_pass_rows: int
     #: Whether the device may compute a step for the next round between two rounds.
     runs_ahead: bool = False
+
+
+def room_for(r: RequestRound, drafter: str) -> int:
+    """New tokens that a drafter of whole segments may write now. Where a grammar cut
+    what was pending, nothing is drafted in its place."""
+    held = min(len(r.state.pending), r.window)
+    return max(0, min(r.room(drafter), r.window - held))
+
+
+def extend_draft(
+    r: RequestRound, drafter: Drafter, tokens: Sequence[int], *, ended: bool = False
+) -> None:
+    """Extend a draft up to the first token that ends the response or that a grammar
+    refuses. ended: whether the response ends with the tokens."""
+    stop_ids = r.state.stop_ids
+    stop = next((k for k, token in enumerate(tokens) if token in stop_ids), None)
+    if stop is not None:
+        tokens, ended = tokens[:stop], True
+    if r.grammar is not None and tokens:
+        allowed = r.grammar.walk(tokens)
+        tokens, ended = tokens[:allowed], ended and allowed == len(tokens)
+    if tokens or ended:
+        r.draft = r.draft.extended(
+            drafter.name, tokens, ended=ended, token_level=drafter.token_level
+        )

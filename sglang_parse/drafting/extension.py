@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from sglang_parse.drafting.base import (
     DrafterContext,
     DrafterResources,
     Prefill,
+    extend_draft,
 )
 from sglang_parse.options.checks import DRAFTER_NAMES
 from sglang_parse.options.extensions import (
@@ -23,9 +24,6 @@ from sglang_parse.options.extensions import (
 )
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round import RequestRound, Round
-
-if TYPE_CHECKING:
-    from sglang_parse.drafting.runner import DraftRunner
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +38,14 @@ ATTRIBUTES = (
 )
 
 
-class ExtensionDrafter:
-    """A drafter of an installed package.
+class ExtensionDrafter(Drafter):
+    """A drafter of an installed package, or of an optional room of ours.
 
-    Its draft is cut where the response ends or a grammar does not allow it. One that
-    breaks the rules raises, as the drafter itself may: the engine goes on without it.
+    Its draft is cut where the response ends or a grammar refuses it. One that breaks
+    the rules raises, as the drafter itself may: the engine continues without it.
 
     on_error: told what the drafter raises where the engine does not look.
     """
-
-    reads_features = False
 
     def __init__(
         self,
@@ -61,7 +57,6 @@ class ExtensionDrafter:
         self.token_level = drafter.token_level
         self.max_tokens = drafter.max_tokens
         self.elsewhere = drafter.elsewhere
-        self.runners: Sequence[DraftRunner] = ()
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._on_error = on_error
@@ -108,8 +103,7 @@ class ExtensionDrafter:
         ]
         for r, (draft, _), (tokens, ended) in zip(round, before, written, strict=True):
             r.draft = draft
-            if tokens or ended:
-                self._extend(r, tokens, ended)
+            extend_draft(r, self, tokens, ended=ended)
 
     def after_pass(self, round: Round) -> None:
         if self._is_open:
@@ -118,10 +112,8 @@ class ExtensionDrafter:
     def _written(
         self, r: RequestRound, before: Draft, room: int
     ) -> tuple[tuple[int, ...], bool]:
-        """The new tokens of a request, and whether the response ends behind them.
-
-        Raises ValueError where the drafter did what it may not.
-        """
+        """The new tokens of a request, and whether the response ends with them. Raises
+        ValueError where the drafter did what it may not."""
         num_before = len(before.tokens)
         tokens = tuple(r.draft.tokens[num_before:])
         if r.draft.tokens[:num_before] != before.tokens:
@@ -138,19 +130,6 @@ class ExtensionDrafter:
                     f"{self._vocab_size}"
                 )
         return tokens, r.draft.ended and not before.ended
-
-    def _extend(self, r: RequestRound, tokens: tuple[int, ...], ended: bool) -> None:
-        """Add the tokens up to the first that ends the response or breaks a grammar."""
-        stop_ids = r.state.stop_ids
-        stop = next((k for k, t in enumerate(tokens) if t in stop_ids), None)
-        if stop is not None:
-            tokens, ended = tokens[:stop], True
-        if r.grammar is not None:
-            allowed = r.grammar.walk(tokens)
-            tokens, ended = tokens[:allowed], ended and allowed == len(tokens)
-        r.draft = r.draft.extended(
-            self.name, tokens, ended=ended, token_level=self.token_level
-        )
 
     def _note(self, error: Exception, what: str) -> None:
         told = ExtensionError("drafter", self.name, what)

@@ -1,7 +1,7 @@
 """A head of the target as a drafter: it follows every pass of the target.
 
-So behind each request's last token it has a hint from which it goes on. What it writes
-is kept only where the target writes the same.
+After each request's last token it has a hint from which it continues. Its tokens are
+kept only where the target writes the same.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from sglang_parse.drafting.base import (
+    Drafter,
     DrafterContext,
     DrafterResources,
     Prefill,
     PrefillRequest,
+    extend_draft,
 )
 from sglang_parse.drafting.head_model import (
     Chain,
@@ -36,20 +38,20 @@ from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)
 
-# Positions of a request that the head may be behind the target while it does not draft.
-# It reads so many at once for little more than one, and their features stay in memory.
+# Positions of a request that the head may lag behind the target while it does not
+# draft. Reading them at once costs little more than one; their features stay in memory.
 MOST_UNREAD = 16
 
 
 @dataclass
-class Memory:
+class FollowedRequest:
     """What the head knows of one request."""
 
     #: Whether it follows the target; not where it lacks part of the prompt.
     follows: bool = True
-    #: Where it goes on, None if it cannot.
+    #: Where it continues, None if it cannot.
     hint: HeadHint | None = None
-    #: Positions that it has not read yet: the hint is of what is before them.
+    #: Positions that it has not read yet; the hint is of those before them.
     unread: list[HeadRows] = field(default_factory=list)
 
     @property
@@ -62,11 +64,10 @@ class Memory:
         return self.hint is not None or bool(self.unread)
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """The head that `--speculative-parse-compose` names."""
 
     token_level = True
-    elsewhere = False
     reads_features = True
 
     def __init__(
@@ -77,7 +78,9 @@ class HeadDrafter:
         self.max_tokens = max_tokens
         self.ranks = context.ranks
         self.adaptive = context.config.adaptive
-        self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
+        self._memory: WeakKeyDictionary[RequestState, FollowedRequest] = (
+            WeakKeyDictionary()
+        )
         self._whole: set[int] = set()
         self._rests = False
 
@@ -214,7 +217,8 @@ class HeadDrafter:
         drafts = self._agree(chains, lens)
         for r, chain, tokens in zip(chosen, chains, drafts, strict=True):
             if tokens:
-                self._write(r, chain, tokens)
+                extend_draft(r, self, tokens)
+                r.chances = chain.chances[: r.draft.num_by(self.name)]
 
     def _agree(
         self, chains: Sequence[Chain], lens: Sequence[int]
@@ -225,16 +229,6 @@ class HeadDrafter:
             (lens,) = self.ranks.agree_all([lens])
         pairs = zip(chains, lens, strict=True)
         return self.ranks.agree_all([chain.tokens[:num] for chain, num in pairs])
-
-    def _write(self, r: RequestRound, chain: Chain, tokens: Sequence[int]) -> None:
-        """Give a request its chain, up to where the answer ends."""
-        stops = r.state.stop_ids
-        stop = next((k for k, t in enumerate(tokens) if t in stops), None)
-        tokens = tokens[:stop]
-        r.chances = chain.chances[: len(tokens)]
-        r.draft = r.draft.extended(
-            self.name, tokens, ended=stop is not None, token_level=True
-        )
 
     def _order(self, r: RequestRound) -> ChainRequest:
         hint = self._of(r.state).hint
@@ -267,7 +261,7 @@ class HeadDrafter:
             spans.append((r.row, r.seq_len, r.seq_len, end))
             # Of several steps in a row there are no hidden states but the last.
             if (self._rests or round.num_steps > 1) and tokens:
-                self._memory[r.state] = Memory(follows=False)
+                self._memory[r.state] = FollowedRequest(follows=False)
                 continue
             if not (memory.follows and r.state.options.compose and tokens):
                 continue
@@ -290,7 +284,7 @@ class HeadDrafter:
             return True
         return r.output_len + len(tokens) >= r.req.sampling_params.max_new_tokens
 
-    def _catch_up(self, behind: Sequence[Memory]) -> None:
+    def _catch_up(self, behind: Sequence[FollowedRequest]) -> None:
         """Read what these requests have unread, all in one pass of the head."""
         behind = [memory for memory in behind if memory.unread]
         if not behind:
@@ -302,8 +296,8 @@ class HeadDrafter:
         spans = [(h.row, h.start, (e := h.start + len(h.tokens)), e) for h in rows]
         self.flags.mark(self.slots.table, spans)
 
-    def _of(self, state: RequestState) -> Memory:
-        return self._memory.setdefault(state, Memory())
+    def _of(self, state: RequestState) -> FollowedRequest:
+        return self._memory.setdefault(state, FollowedRequest())
 
 
 def joined(rows: Sequence[HeadRows]) -> HeadRows:

@@ -10,26 +10,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
-from sglang_parse.drafting.base import (
-    DrafterContext,
-    DrafterResources,
-    Outcome,
-    Prefill,
-)
+from sglang_parse.drafting.base import Drafter, DrafterContext
 from sglang_parse.drafting.ngram_index import NgramIndex
-from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)
 
 
+class CopyOutcome(NamedTuple):
+    """How long a copy lasted (`policy.copying.Copier`), counted from its match on."""
+
+    #: Tokens that agreed when it began, and when it was last looked at.
+    start: int
+    end: int
+    #: Whether the next token ended it.
+    ended: bool
+
+
 @dataclass
-class Memory:
+class CopiedText:
     """What it knows of one request."""
 
     index: NgramIndex
@@ -42,19 +45,17 @@ class Memory:
     near: int = 0
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """`ngram` of `--speculative-parse-drafters`."""
 
     name = "ngram"
     token_level = True
-    elsewhere = False
-    reads_features = False
 
     def __init__(self, max_tokens: int, vocab_size: int) -> None:
         self.max_tokens = max_tokens
         self._vocab_size = vocab_size
-        self._memory: WeakKeyDictionary[RequestState, Memory] = WeakKeyDictionary()
-        self._outcomes: list[Outcome] = []
+        self._memory: WeakKeyDictionary[RequestState, CopiedText] = WeakKeyDictionary()
+        self._outcomes: list[CopyOutcome] = []
 
     @classmethod
     def create(cls, context: DrafterContext) -> NgramDrafter | None:
@@ -62,13 +63,6 @@ class NgramDrafter:
         if cls.name not in context.config.drafter_names:
             return None
         return cls(context.config.ngram_tokens, context.vocab_size)
-
-    @property
-    def runners(self) -> Sequence[DraftRunner]:
-        return ()
-
-    def open(self, resources: DrafterResources) -> None:
-        return None
 
     def can_draft(self, r: RequestRound) -> bool:
         return self.evidence(r) > 0
@@ -86,18 +80,10 @@ class NgramDrafter:
             return 0
         return memory.length if memory.cursor >= 0 else 0
 
-    def take_outcomes(self) -> list[Outcome]:
+    def take_outcomes(self) -> list[CopyOutcome]:
         """What became of its copies since the last call, drafted or not."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
-
-    def before_prefill(self, prefill: Prefill) -> None:
-        return None
-
-    def after_prefill(
-        self, prefill: Prefill, features: Tensor | None, next_tokens: Tensor
-    ) -> None:
-        return None
 
     def draft(self, round: Round) -> None:
         for r in round:
@@ -112,9 +98,6 @@ class NgramDrafter:
                 self.name, tokens, ended=False, token_level=True, copied=True
             )
 
-    def after_pass(self, round: Round) -> None:
-        return None
-
     def _allowed(self, r: RequestRound, tokens: list[int]) -> list[int]:
         """The tokens up to the first that ends the answer, breaks the grammar, or
         stands for no text."""
@@ -123,12 +106,12 @@ class NgramDrafter:
         tokens = tokens[: next(bad, len(tokens))]
         return tokens if r.grammar is None else tokens[: r.grammar.walk(tokens)]
 
-    def _followed(self, r: RequestRound) -> Memory:
+    def _followed(self, r: RequestRound) -> CopiedText:
         """Its memory of a request, along with the tokens decided since."""
         prompt, output, ready = r.req.origin_input_ids, r.req.output_ids, r.state.ready
         memory = self._memory.get(r.state)
         if memory is None:
-            memory = self._memory[r.state] = Memory(NgramIndex(prompt))
+            memory = self._memory[r.state] = CopiedText(NgramIndex(prompt))
         index = memory.index
         num_known = len(index) - len(prompt)
         new = [*output[num_known:], *ready[max(0, num_known - len(output)) :]]
@@ -136,7 +119,7 @@ class NgramDrafter:
             self._follow(memory, new)
         return memory
 
-    def _follow(self, memory: Memory, new: Sequence[int]) -> None:
+    def _follow(self, memory: CopiedText, new: Sequence[int]) -> None:
         """The answer goes on with these tokens: does the copy?"""
         index, num = memory.index, 0
         while memory.cursor >= 0 and num < len(new):
@@ -155,7 +138,7 @@ class NgramDrafter:
             memory.cursor = match.cursor
             memory.length = memory.told = match.length
 
-    def _tell(self, memory: Memory, *, ended: bool) -> None:
+    def _tell(self, memory: CopiedText, *, ended: bool) -> None:
         if ended or memory.length > memory.told:
-            self._outcomes.append(Outcome(memory.told, memory.length, ended))
+            self._outcomes.append(CopyOutcome(memory.told, memory.length, ended))
             memory.told = memory.length

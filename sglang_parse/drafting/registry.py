@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any
 
 from sglang_parse.drafting.base import Drafter, DrafterContext
-from sglang_parse.drafting.draft_model import ModelDrafter
+from sglang_parse.drafting.draft_model import DraftModel
 from sglang_parse.drafting.extension import (
     DRAFTER_EXTENSIONS,
     ExtensionDrafter,
     create_extension_drafters,
 )
 from sglang_parse.drafting.head import HeadDrafter
+from sglang_parse.drafting.model_drafter import ModelDrafter
 from sglang_parse.drafting.ngram import NgramDrafter
-from sglang_parse.drafting.text_draft import TextDrafter
+from sglang_parse.drafting.text_drafter import TextDrafter
+from sglang_parse.drafting.vocabularies import match_of
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.table import MTP
+
+logger = logging.getLogger(__name__)
+
+
+def _draft_model(context: DrafterContext) -> Drafter | None:
+    """The draft model; it drafts in text where its ids are not the target's."""
+    server_args = context.server_args
+    if not server_args.speculative_draft_model_path:
+        return None
+    match = match_of(server_args)
+    logger.info("PARSE: draft and target: %s", match)
+    if not match.shares_ids:
+        return TextDrafter.create(context)
+    model = DraftModel(
+        server_args,
+        context.gpu_id,
+        context.nccl_port,
+        context.context_len,
+        vocab_size=context.vocab_size,
+        match=match,
+    )
+    return ModelDrafter(model)
+
 
 #: One line for each drafter. `create` returns None where no flag asks for it.
 DRAFTERS: tuple[Callable[[DrafterContext], Drafter | None], ...] = (
     NgramDrafter.create,
     HeadDrafter.create,
-    ModelDrafter.create,
-    TextDrafter.create,
+    _draft_model,
 )
 #: An extension of our own, loaded where `--speculative-parse-draft-url` is set.
 REMOTE = EntryPoint(

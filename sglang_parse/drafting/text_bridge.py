@@ -6,11 +6,10 @@ drafts.
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sglang_parse.drafting.thinking import MARKS
 from sglang_parse.drafting.token_names import TextError, reader_of
 
 # What a tokenizer in Python has to write again at start-up.
@@ -31,6 +30,7 @@ class TokenBytes:
         added = tokenizer.added_tokens_decoder
         special = set(tokenizer.all_special_ids)
         special |= {i for i, token in added.items() if token.special}
+        special -= {i for i, token in added.items() if str(token.content) in MARKS}
         size = max([len(tokenizer), *(i + 1 for i in added)])
         #: Ids that stand for no text: turns, ends, padding.
         self.special = frozenset(special)
@@ -42,26 +42,13 @@ class TokenBytes:
                 self._of.append(str(added[i].content).encode())
             else:
                 self._of.append(read(piece))
+
+        #: Ids by what they write; of equal ones the first.
         self.ids = {
             text: i
             for i, text in reversed(list(enumerate(self._of)))
             if text and i not in added
         }
-
-    def renamed(
-        self, names: Mapping[int, bytes], *, special: bool = False
-    ) -> TokenBytes:
-        """The same, with tokens that write something else.
-
-        special: whether they stand for no text.
-        """
-        made = copy.copy(self)
-        made._of = list(self._of)
-        for token, text in names.items():
-            made._of[token] = text
-        chosen = frozenset(names)
-        made.special = self.special | chosen if special else self.special - chosen
-        return made
 
     def __getitem__(self, token: int) -> bytes:
         """Of a special token its name; of an id beyond the vocabulary nothing."""
@@ -74,17 +61,8 @@ class TokenBytes:
 class TextEncoder:
     """Text -> ids of one tokenizer."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        pieces: TokenBytes | None = None,
-        marks: Mapping[str, int] | None = None,
-    ) -> None:
-        """pieces: of this tokenizer, where they are known already. marks: texts that
-        become one token each, whatever the tokenizer makes of them."""
-        self.pieces = pieces or TokenBytes(tokenizer)
-        self._marks = dict(marks or {})
-        self._split = re.compile("(" + "|".join(map(re.escape, self._marks)) + ")")
+    def __init__(self, tokenizer: Any) -> None:
+        self.pieces = TokenBytes(tokenizer)
         is_fast = getattr(tokenizer, "is_fast", False)
         self._backend = tokenizer.backend_tokenizer if is_fast else None
         self._tokenizer = tokenizer
@@ -101,22 +79,6 @@ class TextEncoder:
         Words are what the tokenizer never joins; they are numbered. Markers in the text
         become the tokens that they name.
         """
-        if not self._marks:
-            return self._encode(text)
-        ids: list[int] = []
-        words: list[int | None] = []
-        for part in filter(None, self._split.split(text)):
-            first = max((w for w in words if w is not None), default=-1) + 1
-            new, of_new = (
-                ([self._marks[part]], [0])
-                if part in self._marks
-                else self._encode(part)
-            )
-            ids += new
-            words += [None if w is None else first + w for w in of_new]
-        return ids, words
-
-    def _encode(self, text: str) -> tuple[list[int], list[int | None]]:
         anchor = self._anchor
         ids, words = self._read(ANCHOR + text if anchor else text)
         if anchor:
@@ -150,51 +112,45 @@ class DraftWriter:
         self.pieces = encoder.pieces
 
     def write(self, text: bytes, *, most: int, whole: bool) -> list[int]:
-        """Ids of a text that stands behind a target token, at most `most`.
+        """Ids of a text that follows a target token, at most `most`.
 
         They end before a marker of the target, a broken character, or an id that would
-        write anything else. whole: the text is complete; else its last word and its
-        last character may go on, and are held back.
+        write anything else. whole: the text is complete; otherwise its last word and
+        its last character may continue, and are held back.
         """
-        head, text = split_head(text)
-        ids: list[int] = []
-        if head:
-            found = self._pieces_of(head)
-            if found is None or (not whole and not text and len(head) < 4):
-                return []
-            ids = found
-        text = whole_characters(text)
-        readable = text.decode("utf-8", errors="ignore")
-        if readable:
-            ids += self._encoded(text, readable, whole=whole)
-        return ids[:most]
+        starts = (k for k, byte in enumerate(text) if not 0x80 <= byte < 0xC0)
+        start = next(starts, len(text))  # before it: a character that has begun
+        first = self._spelled(text[:start])
+        if first is None or (start == len(text) < 4 and not whole):
+            return []
+        return [*first, *self._encoded(text[start:], whole=whole)][:most]
 
-    def _encoded(self, text: bytes, readable: str, *, whole: bool) -> list[int]:
+    def _spelled(self, part: bytes) -> list[int] | None:
+        """Ids of some bytes of a character, the longest tokens first; None where the
+        target has none."""
+        known, ids = self.pieces.ids, []
+        while part:
+            end = next((n for n in range(len(part), 0, -1) if part[:n] in known), 0)
+            if not end:
+                return None
+            ids.append(known[part[:end]])
+            part = part[end:]
+        return ids
+
+    def _encoded(self, text: bytes, *, whole: bool) -> list[int]:
+        readable = whole_characters(text).decode("utf-8")
+        if not readable:
+            return []
         ids, words = self.encoder.encode(readable)
         if not whole:
             ids = ids[: last_word(words, [self.pieces[i] for i in ids])]
         at = 0
         for k, token in enumerate(ids):
             piece = self.pieces[token]
-            if token in self.pieces.special or not piece:
-                return ids[:k]
-            if not text.startswith(piece, at):
+            is_text = piece and token not in self.pieces.special
+            if not is_text or not text.startswith(piece, at):
                 return ids[:k]
             at += len(piece)
-        return ids
-
-    def _pieces_of(self, part: bytes) -> list[int] | None:
-        """Ids of some bytes of a character, the longest tokens first; None where the
-        target has none."""
-        ids = []
-        while part:
-            for end in range(len(part), 0, -1):
-                if (token := self.pieces.ids.get(part[:end])) is not None:
-                    ids.append(token)
-                    part = part[end:]
-                    break
-            else:
-                return None
         return ids
 
 
@@ -210,14 +166,6 @@ def last_word(words: Sequence[int | None], texts: Sequence[bytes]) -> int:
     while k > 0 and words[k - 1] == words[k] and texts[k][:1] not in (b" ", b"\n"):
         k -= 1
     return k
-
-
-def split_head(text: bytes) -> tuple[bytes, bytes]:
-    """Leading bytes that end a character begun before, and the rest."""
-    k = 0
-    while k < len(text) and 0x80 <= text[k] < 0xC0:
-        k += 1
-    return text[:k], text[k:]
 
 
 def whole_characters(text: bytes) -> bytes:

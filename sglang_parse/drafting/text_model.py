@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
-from sglang_parse.drafting.draft_loop import DraftModel
+from sglang_parse.drafting.draft_model import DraftModel
 from sglang_parse.runtime.own_rows import OwnRows
 
 # Slots of its pool for each slot of the target's: its tokens may be shorter.

@@ -1,8 +1,8 @@
 """One text in a draft's own tokens, kept up to date from where it changed.
 
-The text is what is known of a request and what the draft has written behind it. No text
-is encoded twice as a whole: where it turns out otherwise than drafted, its ids are made
-again from a checkpoint a few tokens before.
+The text is what is known of a request, followed by what the draft has written. It is
+never encoded twice as a whole: where the target decides otherwise, ids are made again
+from a checkpoint a few tokens before.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class Transcript:
         start = self.ends[first - 1] if first else 0
         del self.ids[first:], self.ends[first:], self._places[first:]
         text = bytes(self.text[start : len(self.text) - unfinished(self.text)])
-        if text and not self._add(text, start):
-            at = start
-            for chunk in _CHUNKS.findall(text.decode("utf-8", errors="replace")):
-                part = self._bytes_of(chunk, text, at - start)
-                if not self._add(part, at):
-                    self._add_otherwise(chunk, at + len(part))
-                at += len(part)
+        if not text or self._add(text, start):
+            return
+        for chunk in _CHUNKS.findall(text.decode(errors="surrogateescape")):
+            part = chunk.encode(errors="surrogateescape")
+            if not self._add(part, start):
+                self._add_otherwise(part, start + len(part))
+            start += len(part)
 
     def _checkpoint(self, num: int) -> int:
         """Where to encode again from, of the first `num` ids: at a word if there is
@@ -141,47 +141,17 @@ class Transcript:
             self._places.append(WORD if begins else INSIDE)
         return True
 
-    def _add_otherwise(self, text: str, end: int) -> None:
+    def _add_otherwise(self, text: bytes, end: int) -> None:
         """Ids of a text that they do not write; it can be cut before them alone."""
-        ids, _ = self.encoder.encode(text)
-        for k, token in enumerate(ids):
-            self.ids.append(token)
-            self.ends.append(end)
-            self._places.append(NOWHERE if k else INSIDE)
-
-    @staticmethod
-    def _bytes_of(chunk: str, text: bytes, at: int) -> bytes:
-        """The bytes behind offset `at` that read as `chunk`, broken ones replaced."""
-        encoded = chunk.encode()
-        if text.startswith(encoded, at):
-            return encoded
-        size = 0
-        for _ in chunk:
-            size += _width(text, at + size)
-        return text[at : at + size]
-
-
-def _width(text: bytes, at: int) -> int:
-    """Bytes of the character that Python reads there, a broken one for one."""
-    try:
-        text[at : at + 4].decode("utf-8")
-    except UnicodeDecodeError as e:
-        if e.start == 0:
-            return e.end
-    byte = text[at]
-    return 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+        ids, _ = self.encoder.encode(text.decode(errors="replace"))
+        self.ids += ids
+        self.ends += [end] * len(ids)
+        self._places += bytes([INSIDE, *[NOWHERE] * len(ids)][: len(ids)])
 
 
 def common_length(a: bytes | bytearray, b: bytes | bytearray) -> int:
-    """Bytes that two texts begin with alike."""
+    """Bytes that two texts have in common at their beginnings."""
     end = min(len(a), len(b))
     if a[:end] == b[:end]:
         return end
-    low, high = 0, end  # alike up to low, not up to high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    return next(k for k in range(end) if a[k] != b[k])

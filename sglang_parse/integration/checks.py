@@ -8,8 +8,8 @@ from typing import Any
 
 from sglang_parse.drafting.text_bridge import TextEncoder
 from sglang_parse.drafting.token_names import TextError
+from sglang_parse.drafting.vocabularies import TokenizerMatch, compare
 from sglang_parse.integration.extensions import check_asked
-from sglang_parse.judging.vocabularies import Agreement, compare
 from sglang_parse.options.checks import DRAFT_KEY_ENV
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
@@ -112,7 +112,7 @@ def check_draft_kind(server_args: Any) -> None:
             )
 
 
-def check_draft_pages(server_args: Any, agreement: Agreement) -> None:
+def check_draft_pages(server_args: Any, agreement: TokenizerMatch) -> None:
     """A draft in text takes its own KV slots one by one. Raises ValueError."""
     page = server_args.page_size or 1
     if page > 1 and not agreement.shares_ids:
@@ -123,7 +123,7 @@ def check_draft_pages(server_args: Any, agreement: Agreement) -> None:
         )
 
 
-def check_draft_tokenizer(target: Any, draft: Any) -> Agreement:
+def check_draft_tokenizer(target: Any, draft: Any) -> TokenizerMatch:
     """How a draft reaches the target. Raises ValueError where it cannot."""
     agreement = compare(target, draft)
     if agreement.shares_ids:

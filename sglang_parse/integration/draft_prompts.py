@@ -16,8 +16,9 @@ from sglang_parse.drafting.draft_prompt import (
     chat_of,
     render,
 )
+from sglang_parse.drafting.vocabularies import match_of
 from sglang_parse.integration.flags import config_from_server_args
-from sglang_parse.runtime.tokenizers import agreement_of, load_tokenizer
+from sglang_parse.runtime.tokenizers import load_tokenizer
 
 
 class DraftPrompts:
@@ -73,7 +74,7 @@ def _own_template(server_args: Any) -> Any:
     target's; else None."""
     if not server_args.speculative_draft_model_path:
         return None
-    if agreement_of(server_args).shares_ids:
+    if match_of(server_args).shares_ids:
         return None
     draft = load_tokenizer(server_args, of_draft=True)
     own = getattr(draft, "chat_template", None)

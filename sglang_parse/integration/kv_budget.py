@@ -12,9 +12,9 @@ from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
 from sglang_parse.drafting.registry import models_of
 from sglang_parse.drafting.text_model import SLOTS_PER_TOKEN
+from sglang_parse.drafting.vocabularies import match_of
 from sglang_parse.integration.algorithm import ParseAlgorithm
 from sglang_parse.integration.flags import config_from_server_args
-from sglang_parse.runtime.tokenizers import agreement_of
 
 
 def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
@@ -32,7 +32,7 @@ def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) ->
         added = draft_cell_size(server_args, path, revision)
         if (
             path == server_args.speculative_draft_model_path
-            and not agreement_of(server_args).shares_ids
+            and not match_of(server_args).shares_ids
         ):
             added = math.ceil(SLOTS_PER_TOKEN * added)
         cell_size += added

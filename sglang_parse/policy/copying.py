@@ -31,7 +31,7 @@ TRIAL_COST = 0.005
 
 
 class Ended(Protocol):
-    """What became of a copy (`drafting.base.Outcome`)."""
+    """What became of a copy (`drafting.ngram.CopyOutcome`)."""
 
     @property
     def start(self) -> int: ...

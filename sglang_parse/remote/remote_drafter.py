@@ -20,9 +20,10 @@ from sglang_parse.api import (
     RequestRound,
     Round,
 )
+from sglang_parse.drafting.base import room_for
 from sglang_parse.drafting.draft_prompt import CHAT_KEY, carried
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder, unfinished
-from sglang_parse.drafting.thinking import Marks, Thinking, marks_of
+from sglang_parse.drafting.thinking import ThinkingMarks, marks_of, thinking_state
 from sglang_parse.options.checks import DRAFT_KEY_ENV
 from sglang_parse.remote.breaker import Breaker
 from sglang_parse.remote.remote_protocol import Chat
@@ -62,7 +63,7 @@ class RemoteDrafter(Drafter):
         encoder: TextEncoder,
         ranks: Ranks,
         clock: Callable[[], float] = time.monotonic,
-        marks: Marks | None = None,
+        marks: ThinkingMarks | None = None,
     ) -> None:
         """streams: None on all ranks but the first. encoder, marks: of the target."""
         self.streams = streams
@@ -164,10 +165,8 @@ class RemoteDrafter(Drafter):
         self, r: RequestRound, answer: StreamedAnswer
     ) -> tuple[Sequence[int], bool]:
         self._catch_up(answer, [*r.req.output_ids, *r.state.ready])
-        # Where a grammar cut what was pending, nothing is drafted in its place.
-        held = min(len(r.state.pending), r.window)
-        room, stream = r.room(self.name), answer.stream
-        if stream is None or not room or len(r.draft.tokens) < held:
+        room, stream = room_for(r, self.name), answer.stream
+        if stream is None or not room:
             return (), False
         known = answer.written + self.pieces.join(r.draft.tokens)
         has_ended = stream.has_ended  # before its text is read
@@ -182,6 +181,8 @@ class RemoteDrafter(Drafter):
 
     def _follow(self, r: RequestRound) -> None:
         """What became of a request in the round."""
+        if not r.limit or r.is_at_its_end or self.name in r.state.failed_drafters:
+            return
         try:
             answer = self.answers.get(r.state) or self._remember(r.state, r.req)
             decided = [*r.state.ready, *r.decision.accept_tokens]
@@ -210,7 +211,7 @@ class RemoteDrafter(Drafter):
     def _remember(self, state: RequestState, req: SchedulerRequest) -> StreamedAnswer:
         ids = req.origin_input_ids
         prompt = self.pieces.join(ids).decode(errors="replace")
-        thinking = Thinking(self.marks, None).state(self.pieces, ids)
+        thinking = thinking_state(self.marks, self.pieces, ids)
         chat = Chat.of(carried(req, CHAT_KEY), thinking)
         answer = self.answers[state] = StreamedAnswer(req, prompt, chat)
         return answer

@@ -74,7 +74,7 @@ class Chat:
         """What the HTTP process sent along; None where another server cannot continue
         it: it has tools, or thinks already.
 
-        sent: of `drafting.draft_prompt.chat_of`. thinking: of `Thinking.state`.
+        sent: of `drafting.draft_prompt.chat_of`. thinking: of `thinking_state`.
         """
         if sent is None or thinking == "open" or sent["tools"]:
             return None

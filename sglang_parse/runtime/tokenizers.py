@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
-from sglang_parse.judging.vocabularies import Agreement, compare
 
-
-class _Source(NamedTuple):
+class TokenizerSource(NamedTuple):
     """Where a tokenizer comes from, and the flag that says so."""
 
     flag: str
@@ -18,7 +15,7 @@ class _Source(NamedTuple):
     trusts_code: bool
 
     @classmethod
-    def of(cls, args: Any, *, of_draft: bool) -> _Source:
+    def of(cls, args: Any, *, of_draft: bool) -> TokenizerSource:
         if of_draft:
             flag = "--speculative-draft-model-path"
             path = args.speculative_draft_model_path
@@ -57,19 +54,4 @@ def load_tokenizer(server_args: Any, *, of_draft: bool) -> Any:
 
     Raises ValueError naming the flag.
     """
-    return _Source.of(server_args, of_draft=of_draft).load()
-
-
-def agreement_of(server_args: Any) -> Agreement:
-    """How far the tokenizers of target and draft model agree; found once a process.
-
-    Raises ValueError naming the flag of one that cannot be loaded.
-    """
-    return _agreement_of(
-        _Source.of(server_args, of_draft=False), _Source.of(server_args, of_draft=True)
-    )
-
-
-@functools.lru_cache(1)
-def _agreement_of(target: _Source, draft: _Source) -> Agreement:
-    return compare(target.load(), draft.load())
+    return TokenizerSource.of(server_args, of_draft=of_draft).load()

@@ -65,7 +65,7 @@ AHEAD_PLUGIN = """
         HookRegistry.register(engine, switch_on, HookType.AFTER)
         rows = "sglang_parse.target.steps.StepAhead.rows_of"
         HookRegistry.register(rows, tell, HookType.AFTER)
-        logits = "sglang_parse.drafting.draft_model.FirstStep.logits_of"
+        logits = "sglang_parse.drafting.model_drafter.FirstStep.logits_of"
         HookRegistry.register(logits, tell_draft, HookType.AFTER)
         row = "sglang_parse.engine.round.RoundEngine.run_row"
         HookRegistry.register(row, tell_row, HookType.AFTER)

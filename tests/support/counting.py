@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from sglang_parse.drafting.draft_loop import DraftModel
+from sglang_parse.drafting.draft_model import DraftModel
 from sglang_parse.drafting.head_graphs import HeadGraphs
 from sglang_parse.drafting.head_model import HeadModel
 from sglang_parse.options.table import EAGLE3

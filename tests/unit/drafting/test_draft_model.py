@@ -1,316 +1,262 @@
-"""The draft model as a drafter: what it is asked, and which KV it is known to have."""
+"""The draft loop, with a model whose next token is the last one plus one."""
 
 from __future__ import annotations
 
-import random
-from itertools import pairwise
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sglang_parse.drafting.base import DrafterResources, Prefill
-from sglang_parse.drafting.draft_model import ModelDrafter
-from sglang_parse.judging.decide import Decision
-from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.requests.state import RequestState
-from tests.support.counting import VOCAB, CountingDraft
-
-TABLE = 100 * torch.arange(4)[:, None] + torch.arange(100)
-BATCH = SimpleNamespace(sampling_info=None)
+from sglang_parse.drafting import draft_model
+from sglang_parse.drafting.draft_model import DraftRequest
+from sglang_parse.drafting.spans import SHORT_GAP, read_ends
+from sglang_parse.drafting.vocabularies import TokenizerMatch
+from sglang_parse.runtime.readback import StepTokens
+from tests.support.counting import GREEDY, VOCAB, CountingDraft
 
 
-def make_drafter(*, runs_ahead: bool = False) -> ModelDrafter:
-    drafter = ModelDrafter(CountingDraft())
-    slots = SimpleNamespace(table=TABLE, tell=lambda note: None)
-    drafter.open(DrafterResources(slots, 400, None, 0, runs_ahead=runs_ahead))
-    return drafter
+def request(row: int, tokens: list[int], num_new: int, **more) -> DraftRequest:
+    fields = {"num_cached": 0, "stop_ids": frozenset(), "batch_index": row} | more
+    return DraftRequest(row=row, tokens=tokens, num_new=num_new, **fields)
 
 
-def make_state(stops=(), **more) -> RequestState:
-    return RequestState(None, frozenset(stops), None, report=None, **more)
+def propose(model: CountingDraft, requests: list[DraftRequest]):
+    table = 100 * torch.arange(4)[:, None] + torch.arange(40)
+    return model._propose(requests, table, GREEDY), table
 
 
-def record(
-    state: RequestState, output, *, row: int = 1, window: int = 4, asked: bool = True
-) -> RequestRound:
-    """A request with a prompt of 3 tokens, its pending tokens its draft."""
-    kv = SimpleNamespace(kv_allocated_len=95)
-    req = SimpleNamespace(origin_input_ids=[1, 2, 3], output_ids=list(output), kv=kv)
-    r = RequestRound(req, state, row, 2 + len(output), output[-1], len(output))
-    r.draft = Draft(state.pending[:window])
-    r.window, r.budgets = window, {"model": window} if asked else {}
-    return r
+class LateTokens(StepTokens):
+    """As on a device that is at the last step when the host launches the next one."""
+
+    def known(self) -> list[list[int]]:
+        return self._up_to(max(0, len(self) - 1))
 
 
-def decide(drafter: ModelDrafter, round: Round, *decisions: Decision) -> None:
-    for r, decision in zip(round, decisions, strict=True):
-        r.decision = decision
-    drafter.after_pass(round)
+@pytest.mark.parametrize("kind", [StepTokens, LateTokens])
+def test_windows_and_stops_do_not_depend_on_when_tokens_are_known(monkeypatch, kind):
+    """Red if tokens after a stop token, or past a window, are handed out."""
+    monkeypatch.setattr(draft_model, "StepTokens", kind)
+    model = CountingDraft()
+    requests = [
+        request(0, [1, 2], 6),
+        request(1, [9], 3),
+        request(2, [20, 21, 22], 6, stop_ids=frozenset({25})),
+        request(3, [30], 6, stop_ids=frozenset({36})),  # its last step
+    ]
+    proposal, _ = propose(model, requests)
+    written = ((3, 4, 5, 6, 7, 8), (10, 11, 12), (23, 24), (31, 32, 33, 34, 35))
+    assert proposal.tokens == written
+    assert proposal.ended == (False, False, True, True)
+    # The last drafted token of a request was never forwarded.
+    assert proposal.num_forwarded[:2] == (7, 3)
 
 
-def plain(token: int) -> Decision:
-    return Decision((token,), 0, 0, ())
-
-
-def num_known(drafter: ModelDrafter, row: int) -> int:
-    return drafter.flags.num_leading(TABLE[row, :90])
-
-
-def test_a_draft_of_nothing_is_remembered():
-    """Red if a model that says at once that the answer ends has the whole prompt to
-    read again in the next round."""
-    drafter = make_drafter()
-    states = [make_state({5, 10}) for _ in range(2)]
-    for output, read in ([4], [1, 2, 3, 4]), ([4, 9], [9]):
-        drafter.flags.mark(TABLE, [(2, 0, 10, 10)])
-        first = record(states[0], output)
-        other = record(states[1], output, row=2, window=0, asked=False)
-        round = Round(BATCH, [first, other])
-        drafter.draft(round)
-        assert [r.draft.tokens for r in round] == [(), ()] and first.draft.ended
-        assert drafter.model.batches[-1].input_ids.tolist() == read
-        decide(drafter, round, plain(9), plain(9))
-        known = 3 + len(output)
-        assert drafter._of(first).num_cached == num_known(drafter, 1) == known
-        # The other was not asked.
-        assert drafter._of(other).num_cached is None
-        assert num_known(drafter, 2) == known - 1
-
-
-def test_only_requests_with_a_budget_are_drafted_for():
-    """Red if the model writes for a request that another drafter has, whose draft has
-    ended or fills its window, or whose grammar allows nothing."""
-    drafter = make_drafter()
-    wanted, unasked, full, ended, dead = (
-        record(make_state(), [4], row=row) for row in (0, 1, 2, 3, 3)
-    )
-    unasked.budgets = {}
-    full.draft, ended.draft = Draft((7,) * 4), Draft((7,), ended=True)
-    dead.grammar = SimpleNamespace(is_dead=True)
-    round = Round(BATCH, [unasked, full, wanted, ended, dead])
-    drafter.draft(round)
-    assert wanted.draft.tokens == (5, 6, 7, 8)
-    assert wanted.draft.parts == (("model", 4),)
-    assert [r.draft.num_new for r in round] == [0, 0, 4, 0, 0]
-
-
-def test_it_goes_on_where_another_drafter_stopped():
-    """Red if it writes over tokens of a drafter before it, or past the window."""
-    drafter = make_drafter()
-    r = record(make_state(), [4], window=5)
-    r.draft = Draft().extended("eagle3", (20, 21), ended=False, token_level=True)
-    drafter.draft(Round(BATCH, [r]))
-    assert r.draft.tokens == (20, 21, 22, 23, 24)
-    assert (r.draft.num_token_level, r.draft.num_segment_level) == (2, 3)
-
-
-def test_a_kept_client_text_has_none_of_its_kv():
-    """Red if slots of a text that the model never read keep the flags of the tokens
-    that they held before."""
-    drafter = make_drafter()
-    drafter.flags.mark(TABLE, [(1, 0, 90, 90)])
-    r = RequestRound(None, make_state(), 1, 4, 3, output_len=0)
-    decide(drafter, Round(BATCH, [r]), Decision((7, 8, 9), 2, 0, ()))
-    assert num_known(drafter, 1) == 4
-    assert not drafter.flags._valid[TABLE[1, 4:7]].any()
-
-
-def test_a_prefill_forgets_what_its_slots_held():
-    """Red if the model attends to KV of another request."""
-    drafter = make_drafter()
-    drafter.flags.mark(TABLE, [(1, 0, 10, 10)])
-    batch = SimpleNamespace(out_cache_loc=TABLE[1, 6:9])
-    drafter.before_prefill(Prefill(batch, []))
-    assert num_known(drafter, 1) == 6
-
-
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("seed", range(40))
-def test_flags_are_true_of_the_tokens_that_were_decided(seed, runs_ahead):
-    """Red if a slot counts as holding the model's KV of a token that it never read
-    there, or a token that it read is read again; or if a draft goes on from another
-    token than the last one."""
-    rng, drafter = random.Random(seed), make_drafter(runs_ahead=runs_ahead)
-    model, state, output = drafter.model, make_state(), [4]
-    held: dict[int, int] = {}  # slot -> the token whose KV the model wrote there last
-    num_read = num_asked = 0
-    while len(output) < 60:
-        window = rng.choice([0, 3, 8])
-        asked = rng.random() < 0.6
-        r = record(state, output, window=max(window, len(state.pending)), asked=asked)
-        if rng.random() < 0.1:
-            r.draft = Draft()  # what was pending is dropped
-        round = Round(BATCH, [r])
-        drafter.draft(round)
-        for batch in model.batches:
-            slots, tokens = batch.out_cache_loc.tolist(), batch.input_ids.tolist()
-            held.update(zip(slots, tokens, strict=True))
-            num_read += len(tokens) if batch.mode.is_extend() else 0
-        model.batches.clear()
-        num_asked += bool(r.draft.num_new)
-        draft = r.draft.tokens
-        before = (*output, *draft)[-1 - r.draft.num_new :]
-        assert all(b == (a + 1) % VOCAB for a, b in pairwise(before))
-        kept = rng.randint(0, len(draft))
-        agrees = kept < len(draft) and rng.random() < 0.7
-        bonus = draft[kept] if agrees else rng.choice([40, 50])
-        pending = draft[kept + 1 :] if agrees and rng.random() < 0.7 else ()
-        decide(drafter, round, Decision((*draft[:kept], bonus), kept, 0, pending))
-        state.pending = pending
-        output += r.decision.accept_tokens
-        sequence = [1, 2, 3, *output]
-        for position in range(r.new_len):
-            if drafter.flags._valid[TABLE[1, position]]:
-                assert held[int(TABLE[1, position])] == sequence[position]
-        if r.draft.num_new:
-            # All that it has read, of what was kept, is known.
-            assert num_known(drafter, 1) >= r.seq_len + min(kept + 1, len(draft) - 1)
-    # The token it goes on from may be read twice.
-    assert num_read <= len(sequence) + num_asked
-
-
-STATES = [make_state() for _ in range(3)]
-# Kept whole with the target's token behind it; cut; cut with a rest that is pending.
-DECISIONS = [
-    Decision((11, 12, 13, 14, 40), 4, 0, ()),
-    Decision((21, 41), 1, 0, ()),
-    Decision((31, 32), 1, 0, (33, 34)),
-]
-FIRST, LAST = (10, 20, 30), (40, 41, 34)
-
-
-def rounds_ahead(drafter: ModelDrafter) -> list[list[int]]:
-    """Three requests, in two rounds; their outputs then."""
-    outputs = [[token] for token in FIRST]
-    for state in STATES:
-        state.pending = ()
-    for decisions in ([plain(token) for token in FIRST], DECISIONS):
-        requests = [
-            record(state, output, row=row)
-            for row, (state, output) in enumerate(zip(STATES, outputs, strict=True))
+def test_whole_prompts_are_read_in_parts(monkeypatch):
+    """Red if the draft's catch-up is longer than a prefill, or loses its place."""
+    prompts = [list(range(1, 21)), [30, 31, 32], list(range(40, 54))]
+    requests = [request(i, p, 4, num_cached=i) for i, p in enumerate(prompts)]
+    expected, _ = propose(CountingDraft(), requests)
+    for limit in (1, 5, 8, 36, 37):
+        model = CountingDraft(longest_extend=limit)
+        proposal, table = propose(model, requests)
+        assert proposal == expected
+        parts = [b for b in model.batches if b.mode.is_extend()]
+        lens = [len(b.input_ids) for b in parts]
+        assert max(lens) <= limit and sum(lens) == 20 + 2 + 12
+        ids = torch.cat([b.input_ids for b in parts]).tolist()
+        assert ids == [t for r in requests for t in r.tokens[r.num_cached :]]
+        slots = torch.cat([b.out_cache_loc for b in parts]).tolist()
+        assert slots == [
+            int(table[r.row, n]) for r in requests for n in range(r.row, len(r.tokens))
         ]
-        drafter.draft(Round(BATCH, requests))
-        decide(drafter, requests, *decisions)
-        for r, output, decision in zip(requests, outputs, decisions, strict=True):
-            output += decision.accept_tokens
-            r.state.pending = decision.pending
-    return outputs
 
 
-def next_round(outputs, states, rows) -> Round:
-    return Round(
-        BATCH,
-        [
-            record(state, outputs[row], row=row, window=6)
-            for state, row in zip(states, rows, strict=True)
-        ],
-    )
+def test_short_gaps_are_read_whole_and_long_ones_in_turn():
+    """Red if a burst of long prompts is read in one round, if a long one waits behind
+    later ones, or if a request that has caught up goes without a draft."""
+    spans = [(0, 500), (10, 12), (0, 300), (100, 164), (5, 70)]
+    assert read_ends(spans, 1000) == [500, 12, 300, 164, 70]
+    assert read_ends(spans, 600) == [500, 12, 100, 164, 5]
+    assert read_ends(spans, 200) == [200, 12, 0, 164, 5]
 
 
-def test_the_next_drafts_first_step_runs_before_its_round():
-    """Red if a device waits for the scheduler before it drafts, or drafts behind
-    another request's text."""
-    drafter = make_drafter(runs_ahead=True)
-    outputs = rounds_ahead(drafter)
-    *_, one, two = drafter.model.batches
-    # The last token of a draft that was kept whole has no KV yet.
-    assert [b.input_ids.tolist() for b in (one, two)] == [[14, 41, 34], [*LAST]]
-    assert [b.positions.tolist() for b in (one, two)] == [[8, 6, 8], [9, 6, 8]]
-    assert two.out_cache_loc.tolist() == [9, 106, 208]
-    for rows in ((0, 1, 2), (2, 0)):
-        first = drafter._first
-        num = len(drafter.model.batches)
-        round = next_round(outputs, [STATES[row] for row in rows], rows)
-        drafter.draft(round)
-        drafted = [
-            r.draft.tokens[len(STATES[row].pending)]
-            for r, row in zip(round, rows, strict=True)
-        ]
-        assert drafted == [LAST[row] + 1 for row in rows]
-        # The second step is the first one of the round.
-        assert drafter.model.batches[num].input_ids.tolist() == drafted
-        drafter._first = first
+def test_a_burst_of_long_prompts_is_read_over_several_rounds(monkeypatch):
+    """Red if a round reads more than a prefill does, if a text is read twice or with a
+    hole, or if drafts differ from those of a text that was read at once."""
+    monkeypatch.setattr(draft_model, "draft_rows", lambda *args: GREEDY)
+    monkeypatch.setattr(draft_model, "draft_tp_context", lambda layout: nullcontext())
+    monkeypatch.setattr(draft_model, "draft_pp_context", nullcontext)
+    table = 1000 * torch.arange(4)[:, None] + torch.arange(400)
+    texts = [[(i + k) % VOCAB for k in range(n)] for i, n in enumerate((200, 3, 150))]
+    expected, read = [t[-1] + 1 for t in texts], [0, 0, 0]
+    limit, seen, drafts = 96, [set() for _ in texts], {}
+    for _ in range(4):
+        model = CountingDraft(longest_extend=limit)
+        orders = [request(i, t, 2, num_cached=read[i]) for i, t in enumerate(texts)]
+        found = model.propose(orders, table=table, sampling_info=None)
+        extends = [b for b in model.batches if b.mode.is_extend()]
+        forwarded = sum(len(b.input_ids) for b in extends)
+        assert forwarded <= limit + 3 * SHORT_GAP
+        assert found.num_read == forwarded - sum(map(bool, found.tokens))
+        for b in extends:
+            for token, slot in zip(
+                b.input_ids.tolist(), b.out_cache_loc.tolist(), strict=True
+            ):
+                row, column = divmod(slot, 1000)
+                assert texts[row][column] == token and column not in seen[row]
+                seen[row].add(column)
+        for i, tokens in enumerate(found.tokens):
+            num = found.num_forwarded[i]
+            assert bool(tokens) == (num >= len(texts[i])) or i in drafts
+            if tokens:
+                drafts[i] = tokens[0]
+            read[i] = min(num, len(texts[i]) - 1)
+            seen[i].discard(len(texts[i]) - 1)
+    assert drafts == {i: t % VOCAB for i, t in enumerate(expected)}
+    assert [len(s) for s in seen] == [len(t) - 1 for t in texts]
 
 
-@pytest.mark.parametrize("changed", ["begins anew", "joins", "goes on elsewhere"])
-def test_a_first_step_of_another_text_is_left_aside(changed):
-    """Red if a request that was retracted, or one that has come, drafts behind a text
-    that is not its own."""
-    drafter = make_drafter(runs_ahead=True)
-    outputs, states, rows = rounds_ahead(drafter), list(STATES), [0, 1, 2]
-    if changed == "begins anew":
-        states[0] = make_state()
-    elif changed == "joins":
-        states, rows, outputs = [*states, make_state()], [0, 1, 2, 3], [*outputs, [50]]
-    else:
-        outputs[1].append(51)
-    num = len(drafter.model.batches)
-    round = next_round(outputs, states, rows)
-    drafter.draft(round)
-    last = [r.tokens[-1] if not r.state.pending else 34 for r in round]
-    drafted = [r.draft.tokens[len(r.state.pending)] for r in round]
-    assert drafted == [token + 1 for token in last]
-    assert drafter.model.batches[num].mode.is_extend()
+def test_catching_up_with_a_token_or_two_is_captured_steps():
+    """Red if a round begins with an eager extend beside graphs, if a step takes
+    a token at another's place, or if a longer gap is stepped through."""
+    requests = [
+        request(0, [1, 2, 3], 2, num_cached=2),
+        request(1, [9, 10], 2, num_cached=0),
+        request(2, [30, 31, 32, 33], 2, num_cached=2),
+    ]
+    expected, table = propose(CountingDraft(), requests)
+    model = CountingDraft()
+    model.runner.decode_cuda_graph_runner = object()
+    proposal, _ = propose(model, requests)
+    assert proposal == expected
+    assert not any(b.mode.is_extend() for b in model.batches)
+    first, second, *_ = model.batches
+    assert first.input_ids.tolist() == [2, 9, 32]
+    assert second.input_ids.tolist() == [3, 10, 33]
+    assert second.positions.tolist() == [2, 1, 3]
+    assert second.out_cache_loc.tolist() == [
+        int(table[row, n]) for row, n in ((0, 2), (1, 1), (2, 3))
+    ]
+    longer = [request(0, [1, 2, 3], 2, num_cached=0)]
+    propose(model, longer)
+    assert any(b.mode.is_extend() for b in model.batches)
 
 
-def test_no_step_runs_ahead_of_what_may_not_come():
-    """Red if a trial, a round without drafts, or a device that is the host pays for
-    it, or if it writes where a request has no slot."""
-    for runs_ahead in (True, False):
-        drafter, state = make_drafter(runs_ahead=runs_ahead), make_state()
-        for asked, seen in ((1, 0), (1, 1), (0, 0), (1, 0), (1, 1)):
-            r = record(state, [4], asked=bool(asked))
-            drafter.draft(Round(BATCH, [r]))
-            decide(drafter, [r], plain(9))
-            assert (drafter._first is not None) == bool(seen and runs_ahead)
-    drafter = make_drafter(runs_ahead=True)
-    for allocated in (95, 95, 5):
-        drafted = drafter._first is not None
-        r = record(state, [4])
-        r.req.kv.kv_allocated_len = allocated
-        drafter.draft(Round(BATCH, [r]))
-        decide(drafter, [r], Decision((5, 9), 1, 0, ()))
-    assert drafted and drafter._first is None
-    # Others wrote behind its draft: it has more to read than a step or two.
-    drafter.draft(Round(BATCH, [r := record(state, [4])]))
-    decide(drafter, [r], Decision((5, 6, 7, 8, 20, 40), 5, 0, ()))
-    assert drafter._first is None
+def test_logits_of_a_first_step_outlive_the_next_replay():
+    """Red if a draft that began ahead of its round is sampled from what a captured
+    graph has written over its logits since."""
+    model, held = CountingDraft(), torch.zeros(1, VOCAB)
+    forward = model._forward
+
+    def replay(batch):
+        held.copy_(forward(batch).next_token_logits)
+        return SimpleNamespace(next_token_logits=held)
+
+    model._forward = replay
+    table = torch.arange(40)[None]
+    first = model.read_tails([0], [[7]], [3], table)
+    model.read_tails([0], [[20, 21]], [5], table)
+    assert first.argmax(-1).tolist() == [8] and held.argmax(-1).tolist() == [22]
 
 
-def test_a_pause_costs_the_same_however_long_it_is():
-    """Red if each round in which the model does not run visits all tokens that it
-    lacks."""
-    drafter, state, output = make_drafter(), make_state(), [4]
-    marked, mark = [], drafter.flags.mark
-
-    def spy(table, spans):
-        marked.extend(end - start for _, start, _, end in spans)
-        mark(table, spans)
-
-    drafter.flags.mark = spy
-    round = Round(BATCH, [record(state, output)])
-    drafter.draft(round)
-    decide(drafter, round, plain(9))
-    marked.clear()
-    for _ in range(50):
-        output.append(9)
-        round = Round(BATCH, [record(state, output, asked=False)])
-        drafter.draft(round)
-        decide(drafter, round, plain(9))
-    assert marked == [1] * 50
-    # Once it runs again, it reads them, and they count.
-    output.append(9)
-    round = Round(BATCH, [record(state, output)])
-    drafter.draft(round)
-    decide(drafter, round, plain(10))
-    assert num_known(drafter, 1) == 3 + len(output)
+def test_draft_with_more_padded_rows_keeps_to_the_target():
+    """Red if a token that the target's embedding lacks is drafted."""
+    proposal, _ = propose(CountingDraft(vocab_size=32), [request(0, [30], 3)])
+    assert proposal.tokens == ((31, 0, 1),)
 
 
-def test_a_drafter_that_failed_for_a_request_is_not_asked_again():
-    """Red if its error comes up in every round."""
-    drafter = make_drafter()
-    failed = make_state(failed_drafters={"model"})
-    assert not drafter.can_draft(record(failed, [4]))
-    assert drafter.can_draft(record(make_state(), [4]))
+def test_tokens_without_a_row_in_the_draft_are_read_as_another():
+    """Red if an id of the target's longer padding, which a request may hold and the
+    target may sample, is looked up where the draft's embedding ends: on a GPU that
+    stops the server."""
+    model = CountingDraft()
+    requests = [request(0, [1, VOCAB, 2], 2), request(1, [3, VOCAB + 9], 1)]
+    propose(model, requests)
+    first, *steps = model.batches
+    assert first.input_ids.tolist() == [1, 0, 2, 3, 0]
+    assert all(int(b.input_ids.max()) < VOCAB for b in steps) and steps
+
+
+def test_lengths_on_the_host_are_those_on_the_device():
+    """Red if a captured step is planned for other lengths than it runs with."""
+    model = CountingDraft()
+    proposal, table = propose(model, [request(0, [1, 2], 7), request(1, [9], 2)])
+    assert proposal.tokens == ((3, 4, 5, 6, 7, 8, 9), (10, 11))
+    steps = model.batches[1:]
+    assert len(steps) == 6
+    for i, batch in enumerate(steps):
+        expected = torch.tensor([2 + i, min(1 + i, 1)])
+        assert batch.positions.tolist() == expected.tolist()
+        assert batch.seq_lens.tolist() == (expected + 1).tolist()
+        assert batch.seq_lens_cpu.tolist() == (expected + 1).tolist()
+        assert batch.out_cache_loc.tolist() == [int(table[0, 2 + i]), int(table[1, 1])]
+
+
+class FakeChain:
+    """Records the tokens a grammar is walked over, and where it masks."""
+
+    def __init__(self, refuses: int | None = None) -> None:
+        self.log: list = []
+        self.refuses = refuses
+
+    def mask_next(self, logits) -> None:
+        assert logits.shape == (1, VOCAB)
+        self.log.append("mask")
+
+    def advance(self, token: int) -> bool:
+        self.log.append(token)
+        return token != self.refuses
+
+
+def test_grammars_walk_over_every_drafted_token_and_no_other():
+    """Red if a grammar misses the last token (its mask is asked for behind it), walks
+    over a stop token or goes on behind its window."""
+    chains = [FakeChain(), FakeChain(), FakeChain()]
+    requests = [
+        request(0, [1], 2, grammar=chains[0]),
+        request(1, [9], 4, grammar=chains[1]),
+        request(2, [20], 4, grammar=chains[2], stop_ids=frozenset({22})),
+    ]
+    propose(CountingDraft(), requests)
+    assert chains[0].log == ["mask", 2, "mask", 3]
+    assert chains[1].log == ["mask", 10, "mask", 11, "mask", 12, "mask", 13]
+    assert chains[2].log == ["mask", 21, "mask"]
+
+
+def test_a_draft_ends_before_what_its_grammar_refuses():
+    """Red if the target is asked behind a token for which there is no mask, or the
+    neighbour's draft ends too."""
+    chains = [FakeChain(refuses=12), FakeChain()]
+    requests = [
+        request(0, [9], 6, grammar=chains[0]),
+        request(1, [1], 4, grammar=chains[1]),
+    ]
+    model = CountingDraft()
+    proposal, _ = propose(model, requests)
+    assert proposal.tokens == ((10, 11), (2, 3, 4, 5))
+    assert proposal.ended == (False, False)
+    assert chains[0].log == ["mask", 10, "mask", 11, "mask", 12]
+    assert len(model.batches) == 4  # nobody waits for the first one's window
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(StepTokens, 2), (LateTokens, 3)])
+def test_loop_ends_where_all_are_known_to_have_stopped(monkeypatch, kind, steps):
+    """Red if a draft that has ended keeps the model busy for the whole window."""
+    monkeypatch.setattr(draft_model, "StepTokens", kind)
+    model = CountingDraft()
+    ends = request(0, [1], 30, stop_ids=frozenset({3}))
+    proposal, _ = propose(model, [ends, request(1, [9], 2)])
+    assert proposal.tokens == ((2,), (10, 11)) and proposal.ended == (True, False)
+    assert len(model.batches) == steps  # the catch-up is the first
+
+
+def test_what_the_tokenizers_do_not_share_is_neither_drafted_nor_read():
+    """Red if a marker of one side alone reaches the other: the token before it wants
+    it most, and a committed one is read as the neutral token."""
+    model = CountingDraft()
+    model.runner = SimpleNamespace(device="cpu")
+    model.set_unshared(TokenizerMatch("one", unshared=frozenset({6, 99}), neutral=9))
+    proposal, _ = propose(model, [request(0, [5], 1), request(1, [2, 6], 2)])
+    assert proposal.tokens == ((0,), (10, 11))
+    assert model.batches[0].input_ids.tolist() == [5, 2, 9]

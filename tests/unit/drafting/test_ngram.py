@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.drafting.base import Outcome
-from sglang_parse.drafting.ngram import NgramDrafter
+from sglang_parse.drafting.ngram import CopyOutcome, NgramDrafter
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.requests.round import RequestRound, Round
 from tests.support.fake_engine import (
@@ -171,10 +170,10 @@ def test_outcomes_are_told_though_nobody_drafts():
     assert drafter.evidence(r) == 3 and drafter.take_outcomes() == []
     r.req.output_ids += [7, 8]
     assert drafter.evidence(r) == 5
-    assert drafter.take_outcomes() == [Outcome(3, 5, False)]
+    assert drafter.take_outcomes() == [CopyOutcome(3, 5, False)]
     r.req.output_ids += [9, 30, 31]
     assert drafter.evidence(r) == 0
-    assert drafter.take_outcomes() == [Outcome(5, 6, True)]
+    assert drafter.take_outcomes() == [CopyOutcome(5, 6, True)]
     r.state.ready = (4, 5, 6)
     assert drafter.evidence(r) == 3
 

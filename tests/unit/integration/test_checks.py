@@ -5,14 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_parse.drafting.vocabularies import TokenizerMatch
 from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
+from sglang_parse.integration import checks
 from sglang_parse.integration.checks import (
     check_draft_kind,
     check_draft_pages,
     check_head,
 )
-from sglang_parse.judging.vocabularies import Agreement
+from sglang_parse.options.checks import DRAFT_KEY_ENV
 from sglang_parse.options.server import ParseConfig
+from tests.support import tokenizer_kinds as kinds
 
 
 def head_args(path, tmp_path, **changes):
@@ -94,7 +97,10 @@ def test_a_draft_is_read_at_its_own_revision(monkeypatch):
 def test_a_draft_in_text_is_refused_beside_pages():
     """Red if such a draft asks for slots one by one where SGLang gives pages: it loses
     them, and its drafts."""
-    ids, text = Agreement(), Agreement("id 5 is 'a' and 'b'", shares_ids=False)
+    ids, text = (
+        TokenizerMatch(),
+        TokenizerMatch("id 5 is 'a' and 'b'", shares_ids=False),
+    )
     for page, agreement in ((None, text), (1, text), (16, ids)):
         check_draft_pages(SimpleNamespace(page_size=page), agreement)
     with pytest.raises(ValueError, match=r"--page-size is 16, .*id 5 .*expected"):
@@ -105,3 +111,16 @@ def test_a_head_that_is_not_there_is_refused(tmp_path):
     """Red if a mistyped path gives a trace instead of a sentence."""
     with pytest.raises(ValueError, match="eagle-model-path is .*holds no model"):
         check_head(*head_args(tmp_path / "nowhere", tmp_path))
+
+
+def test_a_key_that_no_header_holds_ends_the_start(monkeypatch):
+    """Red if such a key of a draft server is found when the first draft is asked for:
+    the thread of the streams dies, and nothing says so."""
+    monkeypatch.setattr(checks, "load_tokenizer", lambda *_, **__: kinds.embedded())
+    args = SimpleNamespace(speculative_draft_model_path=None)
+    config = ParseConfig(draft_url="http://localhost:1/v1")
+    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-\n")
+    with pytest.raises(ValueError, match=f"{DRAFT_KEY_ENV} has a character"):
+        checks.check_pair(args, config)
+    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-1")
+    checks.check_pair(args, config)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.drafting.base import Outcome
+from sglang_parse.drafting.ngram import CopyOutcome
 from sglang_parse.policy.controller import Controller
 from sglang_parse.policy.copying import STARTS, CopyPlanner, CopySurvival
 from sglang_parse.requests.round import RequestRound, Round
@@ -29,8 +29,10 @@ def test_survival_is_learnt_by_the_length_of_the_match():
         end = lasts(3)
         # Told in parts, as rounds go by.
         middle = min(end, 9)
-        survival.observe([Outcome(3, middle, False)] * (middle > 3 and middle < end))
-        survival.observe([Outcome(middle if middle < end else 3, end, True)])
+        survival.observe(
+            [CopyOutcome(3, middle, False)] * (middle > 3 and middle < end)
+        )
+        survival.observe([CopyOutcome(middle if middle < end else 3, end, True)])
     for start in (3, 12, 40):
         real = sum(min(lasts(start) - start, 32) for _ in range(4000)) / 4000
         assert survival.mean(start, 32) == pytest.approx(real, rel=0.3)

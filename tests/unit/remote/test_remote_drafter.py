@@ -10,7 +10,7 @@ import pytest
 from sglang_parse.drafting.base import Prefill, PrefillRequest
 from sglang_parse.drafting.draft_prompt import CHAT_KEY
 from sglang_parse.drafting.extension import ExtensionDrafter
-from sglang_parse.drafting.thinking import Marks
+from sglang_parse.drafting.thinking import ThinkingMarks
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.remote.remote_drafter import (
     FIRST_TOKENS,
@@ -374,6 +374,17 @@ def test_a_prompt_is_sent_ahead_and_a_finished_request_is_let_go():
     assert FIRST_PAUSE_S < 1
 
 
+@pytest.mark.parametrize(("mode", "num"), [("off", 1), ("exact", len(ANSWER) - 1)])
+def test_a_request_that_gets_no_draft_has_no_stream(mode, num):
+    """Red if a server reads the text of a request that is not drafted for, or of one
+    whose answer has just ended."""
+    done = run(good, rounds=0)
+    req = make_request(mode, prompt=PROMPT, output=tuple(ANSWER[:num]))
+    req.input_embeds, req.finished = None, lambda: False
+    done.server.round(req)
+    assert len(req.output_ids) == num + 1 and done.streams.begun == []
+
+
 def test_other_ranks_take_what_the_first_read():
     """Red if a rank without streams drafts otherwise than the first."""
     told = []
@@ -410,7 +421,7 @@ def asking(custom, *, tokens=()):
     """Chats of a request's streams at its prefill, and after an answer of `tokens`."""
     streams = Streams(lambda prompt: (b"", False, False))
     ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
-    marks = Marks("<a>", "</a>", (MARK, MARK + 1))
+    marks = ThinkingMarks("<a>", "</a>", (MARK, MARK + 1))
     drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: 1.0, marks)
     req = make_request("exact", prompt=PROMPT, output=())
     req.input_embeds, req.finished = None, lambda: False

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from sglang_parse.drafting.draft_model import ModelDrafter
+from sglang_parse.drafting.model_drafter import ModelDrafter
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.engine.shown import pending_draft
 from sglang_parse.requests.round import RequestRound

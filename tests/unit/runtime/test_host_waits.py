@@ -12,9 +12,9 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sglang_parse.drafting import draft_loop
+from sglang_parse.drafting import draft_model
 from sglang_parse.drafting.base import DrafterResources
-from sglang_parse.drafting.draft_model import ModelDrafter
+from sglang_parse.drafting.model_drafter import ModelDrafter
 from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting
@@ -190,9 +190,9 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(slots, "assign_req_to_token_pool_func", lambda *_: None)
     monkeypatch.setattr(slots, "get_alloc_reserve_per_decode", lambda: 1)
     monkeypatch.setattr(sampling, "agree_across_ranks", lambda: None)
-    monkeypatch.setattr(draft_loop, "draft_rows", lambda *_: GREEDY)
-    monkeypatch.setattr(draft_loop, "draft_tp_context", lambda _: nullcontext())
-    monkeypatch.setattr(draft_loop, "draft_pp_context", nullcontext)
+    monkeypatch.setattr(draft_model, "draft_rows", lambda *_: GREEDY)
+    monkeypatch.setattr(draft_model, "draft_tp_context", lambda _: nullcontext())
+    monkeypatch.setattr(draft_model, "draft_pp_context", nullcontext)
 
 
 def waits_of(num: int, monkeypatch, *, runs_ahead: bool = False) -> HostWaits:

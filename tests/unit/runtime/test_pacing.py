@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.drafting.draft_loop import DraftRequest
+from sglang_parse.drafting.draft_model import DraftRequest
 from sglang_parse.runtime.pacing import StepPacer
 from sglang_parse.target import passes
 from tests.support.counting import GREEDY, CountingDraft

@@ -1,21 +1,24 @@
-"""How far two tokenizers agree, which says how a draft reaches the target.
+"""How far two tokenizers agree, which decides how a draft reaches the target.
 
 Where every id means the same to both, ids are handed over. Where they differ in added
-tokens alone, ids are handed over and those tokens are kept out of the draft. Else the
-draft is handed over as text.
+tokens alone, ids are handed over and those tokens are kept out of the draft. Otherwise
+the draft is handed over as text.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from sglang_parse.runtime.tokenizers import TokenizerSource
 
 PROBE = "Step 1: 3.14 + 2,718 = 12345\n\n\tIt's naïve – 你好, привет 👍🏽. Yes No"
 
 
 @dataclass(frozen=True)
-class Agreement:
+class TokenizerMatch:
     """What two tokenizers share."""
 
     #: The first difference in words, without a full stop; "" where there is none.
@@ -39,10 +42,10 @@ class Agreement:
 
 
 #: Of a draft that has the target's own tokenizer.
-SAME = Agreement()
+SAME = TokenizerMatch()
 
 
-def compare(target: Any, draft: Any) -> Agreement:
+def compare(target: Any, draft: Any) -> TokenizerMatch:
     """How far two Hugging Face tokenizers agree.
 
     Rows of the models' embeddings beyond the tokenizers' vocabularies may differ.
@@ -50,13 +53,31 @@ def compare(target: Any, draft: Any) -> Agreement:
     ours, theirs = target.get_vocab(), draft.get_vocab()
     difference = _vocabulary_difference(ours, theirs)
     if difference and not _differ_in_added_tokens(target, draft):
-        return Agreement(difference, shares_ids=False)
+        return TokenizerMatch(difference, shares_ids=False)
     if told := _encoding_difference(target, draft):
-        return Agreement(difference or told, shares_ids=False)
+        return TokenizerMatch(difference or told, shares_ids=False)
     if not difference:
-        return Agreement()
+        return TokenizerMatch()
     unshared = frozenset(i for _, i in ours.items() ^ theirs.items())
-    return Agreement(difference, unshared=unshared, neutral=_neutral(draft, unshared))
+    return TokenizerMatch(
+        difference, unshared=unshared, neutral=_neutral(draft, unshared)
+    )
+
+
+def match_of(server_args: Any) -> TokenizerMatch:
+    """How far the tokenizers of target and draft model agree; found once per process.
+
+    Raises ValueError naming the flag of one that cannot be loaded.
+    """
+    target, draft = (
+        TokenizerSource.of(server_args, of_draft=of_draft) for of_draft in (False, True)
+    )
+    return _match_of(target, draft)
+
+
+@functools.lru_cache(1)
+def _match_of(target: TokenizerSource, draft: TokenizerSource) -> TokenizerMatch:
+    return compare(target.load(), draft.load())
 
 
 def _differ_in_added_tokens(target: Any, draft: Any) -> bool:

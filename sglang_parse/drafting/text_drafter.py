@@ -1,47 +1,50 @@
 """A draft model with a tokenizer of its own, as a drafter of text.
 
-It reads each request as text in its own tokens, with KV rows of its own. What it writes
-reaches the target as text too, in the target's tokens.
+It reads each request as text in its own tokens, with KV rows of its own. Its text
+reaches the target in the target's tokens.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from torch import Tensor
-
-from sglang_parse.drafting.base import DrafterContext, DrafterResources, Prefill
-from sglang_parse.drafting.draft_loop import DraftRequest
+from sglang_parse.drafting.base import (
+    Drafter,
+    DrafterContext,
+    Prefill,
+    extend_draft,
+    room_for,
+)
+from sglang_parse.drafting.draft_model import DraftProposal, DraftRequest
 from sglang_parse.drafting.draft_prompt import PROMPT_KEY, carried
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_model import TextModel
-from sglang_parse.drafting.thinking import Thinking, encoders_of, marks_of
+from sglang_parse.drafting.thinking import ThinkingMarks, marks_of, thinking_state
 from sglang_parse.drafting.transcript import LOOKBACK, Transcript
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.own_rows import Row
 from sglang_parse.runtime.protocols import SchedulerRequest
-from sglang_parse.runtime.tokenizers import agreement_of, load_tokenizer
+from sglang_parse.runtime.tokenizers import load_tokenizer
 
-logger = logging.getLogger(__name__)
-
-# Tokens that the estimate of their lengths begins with, on each side.
+# Tokens that the first estimate of a token's length counts for.
 TRUST = 256
+# Most tokens of the draft for one of the target, and the reverse.
 MAX_RATE = 4.0
 
 
 @dataclass
-class Memory:
+class DraftedText:
     """What it knows of one request."""
 
     req: SchedulerRequest
     transcript: Transcript
-    #: Bytes of the prompt, and of all that is decided.
+    #: Bytes of the prompt, and of all decided tokens.
     num_prompt: int
     num_bytes: int
     #: Output tokens that are among these bytes.
@@ -52,75 +55,76 @@ class Memory:
     row: Row | None = None
 
 
-@dataclass
-class Order:
-    """A request that is to be drafted for."""
+class Order(NamedTuple):
+    """A request that may be drafted for."""
 
     r: RequestRound
-    memory: Memory
+    memory: DraftedText
     #: Target tokens that it may write.
     room: int
-    #: Offset into the transcript's text from where on it writes.
+    #: Offset into the transcript's text at which its draft begins.
     start: int
 
 
-class TextDrafter:
+class TokenLength:
+    """Mean length of a token of late."""
+
+    def __init__(self) -> None:
+        self._tokens, self._bytes = TRUST, 4 * TRUST
+
+    @property
+    def mean(self) -> float:
+        """In bytes."""
+        return self._bytes / self._tokens
+
+    def add(self, num_tokens: int, num_bytes: int) -> None:
+        if num_tokens and num_bytes:
+            self._tokens += num_tokens
+            self._bytes += num_bytes
+        if self._tokens > 64 * TRUST:
+            self._tokens, self._bytes = self._tokens // 2, self._bytes // 2
+
+
+class TextDrafter(Drafter):
     """The model of `--speculative-draft-model-path`, where its tokenizer is not the
     target's. Its drafts are judged."""
 
     name = "model"
     token_level = False
-    max_tokens = 0
-    elsewhere = False
-    reads_features = False
 
     def __init__(
         self,
         model: TextModel,
         target: TextEncoder,
         draft: TextEncoder,
-        thinking: Thinking | None = None,
+        marks: tuple[ThinkingMarks | None, ThinkingMarks | None] = (None, None),
     ) -> None:
-        """target, draft: of the two tokenizers."""
+        """target, draft, marks: of the two tokenizers."""
         self.model = model
         self.pieces = target.pieces
         self.writer = DraftWriter(target)
         self.encoder = draft
-        self.thinking = thinking or Thinking(None, None)
-        self.memories: dict[RequestState, Memory] = {}
-        #: (tokens, bytes) that were seen lately, of the draft and of the target.
-        self._lengths = [[TRUST, 4 * TRUST], [TRUST, 4 * TRUST]]
+        self.marks = marks
+        self.memories: dict[RequestState, DraftedText] = {}
+        self._own_length, self._target_length = TokenLength(), TokenLength()
 
     @classmethod
-    def create(cls, context: DrafterContext) -> TextDrafter | None:
-        """None where the server has no draft model, or one with the target's ids."""
-        server_args = context.server_args
-        if not server_args.speculative_draft_model_path:
-            return None
-        agreement = agreement_of(server_args)
-        if agreement.shares_ids:
-            return None
-        logger.info("PARSE: the draft model drafts in text; %s", agreement)
-        tokenizer = load_tokenizer(server_args, of_draft=True)
+    def create(cls, context: DrafterContext) -> TextDrafter:
+        tokenizer = load_tokenizer(context.server_args, of_draft=True)
         model = TextModel(
-            server_args,
+            context.server_args,
             context.gpu_id,
             context.nccl_port,
             context.context_len,
             tokenizer=tokenizer,
         )
-        return cls(
-            model,
-            *encoders_of(context.tokenizer, tokenizer),
-            Thinking(marks_of(context.tokenizer), marks_of(tokenizer)),
-        )
+        target = context.tokenizer
+        marks = (marks_of(target), marks_of(tokenizer))
+        return cls(model, TextEncoder(target), TextEncoder(tokenizer), marks)
 
     @property
     def runners(self) -> Sequence[DraftRunner]:
         return (self.model,)
-
-    def open(self, resources: DrafterResources) -> None:
-        return None
 
     def can_draft(self, r: RequestRound) -> bool:
         return self.name not in r.state.failed_drafters and r.req.input_embeds is None
@@ -130,14 +134,6 @@ class TextDrafter:
         fresh = {id(one.req) for one in prefill.requests}
         self._close(m for m in self.memories.values() if id(m.req) in fresh)
         self._sweep()
-
-    def after_prefill(
-        self, prefill: Prefill, features: Tensor | None, next_tokens: Tensor
-    ) -> None:
-        return None
-
-    def after_pass(self, round: Round) -> None:
-        return None
 
     # -- A round -----------------------------------------------------------------
 
@@ -165,28 +161,20 @@ class TextDrafter:
         )
         round.num_read += proposal.num_read
         for k, order in enumerate(orders):
-            self._take(
-                order.memory,
-                proposal.tokens[k],
-                ended=proposal.ended[k],
-                num_forwarded=proposal.num_forwarded[k],
-            )
+            self._take(order.memory, proposal, k)
             self._hand_over(order)
 
     def _order(self, r: RequestRound) -> Order | None:
         """What may be written for a request, its transcript brought up to date."""
-        # Where a grammar cut what was pending, nothing is drafted in its place.
-        held = min(len(r.state.pending), r.window)
-        room = r.window - max(held, len(r.draft.tokens))
-        if not r.budgets.get(self.name) or room <= 0 or r.draft.ended:
-            return None
-        if r.grammar is not None and r.grammar.is_dead:
+        room = room_for(r, self.name)
+        if not room:
             return None
         memory = self.memories.get(r.state) or self._remember(r)
         output, ready = r.req.output_ids, r.state.ready
-        new = [*output[memory.num_output :], *ready]
-        if memory.num_output > len(output):
-            new = [*ready[memory.num_output - len(output) :]]
+        new = [
+            *output[memory.num_output :],
+            *ready[max(0, memory.num_output - len(output)) :],
+        ]
         decided, pending = self.pieces.join(new), self.pieces.join(r.draft.tokens)
         if not memory.transcript.follow(memory.num_bytes, decided + pending):
             memory.ended = False
@@ -194,31 +182,32 @@ class TextDrafter:
         memory.num_bytes += len(decided)
         return Order(r, memory, room, memory.num_bytes + len(pending))
 
-    def _remember(self, r: RequestRound) -> Memory:
+    def _remember(self, r: RequestRound) -> DraftedText:
         ids = r.req.origin_input_ids
         prompt = self.pieces.join(ids)
         if own := carried(r.req, PROMPT_KEY):
-            state = self.thinking.state(self.pieces, ids)
-            prompt = self.thinking.fit(own, state).encode(errors="replace")
+            ours, theirs = self.marks
+            if theirs is not None:
+                own = theirs.fit(own, thinking_state(ours, self.pieces, ids))
+            prompt = own.encode(errors="replace")
         transcript = Transcript(self.encoder)
         transcript.follow(0, prompt)
-        memory = Memory(r.req, transcript, len(prompt), len(prompt))
+        memory = DraftedText(r.req, transcript, len(prompt), len(prompt))
         self.memories[r.state] = memory
         return memory
 
     def _num_new(self, order: Order) -> int:
         """Tokens of its own that the model is to write, 0 where enough is written."""
-        if order.memory.ended:
+        ids = order.memory.transcript.ids
+        if order.memory.ended or not ids:
             return 0
         left = order.room - len(self._written(order))
         if left <= 0:
             return 0
-        ids = order.memory.transcript.ids
-        (own, own_bytes), (target, target_bytes) = self._lengths
-        rate = min(MAX_RATE, max(1 / MAX_RATE, own / own_bytes * target_bytes / target))
+        rate = self._target_length.mean / self._own_length.mean
         # The last word is held back, so there is one more than is handed over.
-        num_new = math.ceil(left * rate) + 1
-        return max(0, min(num_new, self.model.rows.width - len(ids))) if ids else 0
+        num_new = math.ceil(left * min(MAX_RATE, max(1 / MAX_RATE, rate))) + 1
+        return max(0, min(num_new, self.model.rows.width - len(ids)))
 
     def _request(
         self, index: int, order: Order, num_new: int, busy: set[Row]
@@ -237,7 +226,7 @@ class TextDrafter:
         memory.transcript.num_kept = len(ids)
         wanted = len(ids) + num_new
         if not rows.fit(row, wanted=wanted, busy=busy):
-            # What those have that take no part in this round can be had.
+            # Take what requests hold that have no part in this round.
             self._close(m for m in self.memories.values() if m.row not in busy)
             if not rows.fit(row, wanted=wanted, busy=busy):
                 return None
@@ -250,55 +239,35 @@ class TextDrafter:
             batch_index=index,
         )
 
-    def _take(
-        self, memory: Memory, tokens: Sequence[int], *, ended: bool, num_forwarded: int
-    ) -> None:
-        """The model has written these tokens behind the transcript."""
-        transcript, row = memory.transcript, memory.row
+    def _take(self, memory: DraftedText, proposal: DraftProposal, k: int) -> None:
+        """The model has written the proposal's k-th tokens after the transcript."""
+        transcript, row, tokens = memory.transcript, memory.row, proposal.tokens[k]
         assert row is not None
         before = len(transcript.text)
         num = transcript.append(tokens)
-        memory.ended = ended and num == len(tokens)
-        row.num_cached = min(num_forwarded, len(transcript.ids))
+        memory.ended = proposal.ended[k] and num == len(tokens)
+        row.num_cached = min(proposal.num_forwarded[k], len(transcript.ids))
         transcript.num_kept = len(transcript.ids)
-        self._count(0, num, len(transcript.text) - before)
+        self._own_length.add(num, len(transcript.text) - before)
         if not row.num_shared:
             settled = bisect_right(transcript.ends, memory.num_prompt) - LOOKBACK
             if 0 < settled <= row.num_cached:
                 self.model.rows.share(row, transcript.ids[:settled])
 
     def _written(self, order: Order) -> list[int]:
+        """The target's tokens of what the transcript holds after the draft."""
         text = bytes(order.memory.transcript.text[order.start :])
         return self.writer.write(text, most=order.room, whole=order.memory.ended)
 
     def _hand_over(self, order: Order) -> None:
-        """Extend the draft by what stands in the transcript."""
+        """Extend the draft by what the transcript holds."""
         r, memory = order.r, order.memory
         tokens = self._written(order)
-        written = self.pieces.join(tokens)
-        self._count(1, len(tokens), len(written))
-        is_all = len(written) == len(memory.transcript.text) - order.start
-        stop_ids = r.state.stop_ids
-        ended = memory.ended and is_all and bool(stop_ids)
-        stop = next((k for k, t in enumerate(tokens) if t in stop_ids), None)
-        if stop is not None:
-            tokens, ended = tokens[:stop], True
-        if r.grammar is not None:
-            allowed = r.grammar.walk(tokens)
-            tokens, ended = tokens[:allowed], ended and allowed == len(tokens)
-        if tokens or ended:
-            r.draft = r.draft.extended(
-                self.name, tokens, ended=ended, token_level=False
-            )
-
-    def _count(self, side: int, num_tokens: int, num_bytes: int) -> None:
-        """Learn how many bytes a token has. side: 0 the draft, 1 the target."""
-        seen = self._lengths[side]
-        if num_tokens and num_bytes:
-            seen[0] += num_tokens
-            seen[1] += num_bytes
-        if seen[0] > 64 * TRUST:
-            seen[0], seen[1] = seen[0] // 2, seen[1] // 2
+        num_bytes = len(self.pieces.join(tokens))
+        self._target_length.add(len(tokens), num_bytes)
+        is_all = num_bytes == len(memory.transcript.text) - order.start
+        ended = memory.ended and is_all and bool(r.state.stop_ids)
+        extend_draft(r, self, tokens, ended=ended)
 
     # -- Requests that are gone ---------------------------------------------------
 
@@ -306,7 +275,7 @@ class TextDrafter:
         """Ranks do it at the same calls, so that they have the same rows free."""
         self._close(m for m in self.memories.values() if m.req.finished())
 
-    def _close(self, memories: Iterable[Memory]) -> None:
+    def _close(self, memories: Iterable[DraftedText]) -> None:
         closed = {id(memory) for memory in memories}
         for state, memory in list(self.memories.items()):
             if id(memory) in closed:

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import AddedToken, pre_tokenizers
 
-from sglang_parse.judging.vocabularies import compare
+from sglang_parse.drafting.vocabularies import compare
 from tests.unit.judging.test_prompt import CHATML, build_tokenizer
 
 
