@@ -25,7 +25,7 @@ from benchmarks.train_pair.tokenizer import (
 from benchmarks.train_pair.train import sample
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import Problem
-from sglang_parse.judging.probe import usual_layers
+from sglang_parse.probe.linear_probe import usual_layers
 
 QUESTION = SHORT_QUESTION
 AT_ONCE, ANSWERS_AT_ONCE = 100, 25

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.train_probe.embedded import PROBE_PATH
 from sglang_parse.cli.demo_run import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED
 from sglang_parse.demo.load import Prompt, encode_prompts, load_tokenizer, measure
 from sglang_parse.demo.provenance import provenance
@@ -30,7 +31,6 @@ from sglang_parse.embedded import (
     CONFIG_PATH,
     DRAFT_PATH,
     HEAD_PATH,
-    PROBE_PATH,
     TARGET_PATH,
 )
 from sglang_parse.embedded.task import make_problems

@@ -1,6 +1,6 @@
 """Could a draft stop where it is about to be rejected, from its own hidden state?
 
-    python -m benchmarks.train_probe --save answers.pt --out /tmp/probe.safetensors
+    python -m benchmarks.train_probe.embedded --save answers.pt --out /tmp/x
     python -m benchmarks.stop_early answers.pt --out benchmarks/results/stop_early.json
 
 A linear probe reads the draft's hidden state at each drafted token, and learns whether
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.judged_samples import Answer
+from benchmarks.train_probe.fit import Fit, Pairs, learn, split_requests
 from sglang_parse.demo.provenance import provenance
-from sglang_parse.judging.probe_fit import Fit, Pairs, learn, split_requests
 
 THRESHOLD = 0.5
 WINDOWS = (32, 64, 320)
@@ -114,7 +114,7 @@ def run(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("answers", type=Path, help="of train_probe --save")
+    parser.add_argument("answers", type=Path, help="of train_probe.embedded --save")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)

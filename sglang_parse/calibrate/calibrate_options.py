@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sglang_parse.calibrate.problems import PROBLEM_SETS
 from sglang_parse.calibrate.trials import Setting
-from sglang_parse.options.checks import LEARNT, check_choice, check_count
+from sglang_parse.options.checks import check_choice, check_count
 from sglang_parse.options.server import ParseConfig
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
-PROBE_CUTOFFS: tuple[float | str, ...] = (LEARNT, 0.9)
-PROBE_BANDS: tuple[float | str, ...] = (LEARNT, 0.5, 0.9)
 SEGMENTERS = ("step", "paragraph", "fixed:32")
 
 
@@ -45,11 +43,7 @@ class CalibrateOptions:
     segmenters: tuple[str, ...] = SEGMENTERS
     keep_rules: tuple[str | None, ...] = (None,)
     judge_suffixes: tuple[str | None, ...] = (None,)
-    probe_cutoffs: tuple[float | str, ...] = PROBE_CUTOFFS
-    probe_bands: tuple[float | str, ...] = PROBE_BANDS
     chat_template: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the server has a probe, so that judges are tried too.
-    has_probe: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.budget < 100 or not 0.5 <= self.confidence < 1:
@@ -75,11 +69,4 @@ class CalibrateOptions:
         found = [Setting(*values) for values in itertools.product(*axes)]
         for setting in found:
             ParseConfig(**setting.fields())
-        if not self.has_probe:
-            return found
-        # A probe is bound to the threshold, segmenter and question of its server.
-        return [
-            *(replace(setting, judge="suffix") for setting in found),
-            *(Setting(judge="auto", probe_band=band) for band in self.probe_bands),
-            *(Setting(judge="probe", probe_cutoff=c) for c in self.probe_cutoffs),
-        ]
+        return found

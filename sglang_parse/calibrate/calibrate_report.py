@@ -19,7 +19,9 @@ def write_files(
     served: the server's own settings, see `served_settings`.
     """
     chosen = found.chosen.setting
-    config = {**chosen.with_judge(served), **chosen.fields()}
+    # A probe is bound to the settings that it was trained for.
+    kept = {k: v for k, v in served.items() if not k.startswith("probe")}
+    config = {**kept, **chosen.fields()}
     options.out.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     report = {
         "chosen": _trial_row(found.chosen),
@@ -41,10 +43,7 @@ def write_files(
 
 
 def _trial_row(trial: Trial) -> Mapping[str, Any]:
-    setting = trial.setting.fields()
-    if trial.setting.judge:
-        setting["judge_kind"] = trial.setting.judge
-    return {**vars(trial), "setting": setting}
+    return {**vars(trial), "setting": trial.setting.fields()}
 
 
 def report_text(options: CalibrateOptions, found: Calibration) -> str:

@@ -10,7 +10,6 @@ mode, which writes what the target writes, or `off` if that is faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -130,7 +129,6 @@ def run_calibration(options: CalibrateOptions) -> str:
     info = server_info(options.url)
     served = served_settings(info, options.url)
     check_questions(options, served)
-    options = replace(options, has_probe=bool(served.get("probe")))
     tokenizer = load_tokenizer(info["tokenizer_path"])
     screenings = 2 * (len(options.settings()) + 1) * options.screen
     with tqdm(total=2 * len(items) + screenings, unit="req") as bar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,36 +25,19 @@ class Setting:
     keep_rule: str | None = None
     judge_suffix: str | None = None
     mode: str = "semantic"
-    #: `suffix`, `probe` or `auto`, on a server with a probe.
-    judge: str | None = None
-    probe_cutoff: float | str | None = None
-    probe_band: float | str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The set fields, as keys of the file for --speculative-parse-config.
-
-        The probe itself is a setting of the server (`with_judge`).
-        """
-        found = {k: v for k, v in vars(self).items() if k != "judge"}
-        return {k: v for k, v in found.items() if v is not None}
-
-    def with_judge(self, served: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's settings with the probe that this one uses, or without one."""
-        found = dict(served)
-        if self.judge == "suffix":
-            found = {k: v for k, v in found.items() if not k.startswith("probe")}
-        elif self.judge == "probe":
-            found["probe_band"] = 0.0
-        return found
+        """The set fields, as keys of the file for --speculative-parse-config."""
+        return {k: v for k, v in vars(self).items() if v is not None}
 
     def custom_params(self) -> dict[str, Any]:
-        """The set fields, as custom_params of a request."""
+        """The set fields, as custom_params of a request, judged after a suffix."""
         found = {f"parse_{k}": v for k, v in self.fields().items()}
-        return found | ({"parse_judge": self.judge} if self.judge else {})
+        return {**found, "parse_judge": "suffix"}
 
     @property
     def label(self) -> str:
-        found = self.fields() | ({"judge": self.judge} if self.judge else {})
+        found = self.fields()
         if self.mode == "semantic" and len(found) > 1:
             del found["mode"]
         return ", ".join(f"{k}={v}" for k, v in found.items())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_parse.cli.common import check_writable
-from sglang_parse.options.kinds import LEARNT_SHARE
 
 SERVERS = "default: the server's own"
 SWEPT = (
@@ -16,8 +15,6 @@ SWEPT = (
     "segmenters",
     "keep_rules",
     "judge_suffixes",
-    "probe_cutoffs",
-    "probe_bands",
 )
 
 
@@ -71,14 +68,6 @@ def add_calibrate(commands: Any) -> None:
     )
     tune.add_argument("--keep-rules", nargs="+", metavar="RULE", help=SERVERS)
     tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT", help=SERVERS)
-    for name, values in (("cutoffs", "learnt 0.9"), ("bands", "learnt 0.5 0.9")):
-        tune.add_argument(
-            f"--probe-{name}",
-            nargs="+",
-            type=LEARNT_SHARE.read,
-            metavar="X",
-            help=f"of a server that has a probe; default: {values}",
-        )
     tune.add_argument(
         "--chat-template-json",
         dest="chat_template",

@@ -11,7 +11,6 @@ from sglang_parse import __version__
 from sglang_parse.cli.calibrate_command import add_calibrate
 from sglang_parse.cli.common import check_writable, leave_by_exception
 from sglang_parse.cli.estimate import add_estimate
-from sglang_parse.cli.probe import add_probe
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
@@ -110,7 +109,6 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=doctor_command)
     add_estimate(commands)
     add_calibrate(commands)
-    add_probe(commands)
     return parser
 
 

@@ -34,7 +34,7 @@ class Span:
 
     kind: a key of KINDS. score: the verdict on the prefix that ends here. num_later:
     rejected segments that followed and went with this one. judge: what gave the score,
-    `suffix` or `probe`.
+    `suffix` for a judge suffix.
     """
 
     kind: str
@@ -119,7 +119,7 @@ def draw_answer(spans: Sequence[Span], *, marks: bool = False) -> Text:
 
 def _tag(span: Span) -> str:
     later = f", {span.num_later} later dropped" if span.num_later else ""
-    by = " by the probe" if span.judge == "probe" else ""
+    by = f" by the {span.judge}" if span.judge not in ("", "suffix") else ""
     return "" if span.score is None else f" [{span.score:.2f}{by}{later}]"
 
 

@@ -33,8 +33,8 @@ def _has_accelerator() -> bool:
     from sglang.srt import platforms
 
     return any(
-        probe()
-        for probe in (
+        is_available()
+        for is_available in (
             platforms._is_cuda_available,
             platforms._is_rocm_available,
             platforms._is_npu_available,

@@ -13,7 +13,7 @@ from sglang_parse.drafting.thinking import MARKS
 from sglang_parse.drafting.token_names import TextError, reader_of
 
 # What a tokenizer in Python has to write again at start-up.
-PROBE = "Step 1: 3.14 + 2,718 = 12345\n\tIt's naïve – 你好, привет 👍🏽. Yes"
+SAMPLE = "Step 1: 3.14 + 2,718 = 12345\n\tIt's naïve – 你好, привет 👍🏽. Yes"
 # Put before a text whose tokenizer puts a space before the first word.
 ANCHOR = "\n"
 
@@ -66,11 +66,11 @@ class TextEncoder:
         is_fast = getattr(tokenizer, "is_fast", False)
         self._backend = tokenizer.backend_tokenizer if is_fast else None
         self._tokenizer = tokenizer
-        first, _ = self._read(PROBE)
+        first, _ = self._read(SAMPLE)
         self._anchor: list[int] = []
         if first and self.pieces[first[0]].startswith(b" "):
             self._anchor = self._read(ANCHOR)[0]
-        if not is_fast and self.pieces.join(first).strip() != PROBE.encode():
+        if not is_fast and self.pieces.join(first).strip() != SAMPLE.encode():
             raise TextError("it is in Python, and its tokens do not write their text")
 
     def encode(self, text: str) -> tuple[list[int], list[int | None]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_parse.runtime.tokenizers import TokenizerSource
 
-PROBE = "Step 1: 3.14 + 2,718 = 12345\n\n\tIt's naïve – 你好, привет 👍🏽. Yes No"
+SAMPLE = "Step 1: 3.14 + 2,718 = 12345\n\n\tIt's naïve – 你好, привет 👍🏽. Yes No"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _differ_in_added_tokens(target: Any, draft: Any) -> bool:
 
 
 def _encoding_difference(target: Any, draft: Any) -> str:
-    for word in (PROBE, *PROBE.split()):
+    for word in (SAMPLE, *SAMPLE.split()):
         a, b = (t.encode(word, add_special_tokens=False) for t in (target, draft))
         if list(a) != list(b):
             return (

@@ -7,8 +7,5 @@ DRAFT_PATH = Path(__file__).parent / "draft"
 # As skilled as the draft, with words, merges and ids of its own.
 OTHER_DRAFT_PATH = Path(__file__).parent / "other_draft"
 HEAD_PATH = Path(__file__).parent / "head"
-# For --speculative-parse-probe: learnt from the target's own verdicts by
-# benchmarks/train_probe.py.
-PROBE_PATH = Path(__file__).parent / "probe.safetensors"
 # For --speculative-parse-config: the shorter of the two questions it was trained on.
 CONFIG_PATH = Path(__file__).parent / "parse.json"

@@ -28,7 +28,7 @@ def guard(r: RequestRound, step: Callable[[RequestRound], None]) -> None:
     except Exception as error:
         logger.exception("PARSE: request %.64r failed", getattr(r.req, "rid", "?"))
         r.error, r.draft, r.boundaries, r.decision = error, Draft(), (), NOTHING
-        r.scores = r.probe_scores = ()
+        r.scores = ()
 
 
 class ExtensionErrors:

@@ -52,12 +52,11 @@ def score(
 ) -> None:
     """Fill `scores` of each request from the verdict rows of the pass.
 
-    logits: [number of asked boundaries, vocab] at least, request by request; a probe's
-    scores come between these later (`engine/verdicts.py`). They are read
-    back once for the whole batch. Where the judge fails, each score is NaN (see
+    logits: [number of suffixes, vocab] at least, request by request. They are read back
+    once for the whole batch. Where the judge fails, each score is NaN (see
     `drop_failed_verdicts`), and on_error is told.
     """
-    asked = [r.state.judge for r in round for _ in r.asked]
+    asked = [r.state.judge for r in round for _ in r.suffix_boundaries]
     values: Iterator[float]
     try:
         values = iter(judge(logits[: len(asked)], asked) if asked else ())
@@ -65,7 +64,7 @@ def score(
         on_error(error)
         values = iter([math.nan] * len(asked))
     for r in round:
-        r.scores = tuple(islice(values, len(r.asked)))
+        r.scores = tuple(islice(values, len(r.suffix_boundaries)))
 
 
 def drop_failed_verdicts(r: RequestRound) -> None:
@@ -81,7 +80,7 @@ def drop_failed_verdicts(r: RequestRound) -> None:
             ended=r.draft.ended and len(tokens) == len(r.draft.tokens),
             num_client=min(r.draft.num_client, len(tokens)),
         )
-        r.boundaries = r.scores = r.probe_scores = r.thresholds = ()
+        r.boundaries = r.scores = r.thresholds = ()
         r.num_segments = r.num_segment_tokens = 0
         r.exact_end = len(tokens)
 
@@ -217,6 +216,6 @@ def record_of(r: RequestRound, reason: str = "") -> RoundRecord:
         num_judged=r.decision.num_judged,
         num_matched=r.decision.num_matched,
         judged_by=r.judged_by,
-        num_passes=1 + bool(r.doubted),
+        num_passes=r.num_passes,
         not_judged=reason if reason and r.state.options.mode == "semantic" else "",
     )

@@ -24,9 +24,9 @@ from sglang_parse.engine.outcome import (
     score,
 )
 from sglang_parse.engine.ports import Ranks, Slots, Target
-from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.shown import lay_out, pending_draft
+from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
 from sglang_parse.judging.judges import question_scores
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.in_a_row import has_time
@@ -50,11 +50,11 @@ class RoundEngine:
         ranks: Ranks,
         judge: ScoreRows = question_scores,
         on_error: Callable[[ExtensionError], None] = lambda error: None,
-        probing: Probing | None = None,
+        verdicts: VerdictSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """judge: scores verdict rows. on_error: told what it raises. probing: None
-        where every verdict has rows of its own. clock: seconds."""
+        """judge: scores verdict rows. on_error: told what it raises. verdicts: by
+        default each has a judge suffix. clock: seconds."""
         self.target = target
         self.slots = slots
         self.drafters = drafters
@@ -63,7 +63,7 @@ class RoundEngine:
         self.ranks = ranks
         self.judge = judge
         self.on_error = on_error
-        self.probing = probing
+        self.verdicts = verdicts or SuffixVerdicts()
         self.clock = clock
         #: When the last round ended, None where other work followed it.
         self._ended: float | None = None
@@ -106,8 +106,7 @@ class RoundEngine:
         started = self.clock()
         if self._ended is not None:
             round.between = started - self._ended
-        if self.probing is not None:
-            self.probing.open(round)
+        self.verdicts.open(round)
         self.planner.plan(round)
         if not any(r.window for r in round):
             self.target.look_ahead(round)
@@ -178,23 +177,21 @@ class RoundEngine:
         rows_left = max(0, self.slots.max_rows - num_rows)
         room = min(self.slots.num_free(round.batch.tree_cache), rows_left)
         self.segmenting.segment(round, room=room)
-        if self.probing is not None:
-            self.probing.choose(round, room=room)
+        self.verdicts.choose(round, room=room)
 
     def verify(self, round: Round, plan: VerifyPlan) -> None:
         """One pass of the target, and the scores of its verdicts."""
         round.output = self.target.verify(round, plan)
         round.num_rows = plan.num_verify_tokens
         score(round, round.output.logits, self.judge, self.on_error)
-        if self.probing is not None:
-            self.probing.read(round)
-        agreed = self.ranks.agree_all([(*r.scores, *r.probe_scores) for r in round])
-        for r, scores in zip(round, agreed, strict=True):
+        read = self.verdicts.read(round)
+        pairs = zip(round, read, strict=True)
+        agreed = self.ranks.agree_all([(*r.scores, *own) for r, own in pairs])
+        for k, (r, scores) in enumerate(zip(round, agreed, strict=True)):
             num = len(r.scores)
-            r.scores, r.probe_scores = scores[:num], scores[num:]
+            r.scores, read[k] = scores[:num], scores[num:]
             drop_failed_verdicts(r)
-        if self.probing is not None:
-            self.probing.settle(round)
+        self.verdicts.settle(round, read)
 
     def commit(self, round: Round) -> None:
         """Remember what is pending and what the target has to rewrite, and tell the

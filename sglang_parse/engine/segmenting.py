@@ -67,8 +67,7 @@ class Segmenting:
                 r.exact_end = len(r.draft.tokens)
             return
         for num_left, r in zip(range(len(semantic), 0, -1), semantic, strict=True):
-            # A probe takes no rows.
-            suffix_len = len(r.state.suffix) if r.judge_kind == "suffix" else 0
+            suffix_len = len(r.state.suffix) if r.rows_per_verdict is None else 0
             most = self.max_segments
             if suffix_len:
                 most = min(most, room // num_left // suffix_len)

@@ -28,7 +28,7 @@ from sglang_parse.runtime.protocols import SchedulerRequest
 # Seconds that the passes over one text may take in all.
 MAX_VERIFY_SECONDS = 120.0
 # Seconds that a pass over texts that are judged alone is to take: others wait for it,
-# and probes of /health give up after 20 s. One verdict is always judged.
+# and checks of /health give up after 20 s. One verdict is always judged.
 STEP_SECONDS = 4.0
 # Rows of such a pass before any was timed.
 FIRST_ROWS = 512

@@ -41,16 +41,14 @@ def parse_gen(
     recover_segments: int | str | None = None,
     compose: bool | None = None,
     judge: str | None = None,
-    probe_cutoff: float | str | None = None,
-    probe_band: float | str | None = None,
     report: bool = True,
     **gen_kwargs: Any,
 ) -> SglGen | SglSelect:
     """`sgl.gen` on a PARSE server; takes all its arguments, and these:
 
     threshold, segment, mode, keep_rule, judge_every, window, judge_suffix,
-        exact_tail, recover_segments, compose, judge, probe_cutoff, probe_band: this
-        call's own `parse_*` settings (segment: the segmenter); None for the server's.
+        exact_tail, recover_segments, compose, judge: this call's own
+        `parse_*` settings (segment: the segmenter); None for the server's.
     draft: text taken as the draft of the answer from its first token. Its prefixes are
         judged in one pass, the valid one is kept, and generation goes on from there.
     report: list the segments in `state.get_meta_info(name)["parse"][0]`.

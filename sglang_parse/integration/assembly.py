@@ -26,7 +26,6 @@ from sglang_parse.engine.client_pass import ClientPass
 from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
 from sglang_parse.engine.outcome import largest_wave
 from sglang_parse.engine.prefill import PrefillEngine
-from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting, padded_texts
 from sglang_parse.integration.batches import Batches
@@ -34,15 +33,12 @@ from sglang_parse.integration.checks import penalty_sentence
 from sglang_parse.integration.ending import refuse
 from sglang_parse.integration.extensions import warn_of_broken
 from sglang_parse.integration.flags import config_from_server_args
-from sglang_parse.integration.probe_pairs import open_collector
-from sglang_parse.integration.probes import layers_to_show, read_probe
 from sglang_parse.judging.judges import ServerJudge, open_judge
-from sglang_parse.judging.probe import Probe
-from sglang_parse.judging.probe_guard import ProbeGuard
 from sglang_parse.judging.segmenter import build_token_texts
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.table import flag_name
 from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.probe.open_probe import OpenedProbe, open_probe
+from sglang_parse.probe.probe_verdicts import RoundParts
 from sglang_parse.reporting import telemetry
 from sglang_parse.requests.registry import RequestStates
 from sglang_parse.runtime.architecture import check_architecture, has_recurrent_state
@@ -77,9 +73,7 @@ class Parts:
     segmenting: Segmenting
     judge: ServerJudge
     requests: RequestStates
-    #: Verdicts from hidden states; both None where the server reads none.
-    probe: Probe | None = None
-    collector: Any = None
+    probe: OpenedProbe
 
     @property
     def context_len(self) -> int:
@@ -128,7 +122,6 @@ def open_parts(
         # What SGLang has chosen itself is not in the record that it was given.
         backends=attention_backends_of(resolved_view(server_args)),
         head=config.compose if config.composes else "",
-        has_probe=bool(config.probe or config.probe_collect),
         route=config.verify_route,
         brings_back=get_memory().enable_hierarchical_cache,
     )
@@ -161,11 +154,8 @@ def open_parts(
     verifier.shows_features = any(d.reads_features for d in drafters)
     texts = padded_texts(build_token_texts(tokenizer), model_config.vocab_size)
     judge = open_judge(config.judge, tokenizer, config.verdict_pairs)
-    probe = read_probe(server_args, config)
-    if probe is not None or config.probe_collect:
-        layers = layers_to_show(probe, model_config.num_hidden_layers)
-        flag = "probe" if probe is not None else "probe_collect"
-        verifier.show_layers(layers, flag_name(flag))
+    probe = open_probe(server_args, config, judge, verifier)
+    counters.guard = probe.guard
     requests = RequestStates(
         config,
         tokenizer,
@@ -174,7 +164,7 @@ def open_parts(
         has_draft_model=any(not d.token_level for d in drafters),
         has_token_level=any(d.token_level for d in drafters),
         refuse=refuse,
-        probe=probe,
+        judge_kind=probe.judge_kind,
         has_recurrent_state=has_recurrent_state(runner),
     )
     counters.held = requests.count
@@ -192,7 +182,6 @@ def open_parts(
         judge=judge,
         requests=requests,
         probe=probe,
-        collector=open_collector(server_args, config, probe, judge, model_config),
     )
 
 
@@ -219,7 +208,16 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
         ranks=parts.ranks,
         judge=parts.judge.scores,
         on_error=parts.errors.note,
-        probing=_open_probing(parts, target, slots),
+        verdicts=parts.probe.verdicts(
+            RoundParts(
+                target,
+                slots,
+                parts.ranks,
+                batch_view,
+                parts.judge.scores,
+                parts.errors.note,
+            )
+        ),
     )
     client_pass = ClientPass(
         engine,
@@ -273,30 +271,6 @@ def _open_drafters(parts: Parts, slots: RoundSlots, *, num_requests: int) -> Non
     )
     for drafter in parts.drafters:
         drafter.open(resources)
-
-
-def _open_probing(
-    parts: Parts, target: TargetModel, slots: RoundSlots
-) -> Probing | None:
-    """Verdicts from hidden states, None where the server reads none."""
-    if parts.probe is None and parts.collector is None:
-        return None
-    config, guard = parts.config, None
-    if parts.probe is not None and config.probe_check:
-        guard = ProbeGuard(share=config.probe_check, least=config.probe_agreement)
-        parts.telemetry.guard = guard
-    return Probing(
-        parts.probe,
-        target=target,
-        slots=slots,
-        ranks=parts.ranks,
-        view=batch_view,
-        judge=parts.judge.scores,
-        guard=guard,
-        collector=parts.collector,
-        question=config.judge_suffix,
-        on_error=parts.errors.note,
-    )
 
 
 def _log_pools(parts: Parts, *, num_requests: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_parse.integration.active import serves_parse
-from sglang_parse.integration.probe_pairs import PAIRS_KEY, asked_pairs
+from sglang_parse.probe.pairs_route import add_pairs
 from sglang_parse.reporting.telemetry import TELEMETRY
 from sglang_parse.runtime.compat.requests import count_drafts
 
@@ -17,9 +17,7 @@ def add_internal_state(
     endpoint of pairs gets those that it asks for."""
     if serves_parse():
         result.internal_state["parse"] = TELEMETRY.as_dict()
-        pairs = asked_pairs(getattr(recv_req, "rid", None))
-        if pairs is not None:
-            result.internal_state[PAIRS_KEY] = pairs
+        add_pairs(result, recv_req)
     return result
 
 

@@ -20,7 +20,7 @@ import orjson
 from sglang_parse.integration.answers import Message, Receive, Scope, Send, refuse
 from sglang_parse.integration.carried import CHAT, GENERATE, may_carry, take_carried
 from sglang_parse.integration.draft_prompts import DraftPrompts, set_entries
-from sglang_parse.integration.probe_pairs import add_pairs_route
+from sglang_parse.integration.flags import config_from_server_args
 from sglang_parse.integration.shield_hooks import add_shield, guard_outputs
 from sglang_parse.options.checks import (
     MAX_CLIENT_CHARS,
@@ -29,6 +29,7 @@ from sglang_parse.options.checks import (
     shown,
 )
 from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS
+from sglang_parse.probe.pairs_route import add_pairs_route
 from sglang_parse.runtime.names import is_parse
 
 # SageMaker's name for it.
@@ -360,7 +361,7 @@ def add_endpoints(server_args: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware
 
-    add_pairs_route(app, server_args)
+    add_pairs_route(app, config_from_server_args(server_args))
     add_shield(server_args)
     # The innermost: behind the API key, CORS, the metrics, and decompression.
     app.user_middleware.append(

@@ -13,12 +13,11 @@ from types import TracebackType
 from typing import Any
 
 from sglang_parse.integration.flags import attach_options, config_from_server_args
-from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
+from sglang_parse.probe.open_probe import check_probe_flags
 from sglang_parse.runtime.model_folder import context_length, problem_of
 from sglang_parse.runtime.names import is_parse
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Values of an environment variable that leave a switch off.
 OFF = ("", "0", "false", "False")
 
@@ -73,23 +72,6 @@ def check_start(server_args: Any, head_path: str) -> None:
     check_folders(server_args, head_path)
     check_context(server_args, head_path)
     check_device(server_args)
-
-
-def check_probe_flags(server_args: Any, config: ParseConfig) -> None:
-    """The probe is for this server; pairs do not leave it unasked. Raises ValueError
-    naming the flag."""
-    if config.probe:
-        from sglang_parse.integration.probes import read_probe
-
-        read_probe(server_args, config)
-    keys = (server_args.api_key, getattr(server_args, "admin_api_key", None))
-    host = server_args.host or "127.0.0.1"
-    if config.probe_collect and not any(keys) and host not in LOOPBACK:
-        raise ValueError(
-            f"{flag_name('probe_collect')} is {config.probe_collect} and --host is "
-            f"{host!r} without an API key; expected --api-key or --admin-api-key, as "
-            "hidden states tell of the texts of clients."
-        )
 
 
 def check_folders(server_args: Any, head_path: str) -> None:

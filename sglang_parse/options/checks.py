@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 # token with what templates put after an answer.
 CUT_MARK = "PARSE-CUT-MARK"
 RECOVER_ALL = "all"
-#: What a probe's file says.
-LEARNT = "learnt"
 # Who may draft, in the order of their turns; the value that leaves it to other flags.
 DRAFTER_NAMES = ("ngram", "eagle3", "mtp", "remote", "model")
 AUTO = "auto"

@@ -104,8 +104,6 @@ DRAFTERS = Kind(
 URL = Kind(checks.check_url, "an address such as `http://localhost:30000/v1`", "URL")
 NAME = Kind(checks.check_name, "text, at most 200 characters", "NAME")
 PATH = place("a folder or a Hugging Face name", "PATH")
-PROBE_FILE = place("a file of `sglang-parse probe train`", "FILE")
-LEARNT_SHARE = or_word(number(0.0, 1.0), checks.LEARNT)
 SEGMENT_COUNT = or_word(whole(0, checks.MAX_RECOVER), checks.RECOVER_ALL)
 SEGMENTS = Kind(
     checks.check_segments,

@@ -60,18 +60,6 @@ class ParseConfig(ServerOptions):
         given = f"{flag_name('draft_url')} {state}"
         self._check_drafter("remote", bool(self.draft_url), given)
         self._check_question()
-        self._check_probe()
-
-    def _check_probe(self) -> None:
-        """A probe has learnt the built-in judge's verdicts."""
-        for name in ("probe", "probe_collect"):
-            value = getattr(self, name)
-            if value and self.judge != QUESTION_JUDGE:
-                raise ValueError(
-                    f"{flag_name(name)} is {shown(value)} and {flag_name('judge')} is "
-                    f"{self.judge!r}; expected {QUESTION_JUDGE!r}, whose verdicts "
-                    "probes are learnt from."
-                )
 
     def check_draft_model(self, path: str | None) -> None:
         """Raises ValueError where the draft model, of SGLang's flag, is named by one

@@ -17,17 +17,14 @@ from typing import Any
 from sglang_parse.options.checks import (
     AUTO,
     DRAFT_KEY_ENV,
-    LEARNT,
     MAX_VERIFY_SEGMENTS,
 )
 from sglang_parse.options.judges import QUESTION_JUDGE
 from sglang_parse.options.kinds import (
     DRAFTERS,
     JUDGE,
-    LEARNT_SHARE,
     NAME,
     PATH,
-    PROBE_FILE,
     QUESTION,
     SEGMENT_COUNT,
     SEGMENTER,
@@ -39,6 +36,7 @@ from sglang_parse.options.kinds import (
     choice,
     client_text,
     number,
+    place,
     whole,
 )
 
@@ -179,19 +177,6 @@ class SharedOptions:
         "verdicts count again. With `all` it writes the rest of the response, as in "
         "the paper.",
     )
-    probe_cutoff: float | str = option(
-        LEARNT,
-        LEARNT_SHARE,
-        "Score of the probe from which on a prefix is valid. It has no effect without "
-        "a probe.",
-    )
-    probe_band: float | str = option(
-        LEARNT,
-        LEARNT_SHARE,
-        "Share of the scores on either side of the cutoff that leave the probe in "
-        "doubt. With `parse_judge` `auto` the question is asked there: nowhere at 0, "
-        "everywhere at 1.",
-    )
 
 
 @dataclass(frozen=True)
@@ -227,10 +212,10 @@ class ServerOptions(SharedOptions):
     )
     probe: str = option(
         "",
-        PROBE_FILE,
+        place("a file of `benchmarks.train_probe`", "FILE"),
         "A probe of this target: it reads verdicts from hidden states, without rows of "
         "its own. It is trained on the question's verdicts, and may be wrong where "
-        "the question is right. `sglang-parse probe train` writes it.",
+        "the question is right. `benchmarks.train_probe` writes it.",
     )
     probe_check: float = option(
         0.02,
@@ -247,7 +232,7 @@ class ServerOptions(SharedOptions):
         0,
         whole(0, 1 << 20),
         "Pairs of hidden states and verdicts that are kept in memory for "
-        "`sglang-parse probe train`, the last ones. 0 keeps none, and closes the "
+        "`benchmarks.train_probe`, the last ones. 0 keeps none, and closes the "
         "endpoint that hands them out.",
     )
     verify_route: str = option(

@@ -54,7 +54,7 @@ class Asked:
     """What a choice is made for.
 
     most: new draft tokens that some request may have. suffix_len: rows of the pass that
-    a verdict takes on average; a probe's take none. can_judge, can_follow: the ways
+    a verdict takes on average. can_judge, can_follow: the ways
     to verify that are open. every: distance of verdicts that is set, 0 to choose it.
     most_ms: bound on the round's time, 0 without one. head: tokens that a drafter of
     single tokens writes where drafts are followed, 0 without one.

@@ -13,7 +13,7 @@ from sglang_parse.runtime.protocols import SchedulerRequest
 
 MIN_WINDOW = 8
 # Longest draft of a round that also holds requests decoding token by token: they get
-# one token a round, so the round must be short. Also the least length of a probe.
+# one token a round, so the round must be short. Also the least length of a trial.
 SHORT_WINDOW = 16
 # Behind each token of a round its last tokens are decoded, as many as a stop of the
 # request may have, and searched for each stop expression (integration/stops.py). What

@@ -102,7 +102,7 @@ class RemoteDrafter(Drafter):
 
     def open(self, resources: DrafterResources) -> None:
         if self.streams is not None:
-            self.streams.probe()
+            self.streams.look_up()
 
     def can_draft(self, r: RequestRound) -> bool:
         return self._gives and r.req.input_embeds is None

@@ -129,9 +129,9 @@ class RemoteStreams:
         if not stream.is_done:
             self._loop.call_soon_threadsafe(self._cancel, stream)
 
-    def probe(self) -> None:
+    def look_up(self) -> None:
         """Fetch the list of models, and warn where the server cannot be reached."""
-        asyncio.run_coroutine_threadsafe(self._probe(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._try_look_up(), self._loop)
 
     def close(self) -> None:
         """End all streams and the thread."""
@@ -229,7 +229,7 @@ class RemoteStreams:
         self._model = self._model or models[0].name
         self._owner = owners.get(self._model, "")
 
-    async def _probe(self) -> None:
+    async def _try_look_up(self) -> None:
         try:
             async with asyncio.timeout(FIRST_TEXT_S):
                 await self._look_up()

@@ -32,7 +32,7 @@ class SegmentReport:
     score: float | None = None
     #: Name of the drafter that wrote it, "" where no drafter did.
     drafter: str = ""
-    #: Who gave the verdict, `suffix` or `probe`; "" without one.
+    #: Who gave the verdict, `suffix` for a judge suffix; "" without one.
     judge: str = ""
 
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_parse.judging.judges import Asked
-from sglang_parse.judging.probe import Probe, misfit
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.table import flag_name
 from sglang_parse.reporting.attached import attach, report_of
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.client_text import ClientText
@@ -45,8 +43,8 @@ class RequestStates:
     has_token_level: bool
     #: Ends a request with an error.
     refuse: Callable[[Any, Refusal], None]
-    #: The server's probe, None without one.
-    probe: Probe | None = None
+    #: What gives a request's verdicts. Raises ValueError where that is not served.
+    judge_kind: Callable[[RequestOptions], str] = lambda options: "suffix"
     #: Whether the target has a state besides its KV.
     has_recurrent_state: bool = False
     _states: weakref.WeakKeyDictionary[Any, RequestState] = field(
@@ -78,13 +76,13 @@ class RequestStates:
     def _new(self, req: Any) -> RequestState:
         try:
             options, judge, client = self._served(req)
-            kind, fits = self._judge_kind(options)
+            kind = self.judge_kind(options)
         except Exception as e:
             # No client may stop the scheduler, whatever let its request pass.
             self.refuse(req, _refusal_of(e, req))
             serve_plainly(req)
             options, judge, client = self._served(req)
-            kind, fits = "suffix", False
+            kind = "suffix"
         if options.verify_only and req.output_ids:
             # Its slots went to other requests between two of its passes.
             lost = "custom_params.parse_verify lost its place to other requests"
@@ -109,39 +107,10 @@ class RequestStates:
             judge=judge,
             report=known,
             judge_kind=kind,
-            probe_fits=fits,
             client=client,
             recovering=recovering,
             num_suspect=num_suspect,
         )
-
-    def _judge_kind(self, options: RequestOptions) -> tuple[str, bool]:
-        """What gives the request's verdicts, and whether the probe is for it.
-
-        Raises ValueError where it asks for a probe that there is not.
-        """
-        if options.mode != "semantic":
-            return "suffix", False
-        if options.client_text:
-            told = "and its text is a client's, which the question judges"
-        elif self.probe is None:
-            told = f"and this server has no {flag_name('probe')}"
-        else:
-            reason = misfit(
-                self.probe,
-                question=options.judge_suffix,
-                threshold=options.threshold,
-                segmenter=options.segmenter,
-            )
-            told = f"and this server's probe {reason}" if reason else ""
-        if not told:
-            return options.judge, True
-        if options.judge == "probe":
-            raise ValueError(
-                f"custom_params.parse_judge is 'probe' {told}; expected 'suffix' or "
-                "'auto'."
-            )
-        return "suffix", False
 
     def _served(
         self, req: Any

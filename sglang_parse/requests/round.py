@@ -37,9 +37,7 @@ class RequestRound:
     grammar: GrammarChain | None = None
 
     # open
-    #: What gives its verdicts in this round: `suffix`, `probe` or `auto`.
-    judge_kind: str = "suffix"
-    #: Rows of the pass that a verdict takes on average, None for a whole suffix.
+    #: Rows of the pass that a verdict takes on average, None where each has a suffix.
     rows_per_verdict: float | None = None
 
     # plan
@@ -64,8 +62,8 @@ class RequestRound:
     # segment
     #: Offsets into the draft behind which there is a verdict, rising.
     boundaries: tuple[int, ...] = ()
-    #: Those of them at which the target is not asked: a probe reads its hidden states.
-    unasked: frozenset[int] = frozenset()
+    #: Those of them that get no judge suffix in the pass.
+    without_suffix: frozenset[int] = frozenset()
     #: Leading draft tokens that only the target's own choice can confirm.
     exact_end: int = 0
     #: Segments found behind exact_end, judged each or not, and their tokens.
@@ -75,13 +73,12 @@ class RequestRound:
     # verify
     #: Row of the pass that holds the bonus token.
     root_row: int = 0
-    #: P(yes) / (P(yes) + P(no)) at each boundary, or the probe's score.
+    #: The verdict at each boundary: P(yes) / (P(yes) + P(no)) after a judge suffix.
     scores: tuple[float, ...] = ()
-    #: The probe's score at each boundary; empty where no probe was read.
-    probe_scores: tuple[float, ...] = ()
-    #: Boundaries at which the target was asked in a pass of its own, as the probe was
-    #: in doubt.
-    doubted: frozenset[int] = frozenset()
+    #: Who gave each verdict; empty for `suffix` everywhere.
+    judged_by: tuple[str, ...] = ()
+    #: Passes of the target that the round took.
+    num_passes: int = 1
     #: The score from which on the prefix is valid, at each boundary; empty for the
     #: request's own threshold at all.
     thresholds: tuple[float, ...] = ()
@@ -108,17 +105,11 @@ class RequestRound:
         return self.draft.tokens[:end]
 
     @property
-    def asked(self) -> tuple[int, ...]:
+    def suffix_boundaries(self) -> tuple[int, ...]:
         """Boundaries that get a judge suffix in the pass."""
-        if not self.unasked:
+        if not self.without_suffix:
             return self.boundaries
-        return tuple(b for b in self.boundaries if b not in self.unasked)
-
-    @property
-    def judged_by(self) -> tuple[str, ...]:
-        """Who gave each verdict: `suffix` or `probe`."""
-        asked = {*self.asked, *self.doubted}
-        return tuple("suffix" if b in asked else "probe" for b in self.boundaries)
+        return tuple(b for b in self.boundaries if b not in self.without_suffix)
 
     @property
     def suffix_rows(self) -> float:

@@ -24,10 +24,8 @@ class RequestState:
     #: What prefixes are judged with; None where nothing is judged.
     judge: Asked | None
     report: RequestReport
-    #: What gives its verdicts: `suffix`, `probe` or `auto`.
+    #: What gives its verdicts, as `parse_judge` names it.
     judge_kind: str = "suffix"
-    #: Whether the server's probe was learnt for what this request is judged with.
-    probe_fits: bool = False
     #: The text that came with the request.
     client: ClientText | None = None
     #: Drafted tokens that follow the bonus token and await a boundary.

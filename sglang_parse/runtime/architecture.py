@@ -32,7 +32,6 @@ def check_architecture(
     is_draft: bool = False,
     is_head: bool = False,
     head: str = "",
-    has_probe: bool = False,
     route: str = "auto",
     brings_back: bool = False,
 ) -> None:
@@ -43,8 +42,8 @@ def check_architecture(
     and 3, or any under --disable-hybrid-swa-memory). flag: names the model.
     backends: attention backends of its prefills and steps. is_draft: whether it drafts,
     and no pass runs on it; is_head: as the head of a target. head: the setting
-    `compose` where a head reads this target. has_probe: whether a probe does. route:
-    the setting `verify_route`. brings_back: whether there is a hierarchical cache.
+    `compose` where a head reads this target. route: the setting
+    `verify_route`. brings_back: whether there is a hierarchical cache.
     """
     name = runner.model_config.hf_config.architectures[0]
     for holds, what in (
@@ -55,7 +54,7 @@ def check_architecture(
             for reason in _reasons_of_backend(runner, backend, is_draft=is_draft)
         ),
         *_reasons_of_latent_kv(runner, backends, head=head, route=route),
-        *_reasons_of_readers(runner, head=head, has_probe=has_probe),
+        *_reasons_of_readers(runner, head=head),
         *_reasons_of_cache(runner, brings_back),
     ):
         if holds:
@@ -160,26 +159,14 @@ def _reasons_of_latent_kv(
         )
 
 
-def _reasons_of_readers(runner: Any, *, head: str, has_probe: bool) -> Iterator[Reason]:
+def _reasons_of_readers(runner: Any, *, head: str) -> Iterator[Reason]:
     """What reads the target's hidden states beside the passes."""
-    has_state = has_recurrent_state(runner)
-    for holds, what, advice in (
-        (
-            head == EAGLE3,
-            "what an EAGLE-3 head reads of a cached prompt",
-            "--speculative-parse-compose eagle3",
-        ),
-        (
-            has_probe,
-            "a verdict that a probe leaves in doubt",
-            "--speculative-parse-probe and --speculative-parse-probe-collect",
-        ),
-    ):
-        yield (
-            has_state and holds,
-            f"{{name}} has a recurrent state, from which {what} cannot be computed; "
-            f"leave out {advice}",
-        )
+    yield (
+        has_recurrent_state(runner) and head == EAGLE3,
+        "{name} has a recurrent state, from which what an EAGLE-3 head reads of a "
+        "cached prompt cannot be computed; leave out --speculative-parse-compose "
+        "eagle3",
+    )
     yield (
         bool(head) and runner.model_config.is_multimodal,
         "{name} is multimodal, and its head cannot read images; leave out "

@@ -20,7 +20,7 @@ class PassOutput:
     logits: Tensor
     #: [rows, width] what a head reads, None without one.
     features: Tensor | None = None
-    #: [rows, width] what a probe reads of the layers, None without one.
+    #: [rows, width] what verdicts read of the layers, None where none does.
     layers: Tensor | None = None
     #: Whether `logits` has every row of the pass.
     has_all_logits: bool = False
@@ -39,8 +39,8 @@ class PassOutput:
         )
 
     def states_at(self, rows: Sequence[int]) -> Tensor:
-        """[len(rows), width] what a probe reads at rows of the pass: hidden states of
-        its layers, and the one in front of the LM head."""
+        """[len(rows), width] what verdicts read at rows of the pass: hidden states of
+        the layers shown, and the one in front of the LM head."""
         assert self.hidden_states is not None and self.layers is not None
         index = torch.tensor(rows, device=self.hidden_states.device)
         return torch.cat([self.layers[index], self.hidden_states[index]], dim=1)

@@ -76,10 +76,10 @@ class TargetVerifier:
         self.spec_algorithm = spec_algorithm
         self.pass_graphs = PassGraphs(self.runner)
         self.shows_features = False  # set where a head reads them
-        #: What the target shows for a probe, None without a probe.
+        #: Layers whose hidden states verdicts read, None where none does.
         self.shown: ShownLayers | None = None
         self._of_head: Tensor | slice = slice(None)
-        self._of_probe: Tensor | slice = slice(None)
+        self._of_verdicts: Tensor | slice = slice(None)
         self.lm_head = lm_head_of(self.runner.model)
         pass_eager_inputs_through()
         wait_in_gathers(self.lm_head.processor)
@@ -99,7 +99,7 @@ class TargetVerifier:
         if shown.layers != shown.head:
             self._of_head = torch.tensor(shown.columns(shown.head), device=device)
         if shown.layers != tuple(layers):
-            self._of_probe = torch.tensor(shown.columns(layers), device=device)
+            self._of_verdicts = torch.tensor(shown.columns(layers), device=device)
 
     def verify(
         self,
@@ -298,7 +298,7 @@ class TargetVerifier:
             return PassOutput(None, logits)
         states, layers = States.of(output), None
         if self.shown is not None and states.layers is not None:
-            layers = states.layers[:, self._of_probe]
+            layers = states.layers[:, self._of_verdicts]
         return PassOutput(
             states.final,
             logits,

@@ -9,10 +9,11 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sglang_parse.embedded import TARGET_PATH
-from sglang_parse.judging.probe import Learnt, Point, Probe, save_probe
 from sglang_parse.judging.prompt import build_judge_prompt
 from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
-from sglang_parse.runtime.fingerprint import fingerprint
+from sglang_parse.probe.linear_probe import Learnt, Point, Probe
+from sglang_parse.probe.probe_file import save_probe
+from sglang_parse.probe.target_fingerprint import fingerprint
 from tests.integration.conftest import COMMON, EAGLE, PARSE
 from tests.support.client import Server, report
 from tests.support.warm_servers import WarmServer

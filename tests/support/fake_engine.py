@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import torch
 
 from sglang_parse.engine.failures import GuardedDrafters
-from sglang_parse.engine.probing import Probing
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.judging.judges import question_scores
@@ -23,6 +22,7 @@ from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
@@ -89,7 +89,7 @@ class FakeTarget:
             chain = range(1 + len(r.shown))
             prefixes += [before + r.draft.tokens[:k] for k in chain]
             self._shown[r.row] = r.shown
-            for boundary in r.asked:
+            for boundary in r.suffix_boundaries:
                 p = self.judge(before + r.draft.tokens[:boundary])
                 row = torch.full((VOCAB,), -50.0)
                 row[YES], row[NO] = math.log(p), math.log(1 - p)
@@ -194,7 +194,6 @@ def make_request(
     config: ParseConfig | None = None,
     client=None,
     judge_kind: str = "suffix",
-    probe_fits: bool = False,
     **options,
 ) -> SimpleNamespace:
     """A running request with its state, as SGLang's Req is read."""
@@ -223,7 +222,6 @@ def make_request(
         judge=JudgePrompt(SUFFIX, ((YES, NO),), False) if mode == "semantic" else None,
         report=RequestReport(mode, "", want_segments=True),
         judge_kind=judge_kind if mode == "semantic" else "suffix",
-        probe_fits=probe_fits and mode == "semantic",
         client=client,
     )
     return req
@@ -271,23 +269,22 @@ class FakeServer:
         planner = RoundPlanner(
             self.config, self.ranks, self.slots, drafters, context_len=100_000
         )
-        self.probing = None
+        verdicts = None
         if probe is not None or collector is not None:
-            self.probing = Probing(
-                probe,
-                target=target,
-                slots=self.slots,
-                ranks=self.ranks,
-                view=lambda batch, index: SimpleNamespace(
+            parts = RoundParts(
+                target,
+                self.slots,
+                self.ranks,
+                lambda batch, index: SimpleNamespace(
                     reqs=[batch.reqs[i] for i in index], tree_cache=None
                 ),
-                judge=question_scores,
-                guard=guard,
-                collector=collector,
-                question=self.config.judge_suffix,
+                question_scores,
+                on_error,
             )
+            question = self.config.judge_suffix
+            verdicts = ProbeVerdicts(parts, probe, guard, collector, question)
         self.engine = RoundEngine(
-            probing=self.probing,
+            verdicts=verdicts,
             target=target,
             slots=self.slots,
             drafters=GuardedDrafters(drafters, on_error),

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
     "options", "judging", "runtime", "reporting", "requests", "target", "cpu",
-    "recurrent", "drafting", "remote", "policy", "engine", "integration", "embedded",
-    "demo", "calibrate", "bench", "cli",
+    "recurrent", "drafting", "remote", "policy", "engine", "probe", "integration",
+    "embedded", "demo", "calibrate", "cli",
 )  # fmt: skip
 # The client's side, which shares little with the server's.
 FRONTEND = {"frontend", "judging", "options"}
@@ -29,6 +29,7 @@ WITH_SGLANG = {
     "cpu",
     "recurrent",
     "drafting",
+    "probe",
     "integration",
     "frontend",
 }

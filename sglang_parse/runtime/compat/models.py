@@ -89,7 +89,7 @@ def show_layers(target: Any, layers: Sequence[int], flag: str) -> ShownLayers:
 
     What: the layers in `model.layers_to_capture` become those of the head and these;
     they are shown by rising number.
-    Why: a probe reads other layers than a head, and SGLang marks a head's only.
+    Why: verdicts read other layers than a head, and SGLang marks a head's only.
     Where: models/llama.py, `set_eagle3_layers_to_capture`, which adds one to each
     number; layers/logits_processor.py, `keep_last_hidden_states`.
     Ends with: a method of CustomSpecAlgo that requests hidden states.

@@ -334,27 +334,6 @@ def test_every_axis_is_swept(tmp_path):
     assert {s["keep_rule"] for s in settings} == {"first-failure", "longest"}
 
 
-def test_a_probes_cutoffs_and_bands_are_swept(tmp_path):
-    """Red if a server with a probe is tried with one band, or the file that is written
-    means another judge than the one that was tried."""
-    options = CalibrateOptions(
-        "http://x", tmp_path / "x", thresholds=(0.5,), segmenters=("step",),
-        probe_cutoffs=("learnt", 0.9), probe_bands=(0.5,), has_probe=True,
-    )  # fmt: skip
-    found = options.settings()
-    asked = [(s.judge, s.probe_cutoff, s.probe_band) for s in found]
-    assert asked == [
-        ("suffix", None, None), ("auto", None, 0.5),
-        ("probe", "learnt", None), ("probe", 0.9, None),
-    ]  # fmt: skip
-    served = {"probe": "FILE", "probe_band": 0.3, "window": 64}
-    files = [ParseConfig(**s.with_judge(served) | s.fields()) for s in found]
-    assert [f.probe for f in files] == ["", "FILE", "FILE", "FILE"]
-    assert [f.probe_band for f in files] == ["learnt", 0.5, 0.0, 0.0]
-    assert found[3].custom_params()["parse_probe_cutoff"] == 0.9
-    assert "parse_probe_band" not in found[3].custom_params()
-
-
 def test_one_file_at_a_time(tmp_path, capsys):
     """Red if --path is left aside without a word."""
     out = tmp_path / "parse.json"

@@ -35,8 +35,6 @@ BAD = {
     "adaptive": ["false", 0, 1, None],
     "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
     "probe": [7, None, ["file"]],
-    "probe_cutoff": ["much", -0.1, 1.5, True, None],
-    "probe_band": ["wide", -1, 2, None],
     "probe_check": [-0.1, 1.1, "0.1", None, True],
     "probe_agreement": [-0.1, 1.1, "0.9", None],
     "probe_collect": [-1, 0.5, "9", True, None, 10**7],

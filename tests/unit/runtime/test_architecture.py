@@ -97,7 +97,6 @@ def test_target_is_served_where_its_passes_are_right(runner, fields, more):
         (GATED, {"backends": ["triton"]}, "recurrent state.* triton; expected"),
         (GATED, {"backends": ["flashinfer"]}, "recurrent state.* flashinfer; exp"),
         (GATED, {"backends": CPU, "head": "eagle3"}, "from which .*compose eagle3"),
-        (GATED, {"backends": CPU, "has_probe": True}, "from which .*-parse-probe"),
         (WINDOWS, {"brings_back": True}, "--enable-hierarchical-cache"),
         (GATED, {"brings_back": True}, "--enable-hierarchical-cache"),
         ({"is_multimodal": True}, {"head": "eagle3"}, "read images; .*compose eagle3"),

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from benchmarks.harness.datasets import Item
-from sglang_parse.bench.probe_gold import (
+from benchmarks.train_probe.gold import (
     UNKNOWN,
     gold_label,
     gold_verdicts,
     judged_prefixes,
 )
+from sglang_parse.calibrate.problems import Item
 from sglang_parse.embedded.task import (
     first_error,
     make_problems,
@@ -79,6 +79,6 @@ def test_labels_are_the_checkers_verdicts_on_every_judged_prefix(seed):
     ids = [ord(c) for c in output]
     report.finish(ids)
     found = report.as_dict(ids, lambda ids: "".join(map(chr, ids)))["segments"]
-    item = Item("0", (problem.prompt,), problem)
+    item = Item(problem.prompt, problem)
     assert gold_verdicts("embedded", item, found) == expected
     assert gold_verdicts("gsm8k", item, found) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_parse.bench.probe_collect import Collected
-from sglang_parse.judging.probe_fit import Fit
+from benchmarks.train_probe.collect import Collected
+from benchmarks.train_probe.fit import Fit
 
 
 def report_text(found: Collected, fit: Fit, seconds: float) -> str:

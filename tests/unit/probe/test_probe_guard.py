@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_parse.judging.probe_guard import ProbeGuard
+from sglang_parse.probe.probe_guard import ProbeGuard
 
 
 def run(guard, agreement, boundaries, rng, until=lambda guard: False):

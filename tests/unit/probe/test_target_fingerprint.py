@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_parse.embedded import DRAFT_PATH
-from sglang_parse.runtime.fingerprint import fingerprint
+from sglang_parse.probe.target_fingerprint import fingerprint
 
 
 @pytest.fixture

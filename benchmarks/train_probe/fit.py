@@ -1,4 +1,4 @@
-"""Learning a probe: pairs of (hidden states, the question's score) -> weights; pure.
+"""Training a probe: pairs of (hidden states, the question's score) -> weights; pure.
 
 Requests, not pairs, are split: what a report says holds for requests never seen.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_parse.judging.probe import Point
+from sglang_parse.probe.linear_probe import Point
 
 #: Share of requests that are kept for the report, and of the others for the points.
 HELD_OUT, POINTS = 0.25, 0.25
@@ -55,11 +55,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Fit:
-    """A classifier of `judging.probe.Probe` without what it is bound to."""
+    """A `Probe` without what it is bound to."""
 
     weight: Tensor
     bias: Tensor
-    inner: tuple[Tensor, Tensor] | None
     #: By the number of the segmenter.
     points: dict[int, Point]
     report: dict[str, Any]
@@ -93,10 +92,9 @@ def learn(
     *,
     threshold: float,
     labels: str = "question",
-    hidden: int = 0,
     seed: int = 0,
 ) -> Fit:
-    """Fit a linear probe, or one with a hidden layer of `hidden` units.
+    """Fit a linear probe.
 
     threshold: of the question's score. labels: what is learnt, one of LABELS; with
     `gold`, from the pairs whose label is known. Raises ValueError where there are too
@@ -128,17 +126,19 @@ def learn(
     spread = learning.states.float().std(0).clamp(min=1e-4)
     targets = wanted_of(learning).float()
     wanted = wanted_of(choosing)
-    tried: list[tuple[float, tuple[Tensor, ...], Tensor]] = []
+    tried: list[tuple[float, Tensor, Tensor, Tensor]] = []
     for penalty in PENALTIES:
         x = (learning.states.float() - mean) / spread
-        weights = _fit(x, targets, penalty, hidden, seed)
-        logits = _logits(weights, (choosing.states.float() - mean) / spread)
+        weight, bias = _fit(x, targets, penalty)
+        logits = (choosing.states.float() - mean) / spread @ weight + bias
         loss = float(
             torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted.float())
         )
-        tried.append((loss, weights, logits))
-    _, weights, logits = min(tried, key=lambda one: one[0])
-    weight, bias, inner = _folded(weights, mean, spread)
+        tried.append((loss, weight, bias, logits))
+    _, weight, bias, logits = min(tried, key=lambda one: one[0])
+    # The same classifier of states that are not standardised.
+    weight = weight / spread
+    bias = bias - weight @ mean
     points = {
         kind: choose_point(
             torch.sigmoid(logits[choosing.kinds == kind]),
@@ -148,7 +148,7 @@ def learn(
         for kind in sorted(set(choosing.kinds.tolist()))
     }
     held_pairs = parts["reporting"]
-    held_logits = _logits(weights, (held_pairs.states.float() - mean) / spread)
+    held_logits = held_pairs.states.float() @ weight + bias
     scores, valid = torch.sigmoid(held_logits), held_pairs.scores >= threshold
     report: dict[str, Any] = {
         "held_out_requests": len(set(held_pairs.requests.tolist())),
@@ -164,57 +164,28 @@ def learn(
         if bool(known(of_kind).any()):
             row["gold"] = gold_report(scores[mask], valid[mask], of_kind, point)
         report["by_kind"][kind] = row
-    return Fit(weight, bias, inner, points, report, labels)
+    return Fit(weight, bias, points, report, labels)
 
 
-def _fit(
-    x: Tensor, labels: Tensor, penalty: float, hidden: int, seed: int
-) -> tuple[Tensor, ...]:
-    """Logistic regression on standardised states by L-BFGS: (weight, bias), and in
-    front of these the hidden layer's (weight, bias) where there is one."""
-    made = torch.Generator().manual_seed(seed)
-    shapes = [(hidden, x.shape[1]), (hidden,), (hidden,), ()]
-    if not hidden:
-        shapes = [(x.shape[1],), ()]
-    weights = [torch.zeros(shape) for shape in shapes]
-    if hidden:
-        for k in (0, 2):
-            size = weights[k].shape[-1]
-            weights[k] = torch.randn(shapes[k], generator=made) / size**0.5
-    for one in weights:
-        one.requires_grad_()
+def _fit(x: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Logistic regression on standardised states by L-BFGS: weight [width], bias []."""
+    weight = torch.zeros(x.shape[1], requires_grad=True)
+    bias = torch.zeros((), requires_grad=True)
     steps = torch.optim.LBFGS(
-        weights, max_iter=MOST_ITERATIONS, line_search_fn="strong_wolfe"
+        [weight, bias], max_iter=MOST_ITERATIONS, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
         steps.zero_grad()
         loss = torch.nn.functional.binary_cross_entropy_with_logits(
-            _logits(tuple(weights), x), labels
+            x @ weight + bias, labels
         )
-        loss = loss + penalty * sum((w * w).sum() for w in weights if w.ndim)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = loss + penalty * (weight * weight).sum()
+        loss.backward()
         return loss
 
-    steps.step(closure)  # type: ignore[no-untyped-call]
-    return tuple(w.detach() for w in weights)
-
-
-def _logits(weights: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    if len(weights) == 4:
-        x = torch.relu(x @ weights[0].T + weights[1])
-    return x @ weights[-2] + weights[-1]
-
-
-def _folded(
-    weights: tuple[Tensor, ...], mean: Tensor, spread: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """The same classifier of states that are not standardised."""
-    first = weights[0] / spread
-    shift = weights[1] - first @ mean
-    if len(weights) == 2:
-        return first, shift, None
-    return weights[2], weights[3], (first, shift)
+    steps.step(closure)
+    return weight.detach(), bias.detach()
 
 
 def choose_point(scores: Tensor, wanted: Tensor, asked: Tensor) -> Point:

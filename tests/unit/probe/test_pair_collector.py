@@ -2,7 +2,7 @@
 
 import torch
 
-from sglang_parse.judging.probe_pairs import PairCollector
+from sglang_parse.probe.pair_collector import PairCollector
 
 
 class Owner:

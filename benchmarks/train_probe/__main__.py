@@ -1,21 +1,29 @@
-"""The subcommand `probe`: learn a probe, or show what one is bound to."""
+"""Learn a probe, or show what one is bound to (docs/probes.md).
+
+    python -m benchmarks.train_probe train --url URL --out FILE
+    python -m benchmarks.train_probe show FILE
+
+`python -m benchmarks.train_probe.embedded` learns the one of the embedded pair.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from sglang_parse.cli.common import check_writable, leave_by_exception
+from benchmarks.train_probe.training import TrainOptions, run_training
+from sglang_parse.cli.common import check_writable
+from sglang_parse.demo.load import LoadError
+from sglang_parse.probe.linear_probe import ProbeError
+from sglang_parse.probe.probe_file import load_probe
 
 
-def add_probe(commands: Any) -> None:
-    """Define it on the parser's subcommands."""
-    probe = commands.add_parser(
-        "probe", help="learn verdicts from hidden states; see docs/probes.md"
-    )
+def parser() -> argparse.ArgumentParser:
+    probe = argparse.ArgumentParser(prog="python -m benchmarks.train_probe")
     actions = probe.add_subparsers(required=True, metavar="ACTION")
     train = actions.add_parser(
         "train", help="learn a probe from the verdicts of a running server"
@@ -43,9 +51,6 @@ def add_probe(commands: Any) -> None:
     )
     train.add_argument("--concurrency", type=int, help="default: 8")
     train.add_argument("--max-new-tokens", type=int)
-    train.add_argument(
-        "--hidden", type=int, metavar="N", help="units of a hidden layer; default: none"
-    )
     train.add_argument(
         "--labels",
         metavar="X",
@@ -77,12 +82,10 @@ def add_probe(commands: Any) -> None:
     show = actions.add_parser("show", help="print what a probe is bound to")
     show.add_argument("file", type=Path)
     show.set_defaults(command=show_command)
+    return probe
 
 
-def train_command(args: argparse.Namespace) -> int:
-    from sglang_parse.bench.probe_training import TrainOptions, run_training
-
-    leave_by_exception()
+def train_command(args: argparse.Namespace) -> None:
     values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
     if prompts := values.pop("prompts", None):
         values |= {"dataset": "prompts", "path": prompts}
@@ -92,12 +95,9 @@ def train_command(args: argparse.Namespace) -> int:
     options = TrainOptions(**values | {"url": args.url.rstrip("/")})
     check_writable(args.out, "--out")
     print(run_training(options))
-    return 0
 
 
-def show_command(args: argparse.Namespace) -> int:
-    from sglang_parse.judging.probe import ProbeError, load_probe
-
+def show_command(args: argparse.Namespace) -> None:
     try:
         probe = load_probe(args.file)
     except ProbeError as e:
@@ -109,4 +109,15 @@ def show_command(args: argparse.Namespace) -> int:
         "figures": dict(probe.figures),
     }
     print(json.dumps(found, indent=2))
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    try:
+        args.command(args)
+    except (ValueError, LoadError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

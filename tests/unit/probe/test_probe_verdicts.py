@@ -2,13 +2,14 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from sglang_parse.judging.probe import Learnt, Point, Probe, Target
-from sglang_parse.judging.probe_guard import ProbeGuard
-from sglang_parse.judging.probe_pairs import PairCollector
+from sglang_parse.probe.linear_probe import Learnt, Point, Probe, TargetHashes
+from sglang_parse.probe.pair_collector import PairCollector
+from sglang_parse.probe.probe_guard import ProbeGuard
 from tests.support.fake_engine import (
     LINE,
     STOP,
@@ -27,7 +28,7 @@ UNCLEAR = 21  # one that leaves the probe in doubt
 
 def make_probe(point=POINT):
     return Probe(
-        Learnt(Target("c", "w"), "q", SUFFIX, 0.5), (), 1, {"line": point},
+        Learnt(TargetHashes("c", "w"), "q", SUFFIX, 0.5), (), 1, {"line": point},
         weight=torch.ones(1), bias=torch.tensor(0.0),
     )  # fmt: skip
 
@@ -62,7 +63,7 @@ def serve(lines, *, kind, point=POINT, guard=None, state=state, slots=None, **op
     server = FakeServer(
         target, [drafts(*lines)], probe=make_probe(point), guard=guard, slots=slots
     )
-    req = make_request(judge_kind=kind, probe_fits=True, **options)
+    req = make_request(judge_kind=kind, **options)
     return server, target, req
 
 
@@ -82,7 +83,7 @@ def test_a_probe_keeps_what_the_suffix_keeps_and_takes_no_rows():
         kept[kind] = (r.decision, r.cut, target.num_passes)
         suffixes = len(r.boundaries) * len(SUFFIX) if kind == "suffix" else 0
         assert rows(target) == [1 + len(r.shown) + suffixes]
-        assert set(r.judged_by) == {"suffix" if kind == "suffix" else "probe"}
+        assert set(r.judged_by) == (set() if kind == "suffix" else {"probe"})
     assert kept["probe"] == kept["suffix"] == kept["auto"]
 
 
@@ -94,7 +95,6 @@ def test_doubt_is_settled_by_the_suffix_in_one_more_pass(unclear_at):
     server, target, req = serve(lines, kind="auto")
     (r,) = server.round(req).requests
     assert target.num_passes == 2
-    assert r.doubted == frozenset(r.boundaries[unclear_at:])
     by = ["suffix" if k >= unclear_at else "probe" for k in range(3)]
     assert list(r.judged_by) == by
     assert r.decision.num_judged == r.boundaries[-1]
@@ -104,33 +104,6 @@ def test_doubt_is_settled_by_the_suffix_in_one_more_pass(unclear_at):
     assert rows(target)[1] == span + (3 - unclear_at) * len(SUFFIX)
     assert req.state.report.counters.target_passes == 2
     assert req.state.report.counters.probe_segments == unclear_at
-
-
-@pytest.mark.parametrize(
-    ("options", "by"),
-    [
-        ({"probe_band": 0}, ["probe", "probe"]),
-        ({"probe_band": 1}, ["suffix", "suffix"]),
-        ({"probe_cutoff": 0.99, "probe_band": 0.0}, ["probe", "probe"]),
-    ],
-)
-def test_a_request_moves_cutoff_and_band(options, by):
-    """Red if a request gets the learnt point in place of its own, or the guard holds a
-    request's own cutoff against the probe."""
-    guard = ProbeGuard(share=1.0, least=0.5)
-    asks = "suffix" in by
-    server, _, req = serve(
-        [(10,), (11,)], kind="auto", guard=None if asks else guard, **options
-    )
-    (r,) = server.round(req).requests
-    if asks:
-        assert list(r.judged_by) == by
-    else:
-        assert guard.agreement == 1.0  # though a score of 0.98 misses 0.99
-    server, _, req = serve([(10,), (11,)], kind="auto", **options)
-    (r,) = server.round(req).requests
-    kept = 0 if "probe_cutoff" in options else r.boundaries[-1]
-    assert list(r.judged_by) == by and r.decision.num_judged == kept
 
 
 def test_nothing_is_asked_behind_a_prefix_that_surely_fails():
@@ -146,7 +119,8 @@ def test_without_room_the_cutoff_decides():
     """Red if a full pool stops rounds in doubt."""
     slots = FakeSlots()
     server, target, req = serve([(10,), (UNCLEAR,)], kind="auto", slots=slots)
-    server.engine.probing.slots = FakeSlots(num_free=3)
+    verdicts = server.engine.verdicts
+    verdicts.parts = replace(verdicts.parts, slots=FakeSlots(num_free=3))
     (r,) = server.round(req).requests
     assert target.num_passes == 1
     assert r.scores[-1] == pytest.approx(0.5)
@@ -174,11 +148,11 @@ def test_a_probe_that_is_wrong_is_found_out_and_the_suffix_judges():
     )
     judged = 0
     while guard.holds:
-        req = make_request(judge_kind="probe", probe_fits=True)
+        req = make_request(judge_kind="probe")
         judged += len(server.round(req).requests[0].boundaries)
         assert judged <= 500
-    (r,) = server.round(make_request(judge_kind="probe", probe_fits=True)).requests
-    assert r.judge_kind == "suffix" and set(r.judged_by) == {"suffix"}
+    (r,) = server.round(make_request(judge_kind="probe")).requests
+    assert not r.judged_by and rows(target)[-1] > 1 + len(r.shown)
     assert r.decision.num_judged == r.boundaries[0]
     assert guard.num_compared > 0  # and the probe is compared on
 
@@ -196,22 +170,19 @@ def test_kinds_of_judges_stand_side_by_side_in_a_batch():
             tokens = [rng.choice([10, 11, LINE, LINE, BAD, UNCLEAR]) for _ in range(12)]
             by_prompt[100 + k] = (*tokens, STOP)
             kind = rng.choice(["suffix", "probe", "auto"])
-            reqs.append(
-                make_request(
-                    prompt=(100 + k,), judge_kind=kind, probe_fits=kind != "suffix"
-                )
-            )
+            reqs.append(make_request(prompt=(100 + k,), judge_kind=kind))
         before = [(*r.origin_input_ids, *r.output_ids) for r in reqs]
         found = server.round(*reqs)
         for prompt, r in zip(before, found, strict=True):
-            for b, value, by in zip(r.boundaries, r.scores, r.judged_by, strict=True):
+            kinds = r.judged_by or ["suffix"] * len(r.boundaries)
+            for b, value, by in zip(r.boundaries, r.scores, kinds, strict=True):
                 prefix = prompt + r.draft.tokens[:b]
                 (logit,) = state(prefix)
                 expected = judge(prefix)
                 if by == "probe":
                     expected = float(torch.sigmoid(torch.tensor(logit)))
                 assert value == pytest.approx(expected)
-            assert r.judge_kind != "suffix" or "probe" not in r.judged_by
+            assert bool(r.judged_by) == (r.state.judge_kind != "suffix")
 
 
 def test_pairs_are_the_states_and_scores_of_the_boundaries():
@@ -219,7 +190,6 @@ def test_pairs_are_the_states_and_scores_of_the_boundaries():
     target = FakeTarget(own, judge, lambda tokens: [float(len(tokens))])
     pairs = PairCollector(100, 1)
     server = FakeServer(target, [drafts(*LINES)], collector=pairs)
-    server.probing.question = server.config.judge_suffix
     req = make_request(prompt=(10, 11), output=(12,))
     (r,) = server.round(req).requests
     part = pairs.part(0, 100)

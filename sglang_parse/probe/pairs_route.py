@@ -1,4 +1,4 @@
-"""Pairs to learn a probe from: kept in the scheduler, handed out by one endpoint.
+"""Pairs to train a probe on: kept in the scheduler, handed out by one endpoint.
 
 The HTTP server asks the scheduler for its internal state under a request id of its own,
 and the hook of /server_info adds the pairs. SGLang's own calls carry no such id.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_parse.judging.judges import ServerJudge
-from sglang_parse.judging.probe import Learnt, Probe, usual_layers
-from sglang_parse.judging.probe_pairs import PairCollector
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.runtime.fingerprint import fingerprint
+from sglang_parse.probe.linear_probe import Learnt
+from sglang_parse.probe.pair_collector import PairCollector
+from sglang_parse.probe.target_fingerprint import fingerprint
 
 PATH = "/parse/probe/pairs"
 PAIRS_KEY = "parse_pairs"
@@ -39,7 +40,7 @@ _collected: list[Collected] = []
 def open_collector(
     server_args: Any,
     config: ParseConfig,
-    probe: Probe | None,
+    layers: Sequence[int],
     judge: ServerJudge,
     model_config: Any,
 ) -> PairCollector | None:
@@ -51,11 +52,6 @@ def open_collector(
     target = fingerprint(server_args.model_path, getattr(server_args, "revision", None))
     suffix = judge.ask(config.judge_suffix).suffix
     learnt = Learnt(target, config.judge_suffix, tuple(suffix), config.threshold)
-    layers = (
-        probe.layers
-        if probe is not None
-        else usual_layers(model_config.num_hidden_layers)
-    )
     size: int = model_config.hidden_size
     collector = PairCollector(config.probe_collect, (len(layers) + 1) * size)
     about = {"learnt": asdict(learnt), "layers": list(layers), "hidden_size": size}
@@ -63,17 +59,20 @@ def open_collector(
     return collector
 
 
-def asked_pairs(rid: str | None) -> dict[str, Any] | None:
-    """What a call with this request id gets; None where it asks for no pairs."""
-    found = ASKED.fullmatch(rid or "")
-    if not found:
-        return None
+def add_pairs(result: Any, recv_req: Any) -> None:
+    """Put the pairs that a call names in its request id into the scheduler's answer."""
+    found = ASKED.fullmatch(getattr(recv_req, "rid", None) or "")
+    if found:
+        start, clears = int(found[1]), found[2] == "1"
+        result.internal_state[PAIRS_KEY] = _pairs(start, clears=clears)
+
+
+def _pairs(start: int, *, clears: bool) -> dict[str, Any]:
     if not _collected:
         return {}
     one = _collected[0]
-    if found[2] == "1":
+    if clears:
         one.collector.clear()
-    start = int(found[1])
     part = one.collector.part(start, MOST_AT_ONCE)
     return {
         **one.about,
@@ -87,17 +86,14 @@ def asked_pairs(rid: str | None) -> dict[str, Any] | None:
     }
 
 
-def add_pairs_route(app: Any, server_args: Any) -> None:
-    """The endpoint, where the server keeps pairs; behind the admin key if there is one,
-    and behind the API key else."""
+def add_pairs_route(app: Any, config: ParseConfig) -> None:
+    """The endpoint, where the server keeps pairs; it takes the admin key if there is
+    one, and the API key otherwise."""
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    from sglang_parse.integration.flags import config_from_server_args
-
-    if not config_from_server_args(server_args).probe_collect:
-        return
-    endpoint = auth_level(AuthLevel.ADMIN_OPTIONAL)(_hand_out)
-    app.add_route(PATH, endpoint, methods=["GET", "DELETE"])
+    if config.probe_collect:
+        endpoint = auth_level(AuthLevel.ADMIN_OPTIONAL)(_hand_out)
+        app.add_route(PATH, endpoint, methods=["GET", "DELETE"])
 
 
 async def _hand_out(request: Any) -> Any:
@@ -110,14 +106,8 @@ async def _hand_out(request: Any) -> Any:
     start = request.query_params.get("start", "0")
     clears = request.method == "DELETE"
     if not re.fullmatch(r"\d{1,9}", start):
-        return ORJSONResponse(
-            {
-                "error": {
-                    "message": "start is no number; expected a whole number from 0."
-                }
-            },
-            status_code=400,
-        )
+        told = "start is no number; expected a whole number from 0."
+        return ORJSONResponse({"error": {"message": told}}, status_code=400)
     manager = get_global_state().tokenizer_manager
     manager.auto_create_handle_loop()
     asked = GetInternalStateReq(rid=f"parse-pairs:{start}:{int(clears)}")

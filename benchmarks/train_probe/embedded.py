@@ -1,7 +1,7 @@
-"""Learns the probe that comes with the embedded pair, and holds it to the checker.
+"""Learns the probe that is for the embedded pair, and holds it to the checker.
 
-    python -m benchmarks.train_probe --out sglang_parse/embedded/probe.safetensors
-    python -m benchmarks.train_probe --evaluate --figures FILE --drafts FOLDER
+    python -m benchmarks.train_probe.embedded
+    python -m benchmarks.train_probe.embedded --evaluate --figures FILE --drafts FOLDER
 
 The draft answers problems of the training split, greedily and at temperature 1. The
 probe learns from what the target's own pass shows at the ends of the steps. All figures
@@ -21,16 +21,18 @@ from typing import Any
 import torch
 
 from benchmarks.judged_samples import QUESTION, Answer, Sampler
-from sglang_parse.bench.probe_collect import Collected
-from sglang_parse.bench.probe_report import report_text
-from sglang_parse.bench.probe_training import probe_of
+from benchmarks.train_probe.collect import Collected
+from benchmarks.train_probe.fit import LABELS, Pairs, gold_report, learn
+from benchmarks.train_probe.report import report_text
+from benchmarks.train_probe.training import probe_of
 from sglang_parse.demo.provenance import provenance
-from sglang_parse.embedded import DRAFT_PATH, PROBE_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
-from sglang_parse.judging.probe import Learnt, Probe, load_probe, save_probe
-from sglang_parse.judging.probe_fit import LABELS, Pairs, gold_report, learn
-from sglang_parse.runtime.fingerprint import fingerprint
+from sglang_parse.probe.linear_probe import Learnt, Probe
+from sglang_parse.probe.probe_file import load_probe, save_probe
+from sglang_parse.probe.target_fingerprint import fingerprint
 
+PROBE_PATH = Path(__file__).with_name("embedded.safetensors")
 SEED, EVAL_SEED = 29, 1234
 THRESHOLD = 0.5
 SEGMENTER = "step"

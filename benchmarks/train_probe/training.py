@@ -1,4 +1,4 @@
-"""`sglang-parse probe train`: a probe from the verdicts of a running server.
+"""`train`: a probe from the verdicts of a running server.
 
 The server keeps pairs of hidden states and verdicts of the judge's question. They come
 from the problems of a data set, which are asked here, or from the server's own traffic.
@@ -13,28 +13,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.probe_collect import (
+from benchmarks.train_probe.collect import (
     Collected,
     ask_items,
     fetch_pairs,
     forget_pairs,
     wait_for_pairs,
 )
-from sglang_parse.bench.probe_gold import CHECKS
-from sglang_parse.bench.probe_report import report_text
+from benchmarks.train_probe.fit import LABELS, Fit, learn
+from benchmarks.train_probe.gold import CHECKS
+from benchmarks.train_probe.report import report_text
 from sglang_parse.calibrate.problems import PROBLEM_SETS, Item, load_items
-from sglang_parse.judging.probe import Probe, save_probe
-from sglang_parse.judging.probe_fit import LABELS, Fit, learn
 from sglang_parse.options.checks import check_choice, check_count, check_number
 from sglang_parse.options.table import flag_name
+from sglang_parse.probe.linear_probe import Probe
+from sglang_parse.probe.probe_file import save_probe
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """least_agreement: with the question, on requests held out. most_false_accepts:
-    share of the prefixes that the question rejects. hidden: units of a hidden layer, 0
-    for a linear probe. from_traffic: pairs to wait for, 0 to ask a data set. labels:
-    what is learnt, the question's verdicts or the gold labels of the data set.
+    share of the prefixes that the question rejects. from_traffic: pairs to wait for, 0
+    to ask a data set. labels: what is learnt, the question's verdicts or the gold
+    labels of the data set.
     """
 
     url: str
@@ -47,7 +48,6 @@ class TrainOptions:
     segmenters: tuple[str, ...] = ()
     concurrency: int = 8
     max_new_tokens: int = 0
-    hidden: int = 0
     labels: str = "question"
     least_agreement: float = 0.95
     most_false_accepts: float = 0.1
@@ -66,7 +66,6 @@ class TrainOptions:
             )
         for name in ("problems", "concurrency"):
             check_count(getattr(self, name), f"--{name}", 1, 1 << 20)
-        check_count(self.hidden, "--hidden", 0, 256)
         check_count(self.from_traffic, "--from-traffic", 0, 1 << 20)
         for name in ("least_agreement", "most_false_accepts"):
             flag = "--" + name.replace("_", "-")
@@ -90,7 +89,6 @@ def run_training(options: TrainOptions, items: Sequence[Item] | None = None) -> 
         found.pairs,
         threshold=found.learnt.threshold,
         labels=options.labels,
-        hidden=options.hidden,
         seed=options.seed,
     )
     seconds = time.perf_counter() - started
@@ -151,7 +149,6 @@ def probe_of(found: Collected, fit: Fit) -> Probe:
         points={found.segmenters[kind]: point for kind, point in fit.points.items()},
         weight=fit.weight,
         bias=fit.bias,
-        inner=fit.inner,
         figures={
             "labels": fit.labels,
             "held_out_requests": fit.report["held_out_requests"],

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from sglang_parse.bench.probe_gold import CHECKS, Verdicts, gold_label, gold_verdicts
+from benchmarks.train_probe.fit import Pairs
+from benchmarks.train_probe.gold import CHECKS, Verdicts, gold_label, gold_verdicts
 from sglang_parse.calibrate.problems import PROBLEM_SETS, Item
 from sglang_parse.demo.load import (
     LoadError,
@@ -27,16 +28,15 @@ from sglang_parse.demo.load import (
     load_tokenizer,
     open_session,
 )
-from sglang_parse.judging.probe import Learnt, Target
-from sglang_parse.judging.probe_fit import Pairs
 from sglang_parse.options.table import flag_name
+from sglang_parse.probe.linear_probe import Learnt, TargetHashes
 
 PAIRS = "/parse/probe/pairs"
 WAIT_S = 2.0
 
 
 class Source(Protocol):
-    """Where pairs come from (`bench.probe_training.TrainOptions`)."""
+    """Where pairs come from (`TrainOptions`)."""
 
     @property
     def url(self) -> str: ...
@@ -165,7 +165,7 @@ class _Parts:
         return Collected(
             pairs,
             Learnt(
-                Target(**learnt["target"]),
+                TargetHashes(**learnt["target"]),
                 learnt["question"],
                 tuple(learnt["suffix"]),
                 learnt["threshold"],

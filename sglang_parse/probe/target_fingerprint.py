@@ -1,7 +1,7 @@
 """What identifies a target: hashes of its configuration and of its weights.
 
-Weights are not read whole: of each tensor its name, type, shape, and some bytes of its
-middle are. That takes milliseconds, and another training changes every tensor.
+Of each tensor, its name, type, shape and some bytes of its middle are read. That takes
+milliseconds, and another training changes every tensor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import struct
 from pathlib import Path
 
-from sglang_parse.judging.probe import Target
+from sglang_parse.probe.linear_probe import TargetHashes
 from sglang_parse.runtime.model_folder import local_folder
 
 #: Keys of a config.json that say nothing about the model.
@@ -21,7 +21,7 @@ SAMPLE_BYTES = 256
 NUM_PLACES = 64
 
 
-def fingerprint(path: str, revision: str | None = None) -> Target:
+def fingerprint(path: str, revision: str | None = None) -> TargetHashes:
     """Of a model folder, or a Hugging Face name whose files are on this machine.
 
     Raises ValueError, as the end of "PATH ...", where there are no files to read.
@@ -44,7 +44,8 @@ def fingerprint(path: str, revision: str | None = None) -> Target:
     if not files:
         raise ValueError("has no weights to take a fingerprint of")
     canonical = json.dumps(kept, sort_keys=True).encode()
-    return Target(hashlib.sha256(canonical).hexdigest()[:32], weights.hexdigest()[:32])
+    config_hash = hashlib.sha256(canonical).hexdigest()
+    return TargetHashes(config_hash[:32], weights.hexdigest()[:32])
 
 
 def _file_digest(file: Path) -> bytes:

@@ -1,0 +1,1 @@
+"""Training of probes (sglang_parse/probe)."""

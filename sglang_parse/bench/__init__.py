@@ -1,1 +1,0 @@
-"""The commands that measure: `bench`, `calibrate`, `estimate` and `probe`."""

@@ -1,0 +1,43 @@
+"""Where the verdicts of a round come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sglang_parse.requests.round import Round
+
+Scores = tuple[float, ...]
+
+
+class VerdictSource(Protocol):
+    """What the engine calls at four points of a round."""
+
+    def open(self, round: Round) -> None:
+        """Before the plan: fill `rows_per_verdict`."""
+
+    def choose(self, round: Round, *, room: int) -> None:
+        """After segmenting: fill `without_suffix`. room: rows for suffixes."""
+
+    def read(self, round: Round) -> list[Scores]:
+        """After the pass: scores that need no suffix. Per request, a score for each
+        boundary, or none. All ranks use those of the first rank."""
+
+    def settle(self, round: Round, read: Sequence[Scores]) -> None:
+        """Fill `scores` at all boundaries, `thresholds` and `judged_by`.
+
+        read: what `read` gave on the first rank. `scores` holds those of the suffixes.
+        """
+
+
+class SuffixVerdicts:
+    """Every boundary has a judge suffix in the pass."""
+
+    def open(self, round: Round) -> None: ...
+
+    def choose(self, round: Round, *, room: int) -> None: ...
+
+    def read(self, round: Round) -> list[Scores]:
+        return [()] * len(round)
+
+    def settle(self, round: Round, read: Sequence[Scores]) -> None: ...

@@ -1,0 +1,164 @@
+"""Opens the probe of a server: its file, its layers, its guard and its collector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
+from sglang_parse.judging.judges import ServerJudge
+from sglang_parse.options.checks import shown
+from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.request import RequestOptions
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.table import flag_name
+from sglang_parse.probe.linear_probe import Probe, ProbeError, usual_layers
+from sglang_parse.probe.pair_collector import PairCollector
+from sglang_parse.probe.pairs_route import open_collector
+from sglang_parse.probe.probe_file import load_probe
+from sglang_parse.probe.probe_guard import ProbeGuard
+from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
+from sglang_parse.probe.target_fingerprint import fingerprint
+from sglang_parse.runtime.architecture import has_recurrent_state
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class OpenedProbe:
+    """What a server reads of hidden states: nothing by default."""
+
+    config: ParseConfig
+    probe: Probe | None = None
+    guard: ProbeGuard | None = None
+    collector: PairCollector | None = None
+
+    def judge_kind(self, options: RequestOptions) -> str:
+        """What gives a request's verdicts: `suffix`, `probe` or `auto`.
+
+        Raises ValueError where it requires a probe that there is not.
+        """
+        if options.mode != "semantic":
+            return "suffix"
+        if options.client_text:
+            told = "and its text is a client's, which the question judges"
+        elif self.probe is None:
+            told = f"and this server has no {flag_name('probe')}"
+        else:
+            reason = self.probe.misfit(
+                question=options.judge_suffix,
+                threshold=options.threshold,
+                segmenter=options.segmenter,
+            )
+            told = f"and this server's probe {reason}" if reason else ""
+        if told and options.judge == "probe":
+            raise ValueError(
+                f"custom_params.parse_judge is 'probe' {told}; expected 'suffix' or "
+                "'auto'."
+            )
+        return "suffix" if told else options.judge
+
+    def verdicts(self, parts: RoundParts) -> VerdictSource:
+        if self.probe is None and self.collector is None:
+            return SuffixVerdicts()
+        question = self.config.judge_suffix
+        return ProbeVerdicts(parts, self.probe, self.guard, self.collector, question)
+
+
+def open_probe(
+    server_args: Any, config: ParseConfig, judge: ServerJudge, verifier: Any
+) -> OpenedProbe:
+    """Read the server's probe, and have passes show what it reads.
+
+    verifier: the `TargetVerifier`, before graphs are captured. Raises ValueError where
+    the target cannot show it, or the probe is for another target or question.
+    """
+    probe = read_probe(server_args, config)
+    if probe is None and not config.probe_collect:
+        return OpenedProbe(config)
+    model = verifier.runner.model_config
+    if has_recurrent_state(verifier.runner):
+        raise ValueError(
+            f"--model-path {server_args.model_path!r} has a recurrent state, and a "
+            "probe in doubt needs a pass that begins before it; leave out "
+            f"{flag_name('probe')} and {flag_name('probe_collect')}."
+        )
+    layers = usual_layers(model.num_hidden_layers)
+    flag = flag_name("probe_collect")
+    if probe is not None:
+        flag, layers = flag_name("probe"), probe.layers
+        suffix = judge.ask(config.judge_suffix).suffix
+        for name, has, expected in (
+            ("layers", layers, range(1, model.num_hidden_layers)),
+            ("hidden_size", (probe.hidden_size,), (model.hidden_size,)),
+            ("suffix", (probe.learnt.suffix,), (tuple(suffix),)),
+        ):
+            if wrong := [one for one in has if one not in expected]:
+                raise ValueError(
+                    f"{flag} {config.probe!r} has the {name} {shown(wrong[0])}; this "
+                    f"target has {shown(expected)}."
+                )
+    verifier.show_layers(layers, flag)
+    guard = None
+    if probe is not None and config.probe_check:
+        guard = ProbeGuard(share=config.probe_check, least=config.probe_agreement)
+    collector = open_collector(server_args, config, layers, judge, model)
+    return OpenedProbe(config, probe, guard, collector)
+
+
+def check_probe_flags(server_args: Any, config: ParseConfig) -> None:
+    """Raises ValueError, naming the flag, where a probe or a collector cannot be used
+    with the server's other flags."""
+    for name in ("probe", "probe_collect"):
+        value = getattr(config, name)
+        if value and config.judge != QUESTION_JUDGE:
+            raise ValueError(
+                f"{flag_name(name)} is {shown(value)} and {flag_name('judge')} is "
+                f"{config.judge!r}; expected {QUESTION_JUDGE!r}, whose verdicts probes "
+                "are trained on."
+            )
+    read_probe(server_args, config)
+    keys = (server_args.api_key, getattr(server_args, "admin_api_key", None))
+    host = server_args.host or "127.0.0.1"
+    if config.probe_collect and not any(keys) and host not in LOOPBACK:
+        raise ValueError(
+            f"{flag_name('probe_collect')} is {config.probe_collect} and --host is "
+            f"{host!r} without an API key; expected --api-key or --admin-api-key, as "
+            "hidden states tell of the texts of clients."
+        )
+
+
+def read_probe(server_args: Any, config: ParseConfig) -> Probe | None:
+    """The server's probe, None without one.
+
+    Raises ValueError, naming the flag and the file, where the file is none or was
+    trained for another target, question, threshold or segmenter than the server's.
+    """
+    if not config.probe:
+        return None
+    place = f"{flag_name('probe')} {config.probe!r}"
+    path = server_args.model_path
+    try:
+        probe = load_probe(config.probe)
+    except ProbeError as e:
+        raise ValueError(f"{place} {e}.") from e
+    try:
+        target = fingerprint(path, getattr(server_args, "revision", None))
+    except ValueError as e:
+        raise ValueError(
+            f"--model-path {path!r} {e}; expected a model folder with "
+            f"{flag_name('probe')}, which is bound to its weights."
+        ) from e
+    if told := probe.misfit(target=target):
+        raise ValueError(f"{place} {told}; expected one of --model-path {path!r}.")
+    for name, told in (
+        ("judge_suffix", probe.misfit(question=config.judge_suffix)),
+        ("threshold", probe.misfit(threshold=config.threshold)),
+        ("segmenter", probe.misfit(segmenter=config.segmenter)),
+    ):
+        if told:
+            raise ValueError(
+                f"{place} {told}, and {flag_name(name)} is "
+                f"{getattr(config, name)!r}; expected the same."
+            )
+    return probe
