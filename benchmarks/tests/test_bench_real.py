@@ -1,8 +1,6 @@
 """The table of the real model's speed: which cells are left, what a row compares."""
 
-import argparse
-
-from benchmarks.bench_real import Cell, cells, report, server_flags
+from benchmarks.bench_real import report, server_flags
 from benchmarks.real_model import RealModels
 
 
@@ -33,30 +31,6 @@ def test_ratios_are_to_the_target_of_the_same_repeat():
     assert last.endswith("| 5/6 |")
     first = report(rows).splitlines()[2]
     assert "| 20.0 | 1.00 (1.00-1.00) | 1.00 (1.00-1.00) | 1.00 |" in first
-
-
-def test_two_targets_are_compared_by_their_mean():
-    """Red if one lucky server of the target alone decides all ratios."""
-    same = [[1, 2, 3, 4, 5]]
-    rows = [row(1, "target", 10.0, same, 4), row(1, "again", 30.0, same, 4)]
-    lines = report([*rows, row(1, "exact", 40.0, same, 2)]).splitlines()
-    assert "| 10.0 | 0.50 (0.50-0.50) |" in lines[2]
-    assert "| 30.0 | 1.50 (1.50-1.50) |" in lines[3]
-    assert "| 40.0 | 2.00 (2.00-2.00) |" in lines[4]
-
-
-def test_every_other_repeat_goes_from_last_to_first():
-    """Red if one arm is always measured behind another, or a cell is left out."""
-    args = argparse.Namespace(
-        repeats=2,
-        concurrency=[1, 4],
-        arms=["target", "exact"],
-        kinds=["prose", "code", "lists"],
-    )
-    found = list(cells(args))
-    assert len(found) == len(set(found)) == 2 * 2 * 3 * 2
-    assert [c.arm for c in found[:2]] == ["target", "exact"]
-    assert found[-1] == Cell(1, 4, "lists", "target")
 
 
 def test_arms_have_what_their_name_says(tmp_path):

@@ -49,23 +49,3 @@ def run(tmp_path, first, second, *more):
 )
 def test_apart(tmp_path, first, second, code):
     assert run(tmp_path, [first], [second]) == code
-
-
-def test_limits_are_options_and_the_rest_is_counted(tmp_path, capsys):
-    first = [figures(2.0), figures(1.0, arm="target")]
-    second = [figures(2.6), figures(1.0, arm="draft")]
-    assert run(tmp_path, first, second, "--arms", "31") == 0
-    out = capsys.readouterr().out
-    assert "parse embedded 8: 2.00 and 2.60 times the target,  30% apart" in out
-    assert "1 compared, 0 apart; at most 30% between arms (allowed 31)" in out
-    assert out.rstrip().endswith("Only in one run: 2.")
-
-
-def test_nothing_in_common_is_no_agreement(tmp_path):
-    with pytest.raises(SystemExit, match="no arm in common"):
-        run(tmp_path, [figures(2.0)], [figures(2.0, arm="draft")])
-
-
-def test_a_folder_without_a_summary_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="nowhere: expected a folder"):
-        compare.main([str(tmp_path / "nowhere"), str(tmp_path)])

@@ -21,13 +21,11 @@ from benchmarks.gpu.pairs import (
     PAIRS,
     Shape,
     head_folder,
-    model_args,
     shape_of,
 )
 from benchmarks.gpu.pinned_judge.parse_pinned_judge import PinnedJudge
-from benchmarks.gpu.records import Clock, Records, timed
-from benchmarks.gpu.run_all import stages_on
-from benchmarks.gpu.serve import environment, parser, server_flags
+from benchmarks.gpu.records import Records
+from benchmarks.gpu.serve import environment, parser
 from sglang_parse.judging.decide import count_valid_segments
 from sglang_parse.judging.judges import checked_judge, checked_scores
 
@@ -51,18 +49,6 @@ def test_shapes_have_the_published_size(name):
     assert billions == pytest.approx(BILLIONS[name], rel=0.005)
 
 
-def test_model_folders_can_be_loaded_as_a_pair(tmp_path):
-    """Red if target and draft get different tokenizers, which PARSE refuses."""
-    args = model_args(PAIRS["llama-8b-1b"], tmp_path)
-    target = Path(args[args.index("--model-path") + 1])
-    draft = Path(args[args.index("--speculative-draft-model-path") + 1])
-    for file in ("tokenizer.json", "chat_template.jinja"):
-        assert (target / file).read_bytes() == (draft / file).read_bytes()
-    assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 32
-    assert "dummy" in args
-    assert "dummy" not in model_args(PAIRS["embedded"], tmp_path)
-
-
 def test_heads_fit_their_targets(tmp_path):
     """Red if a head is of another width or vocabulary than its target, which PARSE and
     SGLang refuse, or has as many layers."""
@@ -76,41 +62,6 @@ def test_heads_fit_their_targets(tmp_path):
         assert head["num_hidden_layers"] == 1
         assert head["architectures"] == ["LlamaForCausalLMEagle3"]
         assert head["draft_vocab_size"] < head["vocab_size"]
-
-
-def test_card_that_cannot_hold_the_large_pair_measures_the_small_one():
-    """Red if an 80 GB card is asked for 64 GiB of weights, a head and their KV."""
-    for memory_mib, pairs in (
-        (81_559, {"llama-8b-1b"}),
-        (143_771, {"llama-8b-1b", "qwen3-32b-1.7b"}),
-    ):
-        stages = stages_on(memory_mib)
-        assert {s.args[s.args.index("--pair") + 1] for s in stages} == pairs
-        assert len({s.name for s in stages}) == len(stages) >= 3
-
-
-def test_several_cards_are_measured_together_too(tmp_path):
-    """Red if no server runs over all cards, or its figures pass for those of one."""
-    stage = next(s for s in stages_on(143_771, num_cards=6) if s.name == "serve-tp")
-    argv = [*stage.args, "--out", str(tmp_path), "--models", str(tmp_path)]
-    args = parser().parse_args(argv)
-    arms = arms_of(args)
-    assert args.tp == 4 and arms[1].name == "parse-0.9-adaptive"
-    assert "--tp 4" in " ".join(server_flags(args, arms[1]))
-    assert not any(s.name == "serve-tp" for s in stages_on(143_771))
-    serve = {"pinned": {"kept_fraction": 0.5}, "window": 4, "context": 10}
-    assert plot.bound_tokens_per_ms(forwards_records(), serve | {"tp": 1})
-    assert plot.bound_tokens_per_ms(forwards_records(), serve | {"tp": 4}) is None
-
-
-def test_failed_cells_fail_the_stage(tmp_path):
-    """Red if a run whose cells all failed ends as if it had measured them."""
-    records = Records(tmp_path / "cells.jsonl")
-    records.add("forwards", "good", ms=1.0)
-    records.exit_on_errors()
-    records.add("forwards", "bad", error="AttributeError")
-    with pytest.raises(SystemExit, match="cells that failed: bad"):
-        records.exit_on_errors()
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -188,20 +139,6 @@ def test_results_of_a_cut_run_are_kept_and_not_measured_again(tmp_path, capsys):
     assert [r["ms"] for r in plot.load(tmp_path / "r.jsonl")] == [1.0, 2.0]
     assert plot.load(tmp_path / "missing.jsonl") == []
     assert all("source" in r for r in plot.load(tmp_path / "r.jsonl"))
-
-
-def test_timing_leaves_the_warm_up_out_and_waits_for_the_device():
-    """Red if the first, slow call is a sample, or the device's work is not."""
-    calls = []
-    samples = timed(
-        lambda: calls.append("work"),
-        lambda: calls.append("wait"),
-        repeats=3,
-        warmup=2,
-    )
-    assert len(samples) == 3
-    assert calls == ["work"] * 2 + ["wait", "work", "wait"] * 3
-    assert Clock(-1).left_s() < 0 < Clock(60).left_s()
 
 
 SHAPE = Shape(

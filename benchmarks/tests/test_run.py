@@ -13,20 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from benchmarks.harness import arm_servers, measure, plan, run
-from benchmarks.harness import arms as arms_module
-from benchmarks.harness.__main__ import main
-from benchmarks.harness.arms import ARMS, Models, arm_draft, make_hostile_draft, refusal
 from benchmarks.harness.cells import Cell, CellResult, CellStore
 from benchmarks.harness.config import load_config
 from benchmarks.harness.conversation import Chat
-from benchmarks.harness.datasets import load_items
-from benchmarks.harness.grade import grade_cell, prefix_is_valid
-from benchmarks.harness.measure import hub_commit
+from benchmarks.harness.grade import prefix_is_valid
 from benchmarks.harness.plan import load_set, plan_cells
-from benchmarks.harness.plots import spread
 from benchmarks.harness.procedures import (
     Answer,
     Client,
@@ -45,7 +38,7 @@ from benchmarks.harness.summary import (
     summarise_cells,
 )
 from sglang_parse.demo.load import LoadError, open_session
-from sglang_parse.embedded import DRAFT_PATH, task
+from sglang_parse.embedded import task
 from tests.support.fake_sglang import (
     JUDGE,
     NO,
@@ -73,7 +66,6 @@ sweep:
 """
 CHAT = Chat(CharTokenizer(), {})
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "benchmarks" / "configs"
 PROBLEMS = task.make_problems(12, 64)
 
 
@@ -138,12 +130,6 @@ def test_plain_answer_carries_counters_and_rounds():
     assert 0 < answer.ttft_s <= answer.latency_s
 
 
-def test_plain_answer_of_stock_server_counts_a_pass_a_token():
-    with FakeServer("target") as server:
-        answer = ask(plain, {"main": server}, CLEAN)
-    assert answer.target_passes == answer.num_tokens - 1 and not answer.counters
-
-
 @pytest.mark.parametrize(("problem", "kept"), [(CLEAN, True), (SLIPS, False)])
 def test_cascade_keeps_the_whole_draft_or_regenerates_it(problem, kept):
     with FakeServer("parse") as judge, FakeServer("target") as target:
@@ -186,15 +172,6 @@ def test_sequential_judges_every_step_and_lets_the_target_write_failed_ones(prob
     question = CHAT.encode([{"role": "user", "content": problem.prompt}])
     assert judged[0]["input_ids"] == [*question, *map(ord, steps[0]), JUDGE]
     assert answer.num_tokens == len(answer.text) + 1
-
-
-def test_sequential_ends_at_the_token_limit():
-    with FakeServer("draft") as draft, FakeServer("target") as target:
-        servers = {"draft": draft, "target": target}
-        answer = ask(sequential, servers, CLEAN, max_new_tokens=20)
-    first = task.split_segments(draft_text(CLEAN))[0]
-    assert len(first) > 20 and answer.text == first
-    assert draft.bodies[0]["sampling_params"]["max_new_tokens"] == 20
 
 
 def test_rounds_are_split_where_the_target_writes():
@@ -246,23 +223,6 @@ def test_gold_of_prefixes_that_end_inside_a_segment():
     assert not prefix_is_valid(problem, right + "\nMore")
 
 
-def test_hub_models_are_named_by_their_commit(tmp_path, monkeypatch):
-    """What `hub_commit` finds in a cache laid out as the hub's library lays it out."""
-    repo = tmp_path / "models--org--name"
-    for commit, ref in (("c0ffee", "main"), ("deca", "v2")):
-        snapshot = repo / "snapshots" / commit
-        snapshot.mkdir(parents=True)
-        (snapshot / "config.json").write_text("{}")
-        (repo / "refs").mkdir(exist_ok=True)
-        (repo / "refs" / ref).write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert hub_commit("org/name") == "c0ffee"
-    assert hub_commit("org/name", "v2") == "deca"
-    assert hub_commit(str(repo / "snapshots" / "deca")) == "deca"
-    assert hub_commit("org/other") == hub_commit("no/hub/name") == ""
-    assert hub_commit(str(tmp_path)) == ""
-
-
 def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, capsys):
     path = write_config(tmp_path)
     report = run_benchmark(load_config(path))
@@ -295,16 +255,6 @@ def test_run_writes_every_cell_its_report_and_repeats_nothing(fakes, tmp_path, c
     before = len(fakes)
     again = run_benchmark(load_config(path)).read_text()
     assert len(fakes) == before and again == text
-
-
-def test_finished_cell_of_other_settings_is_refused(fakes, tmp_path):
-    text = CONFIG.replace("[1, 3]", "[1]").replace("[target, parse]", "[target]")
-    text = text[: text.index("sweep:")]
-    run_benchmark(load_config(write_config(tmp_path, text)))
-    other = write_config(tmp_path, text + "seed: 65\n")
-    with pytest.raises(ValueError, match=r"with other settings \(items, seed\)"):
-        run_benchmark(load_config(other))
-    assert len(fakes) == 1
 
 
 def test_failing_request_names_the_cell_and_leaves_it_unfinished(
@@ -381,137 +331,6 @@ def test_killed_run_continues_and_gives_the_same_table(fakes, tmp_path, more):
     assert untimed(tmp_path / "killed") == untimed(tmp_path / "whole")
 
 
-def test_grades_of_a_set_without_gold_leave_accuracy_open(fakes, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": p.prompt} for p in PROBLEMS]
-    prompts.write_text("\n".join(map(json.dumps, rows)))
-    text = CONFIG[: CONFIG.index("sweep:")].replace(
-        "{{name: embedded, problems: 12}}",
-        f"{{{{name: prompts, path: {prompts}, max_new_tokens: 300}}}}",
-    )
-    report = run_benchmark(load_config(write_config(tmp_path / "run", text)))
-    assert re.search(r"\| parse \| - \| - \| \d", report.read_text())
-
-
-@pytest.mark.parametrize(
-    ("arm", "eagle", "has_gpu", "message"),
-    [
-        ("standalone", "", False, "'standalone' needs a CUDA device"),
-        ("eagle3", "", True, "needs an EAGLE-3 head"),
-        ("eagle3", "head", False, ""),
-        ("sglang-eagle3", "", True, "needs an EAGLE-3 head"),
-        ("sglang-eagle3", "head", False, "needs a CUDA device"),
-        ("parse-eagle3", "head", False, ""),
-        ("parse", "", False, ""),
-    ],
-)
-def test_arms_that_cannot_run_are_refused_with_a_sentence(arm, eagle, has_gpu, message):
-    reason = refusal(ARMS[arm], Models("t", "d", eagle), has_gpu=has_gpu)
-    assert message in reason and bool(reason) == bool(message)
-
-
-def test_hostile_draft_has_the_same_rows_in_another_order(tmp_path, monkeypatch):
-    from safetensors.torch import load_file
-
-    monkeypatch.setattr(arms_module.tempfile, "tempdir", str(tmp_path))
-    ours = load_file(make_hostile_draft(str(DRAFT_PATH)) / "model.safetensors")
-    theirs = load_file(DRAFT_PATH / "model.safetensors")
-    head, original = ours.pop("lm_head.weight"), theirs.pop("lm_head.weight")
-    assert all(ours[k].equal(theirs[k]) for k in theirs) and len(ours) == len(theirs)
-    assert not head.equal(original)
-    assert head.sum(1).sort()[0].allclose(original.sum(1).sort()[0])
-
-
-def test_a_tied_draft_in_shards_gets_a_shuffled_head_of_its_own(tmp_path, monkeypatch):
-    """Red if the usual small drafts (shards, tied embeddings) cannot be made hostile,
-    or their embeddings are shuffled with the head."""
-    from safetensors.torch import load_file, save_file
-
-    embeddings = torch.arange(12.0).view(6, 2)
-    source = tmp_path / "draft"
-    source.mkdir()
-    save_file({"model.embed_tokens.weight": embeddings}, source / "a-1.safetensors")
-    save_file({"model.norm.weight": torch.ones(2)}, source / "a-2.safetensors")
-    (source / "config.json").write_text('{"tie_word_embeddings": true, "x": 1}')
-    index = source / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"model.norm.weight": "a-2.safetensors"}}')
-    monkeypatch.setattr(arms_module.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", {"some/draft": str(source)}.get
-    )
-    out = make_hostile_draft("some/draft")
-    found = load_file(out / "a-1.safetensors")
-    assert found["model.embed_tokens.weight"].equal(embeddings)
-    head = found["lm_head.weight"]
-    assert not head.equal(embeddings) and head.sort(0)[0].equal(embeddings)
-    config = json.loads((out / "config.json").read_text())
-    assert config == {"tie_word_embeddings": False, "x": 1}
-    listed = json.loads((out / index.name).read_text())["weight_map"]
-    assert listed["lm_head.weight"] == "a-1.safetensors"
-    assert make_hostile_draft("some/draft") == out
-    (source / "a-1.safetensors").unlink()
-    with pytest.raises(ValueError, match="'some/draft' cannot be shuffled"):
-        make_hostile_draft("some/draft")
-
-
-def test_rated_answers_are_averaged_and_graded_once(monkeypatch):
-    from benchmarks.harness import grade
-
-    asked = []
-
-    def rate(item, texts, judge):
-        asked.append((item.id, list(texts), dict(judge)))
-        return 7.0
-
-    monkeypatch.setattr(grade, "rate", rate)
-    (item,) = load_items("embedded", problems=1, seed=1)
-
-    class Result:
-        class cell:  # noqa: N801
-            dataset = name = "mt-bench"
-
-        ids = (item.id,)
-        answers = ((type("A", (), {"text": "hello"}),),)
-
-    grades = grade_cell(Result, [item], decode=CHAT.decode, judge={"url": "http://j"})
-    assert grades["ratings"] == [7.0] and grades["correct"] == [None]
-    assert asked == [(item.id, ["hello"], {"url": "http://j"})]
-    monkeypatch.setattr(grade.time, "sleep", lambda s: None)
-    answers = iter([TimeoutError("busy"), KeyError("choices"), 4.0])
-    monkeypatch.setattr(grade, "rate", lambda *_: raise_or_give(next(answers)))
-    assert grade.rate_patiently(item, ["hello"], {}) == 4.0
-    turns = {1: 4.0, 2: 9.0}
-    monkeypatch.setattr(grade, "rate", lambda _, texts, __: turns[len(texts)])
-    assert grade.rate_patiently(item, ["first", "second"], {}) == 6.5
-    monkeypatch.setattr(grade, "rate", lambda _, texts, __: {1: 4.0}.get(len(texts)))
-    assert grade.rate_patiently(item, ["first", "second"], {}) is None
-    monkeypatch.setattr(grade, "rate", lambda *_: raise_or_give(TimeoutError("gone")))
-    assert grade.rate_patiently(item, ["hello"], {}) is None
-    # Only what was not rated is asked for again.
-    assert grade.lacks_ratings({"ratings": [7.0, None]})
-    assert not grade.lacks_ratings({"ratings": [7.0]})
-    assert not grade.lacks_ratings({"ratings": None})
-    Result.ids, Result.answers = (item.id,) * 2, Result.answers * 2
-    monkeypatch.setattr(grade, "rate", lambda *_: 3.0)
-    grades = grade_cell(
-        Result,
-        [item, item],
-        decode=CHAT.decode,
-        judge={"url": "http://j"},
-        ratings=[7.0, None],
-    )
-    assert grades["ratings"] == [7.0, 3.0]
-    Result.ids = ("another",)
-    with pytest.raises(ValueError, match="measured on other items"):
-        grade_cell(Result, [item], decode=CHAT.decode, judge={})
-
-
-def raise_or_give(value):
-    if isinstance(value, Exception):
-        raise value
-    return value
-
-
 def test_grades_are_of_one_result_and_one_rater(tmp_path):
     """Red if a cell that is measured again keeps the grades of the one before, or
     answers rated by one model count as another's."""
@@ -528,17 +347,6 @@ def test_grades_are_of_one_result_and_one_rater(tmp_path):
     rewritten = store.path(cell).read_bytes() + b"\0"
     store.path(cell).write_bytes(rewritten)
     assert store.read_grades(cell, "a model") is None
-
-
-def test_arms_that_boot_together_are_measured_one_by_one(fakes, tmp_path):
-    text = (
-        CONFIG[: CONFIG.index("sweep:")].replace("[1, 3]", "[3]") + "boot_together: 2\n"
-    )
-    report = run_benchmark(load_config(write_config(tmp_path, text)))
-    assert [name for name, _, _ in fakes] == ["target-main", "parse-main"]
-    # Warm-up and problems, each server its own arm's.
-    assert [len(server.bodies) for _, _, server in fakes] == [12 + 8] * 2
-    assert "| parse |" in report.read_text()
 
 
 LAPS = CONFIG.replace("[target, parse]", "[target, parse, exact]") + (
@@ -605,10 +413,6 @@ def rotation(*arms):
     return first + second + [(arm, [8, 9, 10, 11]) for arm in arms]
 
 
-def swept():
-    return [("parse", None), ("parse", [*range(6)])] * 2
-
-
 def test_arms_take_turns_by_laps_and_so_do_settings_of_a_sweep(events, tmp_path):
     run_benchmark(laps_config(tmp_path, 3))
     arms = ("target", "parse", "exact")
@@ -643,19 +447,6 @@ def test_the_baseline_takes_turns_with_every_group_of_arms(events, tmp_path):
     assert in_groups(events) == rotation("parse")
 
 
-def test_the_baseline_is_asked_beside_others_only_what_they_are(fakes, tmp_path):
-    text = CONFIG[: CONFIG.index("sweep:")].replace(
-        "[target, parse]", "[target, {{name: parse, concurrency: [3]}}]"
-    )
-    config = load_config(write_config(tmp_path, text + "laps: 2\n"))
-    assert config.concurrency == (1, 3)
-    items = {s: load_set(config, s) for s in plan.data_sets(config)}
-    assert [cell.name for cell in plan_cells(config, items)] == [
-        *("target/embedded-c1-r0", "target/embedded-c3-r0"),
-        *("target/embedded-c3-r0-beside1", "parse/embedded-c3-r0"),
-    ]
-
-
 def test_another_repeat_takes_its_turns_from_the_last_arm_on(events, tmp_path):
     text = LAPS[: LAPS.index("sweep:")].replace("[1, 3]", "[1]")
     run_benchmark(
@@ -663,18 +454,6 @@ def test_another_repeat_takes_its_turns_from_the_last_arm_on(events, tmp_path):
     )
     arms = ("target", "parse", "exact")
     assert in_groups(events) == rotation(*arms) + rotation(*reversed(arms))
-
-
-@pytest.mark.parametrize("more", ["", "laps: 1\n"])
-def test_without_laps_an_arm_is_measured_to_its_end(events, tmp_path, more):
-    text = LAPS.replace("laps: {laps}\n", more)
-    run_benchmark(load_config(write_config(tmp_path, text)))
-
-    def whole(arm):
-        return [(arm, None), (arm, [*range(12)])] * 2
-
-    expected = whole("target") + whole("parse") + swept() + whole("exact")
-    assert in_groups(events) == expected
 
 
 @pytest.mark.parametrize("laps", [1, 3, 5])
@@ -769,22 +548,6 @@ def test_other_problems_under_the_same_settings_are_refused(fakes, tmp_path):
         report_of(rows)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 4)])
-def test_cells_of_other_laps_are_refused(fakes, tmp_path, before, after):
-    """Red if runs with other laps are mixed, or results from before there were laps
-    are not those of one."""
-    config = laps_config(tmp_path, before)
-    run_benchmark(config)
-    other = laps_config(tmp_path, after)
-    items = {s: load_set(other, s) for s in plan.data_sets(other)}
-    store = CellStore(other.out)
-    for cell in plan_cells(other, items):
-        assert cell.laps == after
-        assert ("laps" in cell.spec) == (cell.laps > 1)
-        with pytest.raises(ValueError, match=r"with other settings \(laps\)"):
-            store.is_finished(cell)
-
-
 @pytest.mark.parametrize(
     ("num_items", "laps", "sizes"),
     [(200, 4, [50] * 4), (10, 4, [2, 3, 2, 3]), (2, 5, [1, 1]), (7, 1, [7])],
@@ -793,70 +556,6 @@ def test_parts_are_contiguous_and_equal_but_for_one_item(num_items, laps, sizes)
     parts = measure.cut(num_items, laps)
     assert [len(part) for part in parts] == sizes
     assert [k for part in parts for k in part] == [*range(num_items)]
-
-
-def test_models_alone_are_served_once_for_arms_that_boot_together(fakes, tmp_path):
-    """Red if each arm of a batch boots the stock target anew, or PARSE arms share."""
-    text = (
-        CONFIG[: CONFIG.index("sweep:")]
-        .replace("[1, 3]", "[3]")
-        .replace("[target, parse]", "[target, draft, sequential, parse, parse-no-tail]")
-    )
-    config = load_config(write_config(tmp_path, text + "boot_together: 5\n"))
-    with arm_servers.arm_servers(config.arms, config) as urls:
-        names = [name for name, _, _ in fakes]
-    assert names == ["target-main", "draft-main", "parse-main", "parse-no-tail-main"]
-    assert urls["sequential"] == {
-        "draft": urls["draft"]["main"],
-        "target": urls["target"]["main"],
-    }
-    assert urls["parse"] != urls["parse-no-tail"]
-
-
-def test_the_same_arms_are_up_together_in_every_repeat():
-    """Red if arms that took turns in one run are apart in the next, or when it goes on
-    after it was killed."""
-    arms = [SimpleNamespace(name=name) for name in "abcde"]
-    config = SimpleNamespace(arms=arms, repeats=2, boot_together=2)
-    places = {"a": [0, 1, 2], "b": [0], "c": [1], "d": [1], "e": [2]}
-    cells = [
-        SimpleNamespace(arm=name, repeat=r, group=group)
-        for r in (0, 1)
-        for name, groups in places.items()
-        for group in groups
-    ]
-
-    def together(pending):
-        groups = plan.batches(config, pending)
-        return ["".join(arm.name for arm in group) for group, _ in groups]
-
-    assert together(cells) == ["ab", "acd", "ae", "ea", "dca", "ba"]
-    assert together(cells[3:]) == ["b", "cd", "e", "ea", "dca", "ba"]
-    assert together([c for c in cells if c.arm in "bd"]) == ["b", "d", "d", "b"]
-
-
-def test_repeats_asked_for_later_are_added_on_fresh_servers(fakes, tmp_path):
-    """Red if finished repeats are measured anew, or the report hides their range."""
-    path = write_config(tmp_path)
-    run_benchmark(load_config(path))
-    out = tmp_path / "out"
-    first = {p: p.read_bytes() for p in out.rglob("*.gz")}
-    assert main([str(path), "--repeats", "3"]) == 0
-    servers = ["target-main", "parse-main"]
-    started = [name for name, _, _ in fakes]
-    assert started == [*servers, *reversed(servers), *servers]
-    assert all(p.read_bytes() == data for p, data in first.items())
-    # The sweep is not repeated.
-    assert len(list(out.rglob("*.gz"))) == len(first) + 2 * 4
-    figures = json.loads((out / "summary.json").read_text())["figures"]
-    (one,) = (
-        f
-        for f in figures
-        if (f["arm"], f["concurrency"], f["is_sweep"]) == ("parse", 1, False)
-    )
-    ratios = one["ratio_by_repeat"]
-    assert len(ratios) == 3 and one["figures"]["problems"] == 12
-    assert f"; {min(ratios):.2f}-{max(ratios):.2f} |" in (out / "report.md").read_text()
 
 
 def graded_cell(repeat, rows, arm="parse", options=None, **answer):
@@ -922,85 +621,3 @@ def test_arms_own_threshold_decides_what_its_verdicts_were():
     assert quality({}) == (1, 0)
     assert quality({"parse_threshold": 0.7}) == (1, 1)
     assert quality({"parse_threshold": 0.9}) == (0, 1)
-
-
-def test_share_of_drafts_kept_counts_every_drafter():
-    """Red if what the head drafted is in what was kept and not in what was drafted."""
-    counters = {"draft_tokens": 6, "eagle_draft_tokens": 4, "kept_tokens": 8}
-    (f,) = summarise_cells([graded_cell(0, ROWS, counters=counters)], 0.5)
-    assert f.kept_share == 0.8
-
-
-@pytest.mark.parametrize("arm", ["parse", "parse-eagle3", "target", "eagle3"])
-def test_verdicts_are_asked_of_the_arms_that_give_some(arm, tmp_path):
-    text = CONFIG[: CONFIG.index("sweep:")].replace("parse]", f"{arm}]")
-    text = text.replace("target, target", "target") + "eagle: embedded:head\n"
-    config = load_config(write_config(tmp_path, text))
-    items = {s: load_set(config, s) for s in plan.data_sets(config)}
-    cell = next(c for c in plan_cells(config, items) if c.arm == arm)
-    job = measure.Job(cell, ARMS[arm], config, items[config.datasets[0]], {}, CHAT)
-    options = measure.make_client(job, None).options
-    assert options.get("parse_report", False) == (arm in ("parse", "parse-eagle3"))
-
-
-@pytest.mark.parametrize("name", ["embedded", "passes", "paper"])
-def test_shipped_configs_are_refused_up_front_or_not_at_all(name, monkeypatch):
-    """Red if an arm of ours fails only when its server is to start, hours later."""
-    monkeypatch.setattr(run, "gpu_names", lambda: ["a card"])
-    monkeypatch.setattr(arms_module, "local_folder", lambda model: DRAFT_PATH)
-    config = load_config(CONFIGS / f"{name}.yaml")
-    run.check_arms(config)
-    for arm in config.arms:
-        arm_draft(arm, config.models)
-
-
-def test_draft_that_cannot_be_had_is_refused_before_anything_starts(
-    tmp_path, monkeypatch
-):
-    def fail(model):
-        raise OSError("no route\nto it")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    text = CONFIG.replace("draft: embedded:draft", "draft: some-hub/model")
-    config = load_config(
-        write_config(tmp_path, text.replace("parse]", "parse, hostile]"))
-    )
-    with pytest.raises(
-        ValueError, match="'some-hub/model' is no folder and.*: no route$"
-    ):
-        run_benchmark(config)
-
-
-def test_whiskers_hold_the_interval_and_every_repeat():
-    assert spread((2.0, 1.9, 2.1), ()) == (2.0, 1.9, 2.1)
-    assert spread((2.0, 1.9, 2.1), (1.5, 2.05)) == (2.0, 1.5, 2.1)
-    assert spread((2.0, 1.9, 2.1), (1.95, 2.4)) == (2.0, 1.9, 2.4)
-
-
-def test_an_arm_may_have_its_own_concurrency(tmp_path):
-    """Red if an arm's own levels are ignored, or measured cells are lost to a change of
-    them."""
-    text = CONFIG[: CONFIG.index("sweep:")]
-    own = text.replace("parse]", "{{name: parse, concurrency: [3]}}]")
-    cells = {}
-    for name, one in (("all", text), ("own", own)):
-        config = load_config(write_config(tmp_path / name, one))
-        items = {s: load_set(config, s) for s in plan.data_sets(config)}
-        cells[name] = {c.name: c.spec for c in plan_cells(config, items)}
-    assert [name.split("-r")[0] for name in cells["own"]] == [
-        "target/embedded-c1",
-        "target/embedded-c3",
-        "parse/embedded-c3",
-    ]
-    assert all(cells["all"][name] == spec for name, spec in cells["own"].items())
-
-
-def test_model_that_was_trained_anew_is_another_setting(tmp_path):
-    weights = tmp_path / "model.safetensors"
-    marks = []
-    for data in (b"one", b"two", b"one"):
-        weights.write_bytes(data)
-        plan.fingerprint.cache_clear()
-        marks.append(plan.fingerprint(str(tmp_path)))
-    assert marks[0] == marks[2] != marks[1]
-    assert plan.fingerprint("a-hub/name") == ""
