@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -78,38 +74,6 @@ def test_arms_of_a_benchmark_on_real_servers(target, parse, tmp_path, monkeypatc
     assert figures["parse"]["judge"]["auc"] > 0.9
     assert figures["parse"]["accept_length"] > figures["exact"]["accept_length"] > 1
     assert all(f"| {arm} |" in report for arm in found)
-
-
-@pytest.mark.skipif(
-    "SGLANG_PARSE_TEST_SCALE" not in os.environ,
-    reason="SGLANG_PARSE_TEST_SCALE=1 runs what is for cards on the CPU",
-)
-def test_forwards_of_the_gpu_benchmark(tmp_path):
-    """Red if a cell of the benchmark for cards calls what is not there any more."""
-    sizes = [
-        "--contexts",
-        "64",
-        "--windows",
-        "8",
-        "--segments",
-        "4",
-        "--batches",
-        "1",
-        "--repeats",
-        "1",
-    ]
-    command = [sys.executable, "-m", "benchmarks.gpu.forwards", "--pair", "embedded"]
-    done = subprocess.run(
-        [*command, *sizes, "--out", str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    lines = (tmp_path / "forwards.jsonl").read_text().splitlines()
-    kinds = {json.loads(line)["kind"] for line in lines}
-    assert {"decode", "draft", "verify", "parity", "prefill", "sequential"} <= kinds
 
 
 @pytest.mark.parametrize("number", [0, 1])
