@@ -5,6 +5,8 @@ import os
 import pytest
 
 os.environ.setdefault("NO_PROXY", "127.0.0.1,localhost")  # of servers started here
+# Tests start stock servers too, and resolve arguments in this process.
+os.environ.setdefault("SGLANG_PARSE_CPU_PLATFORM", "1")
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,13 @@ Built as SGLang's scheduler builds it (sglang/srt/managers/scheduler.py, `__init
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from sglang_parse.cpu.entry import SWITCH_ENV
 
 VERDICT_TOKEN = (
     5  # any id of the embedded tokenizer; drafts and suffixes are made of it
@@ -20,6 +23,7 @@ class Engine:
     """Target, draft and verify passes over rows of a KV pool that are all filled."""
 
     def __init__(self, args: Sequence[str]) -> None:
+        os.environ.setdefault(SWITCH_ENV, "1")  # read when SGLang is imported
         from sglang.srt.plugins import load_plugins
 
         load_plugins()

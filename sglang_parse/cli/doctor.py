@@ -117,8 +117,8 @@ def check_platform() -> str:
     if not torch.cuda.is_available():
         raise ValueError(
             f"platform {name}, but torch finds no CUDA GPU and the CPU platform of "
-            "sglang_parse is off; set SGLANG_PLATFORM=parse_cpu, or unset "
-            "SGLANG_PARSE_CPU_PLATFORM, SGLANG_PLATFORM and SGLANG_USE_CPU_ENGINE."
+            "sglang_parse is off; unset SGLANG_PARSE_CPU_PLATFORM, SGLANG_PLATFORM "
+            "and SGLANG_USE_CPU_ENGINE."
         )
     return f"platform {name}, device {torch.cuda.get_device_name()}"
 
@@ -138,12 +138,15 @@ def check_start(target: str, draft: str, started: list[Any]) -> str:
     from sglang.srt.arg_groups.overrides import attention_backends_of, resolving_view
     from sglang.srt.server_args import prepare_server_args
 
+    from sglang_parse.integration.start_checks import CHECKS
+
     argv = ["--model-path", target, "--speculative-algorithm", "PARSE"]
     args = prepare_server_args([*argv, "--speculative-draft-model-path", draft])
     args.resolve_once()
     started.append(resolving_view(args))
     prefill, _ = attention_backends_of(started[0])
-    return f"{target} with {draft} passes the checks of a start; attention: {prefill}"
+    checks = ", ".join(check.name for check in CHECKS)
+    return f"{target} with {draft} passes {checks}; attention: {prefill}"
 
 
 def check_tokenizers(args: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from sglang_parse import __version__
 from sglang_parse.cli.calibrate_command import add_calibrate
 from sglang_parse.cli.common import check_writable, leave_by_exception
 from sglang_parse.cli.estimate import add_estimate
+from sglang_parse.cpu.entry import SWITCH_ENV
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
@@ -22,6 +24,7 @@ from sglang_parse.options.table import COMPOSITIONS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    os.environ.setdefault(SWITCH_ENV, "1")  # our commands serve on any machine
     args = build_parser().parse_args(argv)
     try:
         status: int = args.command(args)

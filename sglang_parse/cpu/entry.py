@@ -1,32 +1,48 @@
-"""Entry point `sglang.srt.platforms`: whether this machine is ours to serve.
+"""Entry point `sglang.srt.platforms`: whether SGLang uses the CPU platform.
 
-The CPU platform takes the machine only if no accelerator is present and nobody else
-asks for it; SGLANG_PARSE_CPU_PLATFORM=0 switches it off, SGLANG_PLATFORM chooses
-another one. Nothing of SGLang is imported here: SGLang may resolve its platform while
-it is itself half imported.
+SGLang resolves its platform while it is imported, before it parses any argument, so the
+command line and the environment are read here. A server that asks for neither PARSE nor
+this platform keeps the one that SGLang chooses. Nothing of SGLang is imported at module
+level, because SGLang may be half imported when it loads this module.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 
+from sglang_parse.runtime.names import is_parse
+
+#: "1" serves any server on a machine without an accelerator; "0" switches it off.
 SWITCH_ENV = "SGLANG_PARSE_CPU_PLATFORM"
+#: The name of the entry point, a value of SGLANG_PLATFORM.
+PLATFORM_NAME = "parse_cpu"
 _QUALNAME = "sglang_parse.cpu.platform:ParseCpuPlatform"
+_FLAG = "--speculative-algo"  # argparse takes a flag's beginning for the flag
 
 
 def activate() -> str | None:
-    """Qualified class name if this machine is ours to serve, else None.
+    """Qualified name of the platform class if SGLang shall use it, else None.
 
     Source: sglang/srt/platforms/__init__.py, `_resolve_platform`.
     """
-    if os.environ.get(SWITCH_ENV, "1").lower() in ("0", "false", "no", "off"):
+    if os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME:
+        return _QUALNAME
+    switch = os.environ.get(SWITCH_ENV)
+    is_requested = names_parse(sys.argv) if switch is None else switch == "1"
+    if not is_requested or os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1":
         return None
-    asked = os.environ.get("SGLANG_PLATFORM") or None
-    if asked is not None:
-        return _QUALNAME if asked == "parse_cpu" else None
-    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1" or _has_accelerator():
-        return None
-    return _QUALNAME
+    return None if _has_accelerator() else _QUALNAME
+
+
+def names_parse(argv: Sequence[str]) -> bool:
+    """Whether a command line has --speculative-algorithm PARSE, in either spelling."""
+    for flag, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, _, value = flag.partition("=")
+        if name.startswith(_FLAG) and is_parse(value or following):
+            return True
+    return False
 
 
 def _has_accelerator() -> bool:

@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from sglang_parse.cpu.entry import SWITCH_ENV
+
 HOST = "127.0.0.1"
 # Below Linux's range for outgoing connections, which take ports at random.
 PORTS = range(32000, 32768)
@@ -228,8 +230,9 @@ def running(servers: Sequence[ServerProcess]) -> Iterator[None]:
 
 
 def server_env(env: Mapping[str, str], num_threads: int) -> dict[str, str]:
-    """`env` for a server; an OMP_NUM_THREADS of the user stays."""
-    return {"OMP_NUM_THREADS": str(num_threads), **env}
+    """`env` for a server, which may be a stock one on a machine without an accelerator.
+    What the user has set is kept."""
+    return {"OMP_NUM_THREADS": str(num_threads), SWITCH_ENV: "1", **env}
 
 
 # Servers on this machine are reached without the user's proxy.

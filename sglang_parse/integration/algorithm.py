@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-# SGLang sizes per-round reserves and buffers by this width. PARSE takes the slots of a
-# round inside the round (runtime/slots.py), so the smallest legal width is right: 2 is
-# the least that keeps TokenizerManager's `num_draft_tokens - 1` positive.
+# SGLang sizes reserves and buffers by this width. PARSE allocates the slots of a round
+# itself (runtime/slots.py), so the smallest width that keeps TokenizerManager's
+# `num_draft_tokens - 1` positive is right.
 NUM_DRAFT_TOKENS = 2
 _WIDTHS = {
     "speculative_num_steps": 1,
@@ -58,7 +58,7 @@ class ParseAlgorithm(CustomSpecAlgo):
                 )
             setattr(server_args, field, ours)
         if server_args.enable_memory_saver:
-            # Released weights come back for the target alone, by a weight update.
+            # After a release, a weight update restores the weights of the target only.
             server_args.enable_draft_weights_cpu_backup = True
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS

@@ -12,8 +12,7 @@ from sglang_parse.engine.client_pass import ClientPass
 from sglang_parse.engine.client_text import Text
 from sglang_parse.engine.prefill import PrefillEngine
 from sglang_parse.engine.round import RoundEngine
-from sglang_parse.integration.ending import refuse
-from sglang_parse.integration.last_words import last_words
+from sglang_parse.integration.ending import last_words, refuse
 from sglang_parse.integration.result import (
     Emitted,
     ParseDraftInput,

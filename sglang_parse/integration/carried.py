@@ -29,11 +29,6 @@ FIELDS = {
 TEXTS = ("parse_draft", "parse_prediction", "parse_judge_suffix")
 
 
-def may_carry(path: str, raw: bytes) -> bool:
-    """Whether a /generate body, as JSON text, may hold options in its map."""
-    return path == GENERATE and b"session_params" in raw and b"parse_" in raw
-
-
 def take_carried(path: str, body: dict[str, Any]) -> None:
     """Move options from the endpoint's map to where they belong, in place.
 

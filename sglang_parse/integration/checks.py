@@ -1,4 +1,4 @@
-"""Checks of tokenizers and of the target's head before weights are loaded."""
+"""Start checks of the pair: draft model, tokenizers, the target's head."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from sglang_parse.remote.remote_protocol import check_key
 from sglang_parse.runtime.families import SMALL_DRAFT, family_of
 from sglang_parse.runtime.mtp import check_mtp
 from sglang_parse.runtime.tokenizers import load_tokenizer
+
+DRAFT_FLAG = "--speculative-draft-model-path"
 
 
 def penalty_sentence(defaults: Mapping[str, Any]) -> str:
@@ -69,13 +71,14 @@ def check_head(server_args: Any, config: ParseConfig) -> None:
             )
 
 
-def check_pair(server_args: Any, config: ParseConfig) -> None:
-    """The draft can write for the target, and segmenter and judge can work.
+def check_draft_model(server_args: Any, config: ParseConfig) -> None:
+    """The draft model is named by SGLang's flag and ours, or by neither."""
+    config.check_draft_model(server_args.speculative_draft_model_path)
 
-    Raises ValueError.
-    """
+
+def check_pair(server_args: Any, config: ParseConfig) -> None:
+    """The draft, if there is one, can write for the target. Raises ValueError."""
     target = load_tokenizer(server_args, of_draft=False)
-    # Without a draft model, clients' texts are the only drafts.
     if server_args.speculative_draft_model_path:
         check_draft_kind(server_args)
         draft = load_tokenizer(server_args, of_draft=True)
@@ -89,11 +92,15 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
                 f"{flag_name('draft_url')} needs a target whose tokens are known as "
                 f"text, but of its tokenizer {e}."
             ) from e
-    check_asked(config, target)
+
+
+def check_extensions(server_args: Any, config: ParseConfig) -> None:
+    """The segmenter and the judge can be used. Raises ValueError."""
+    check_asked(config, load_tokenizer(server_args, of_draft=False))
 
 
 def check_draft_kind(server_args: Any) -> None:
-    """The draft keeps no state that a rejected token would stay in. Raises
+    """The draft has no recurrent state, which would keep a rejected token. Raises
     ValueError."""
     from sglang.srt.utils.hf_transformers_utils import get_config
 
@@ -106,7 +113,7 @@ def check_draft_kind(server_args: Any) -> None:
     for name in getattr(config, "architectures", None) or ():
         if family_of(name).recurrent:
             raise ValueError(
-                f"--speculative-draft-model-path is {path!r}, and {name} has a "
+                f"{DRAFT_FLAG} is {path!r}, and {name} has a "
                 "recurrent state, which cannot go back behind a rejected draft; "
                 f"expected a model of attention alone, such as {SMALL_DRAFT}."
             )
@@ -136,7 +143,7 @@ def check_draft_tokenizer(target: Any, draft: Any) -> TokenizerMatch:
             TextEncoder(tokenizer)
         except TextError as e:
             raise ValueError(
-                "--speculative-draft-model-path needs the target's tokenizer, or two "
+                f"{DRAFT_FLAG} needs the target's tokenizer, or two "
                 f"whose tokens are known as text, but {agreement.difference}, and of "
                 f"{whose} {e}; {advice}."
             ) from e

@@ -1,6 +1,6 @@
-"""Extensions of installed packages at start-up.
+"""Segmenters and judges of installed packages, checked at the start.
 
-What a flag asks for has to work; the log tells what else is broken.
+One that a flag names has to work. The log names others that are broken.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def check_asked(config: ParseConfig, tokenizer: Any) -> None:
 
 
 def warn_of_broken() -> None:
-    """Load every segmenter and judge. Those that nobody asked for cost a warning each,
-    and a request that names a broken segmenter gets HTTP 400."""
+    """Log a warning for each segmenter and judge that cannot be loaded. A request that
+    names such a segmenter is answered with HTTP 400."""
     faults = SEGMENTER_EXTENSIONS.faults(make_rule)
     for fault in (*faults, *JUDGE_EXTENSIONS.faults(make_judge)):
         logger.warning("PARSE starts without an extension: %s", fault)

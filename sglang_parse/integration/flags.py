@@ -1,7 +1,7 @@
 """The `--speculative-parse-*` flags and their way to the worker.
 
-Flag values ride on the ServerArgs record as `_parse_options` (not a field), which is
-pickled to the scheduler processes (sglang/srt/server_args.py, `__reduce__`).
+Their values travel on the ServerArgs record as `_parse_options`. It is not a field, but
+SGLang pickles it to the scheduler processes (server_args.py, `__reduce__`).
 """
 
 from __future__ import annotations
@@ -35,15 +35,6 @@ def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
         group.add_argument(
             row.flag, dest=_dest(row.name), default=None, help=_help(row), **form
         )
-        if not row.kind.metavar:
-            # The second spelling of "off", beside argparse's own --no-speculative-...
-            group.add_argument(
-                flag_name(f"no_{row.name}"),
-                dest=_dest(row.name),
-                action="store_false",
-                default=None,
-                help=argparse.SUPPRESS,
-            )
     group.add_argument(
         CONFIG_FLAG,
         dest=CONFIG_DEST,
@@ -58,8 +49,7 @@ def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
 def attach_options(result: Any, *args: Any, **kwargs: Any) -> Any:
     """AFTER hook on ServerArgs.from_cli_args(args): keep our flags on the record.
 
-    Raises ValueError where one is given and another algorithm, or none, would serve,
-    and StartError where no server could start with the arguments.
+    Raises ValueError if one is given and the algorithm is not PARSE.
     """
     namespace = kwargs.get("args") or args[-1]
     options = flag_values(namespace, SERVER_TABLE)

@@ -1,296 +1,162 @@
-"""Every hook PARSE takes on the server, in one place, and the check that they hold.
-The one in programs, which are clients, is in frontend/adapter.py. What PARSE changes
-while a server runs is in runtime/compat.
+"""Every hook that PARSE registers in SGLang, and the check that all of them apply.
 
-SGLang logs and swallows a hook that does not apply (plugins/hook_registry.py), so the
-worker calls `check_hooks` before it serves anything. File references are to
-sglang 0.5.23.
+Each row states what is hooked, why, and which change of SGLang would make it
+superfluous. A hook has no effect in a process that does not serve PARSE. The shield's
+rows are in `shield/seams.py`. What PARSE changes while a server runs is in
+`runtime/compat`; the hook in SGLang programs, which are clients, is in
+`frontend/adapter.py`.
+
+SGLang logs and ignores a hook that does not apply (plugins/hook_registry.py), so the
+worker calls `check_hooks` before it serves. File references are to sglang 0.5.23.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-from sglang_parse.integration.flags import add_cli_args
-from sglang_parse.integration.lazy import lazy
-
-
-@dataclass(frozen=True)
-class Hook:
-    """One seam: where, what, and why PARSE needs it."""
-
-    #: Dotted name of the function of SGLang.
-    target: str
-    #: Ours.
-    function: Callable[..., Any]
-    #: Whether ours runs before, after, around or in place of SGLang's.
-    kind: HookType
-    #: What works because of it, as the end of "PARSE needs it so that ...".
-    purpose: str
-
+from sglang_parse.cpu.platform import ParseCpuPlatform
+from sglang_parse.integration.cpu_hooks import CPU_HOOKS
+from sglang_parse.integration.gating import AFTER, AROUND, BEFORE, Hook
+from sglang_parse.shield.seams import SEAMS
 
 HOOKS = (
     Hook(
+        AFTER,
         "sglang.srt.server_args.ServerArgs.add_cli_args",
-        add_cli_args,
-        HookType.AFTER,
-        "the --speculative-parse-* flags",
+        "sglang_parse.integration.flags:add_cli_args",
+        "the --speculative-parse-* flags exist",
+        "plugins may add arguments",
+        is_gated=False,
     ),
     Hook(
+        AFTER,
         "sglang.srt.server_args.ServerArgs.from_cli_args",
-        lazy("sglang_parse.integration.start_checks:attach_and_check"),
-        HookType.AFTER,
-        "the flags' values ride on the ServerArgs record, and a start is checked",
+        "sglang_parse.integration.flags:attach_options",
+        "the values of the flags travel on the ServerArgs record",
+        "plugins may add arguments",
+        is_gated=False,
     ),
     Hook(
-        "sglang.srt.model_executor.pool_configurator."
-        "DefaultPoolConfigurator._compute_cell_size",
-        lazy("sglang_parse.integration.kv_budget:add_draft_cell_size"),
-        HookType.AFTER,
+        None,
+        "handle_deprecated_dp_attention",
+        "sglang_parse.integration.start_checks:check_early",
+        "a start that cannot work ends before a model is looked at",
+        "SGLang asks registered algorithms before it reads models",
+    ),
+    Hook(
+        None,
+        "handle_deterministic_inference",
+        "sglang_parse.integration.defaults:default_attention_backend",
+        "the default attention backend can serve verify passes",
+        "registered algorithms may name a default backend",
+    ),
+    Hook(
+        AFTER,
+        "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator."
+        "_compute_cell_size",
+        "sglang_parse.integration.kv_budget:add_draft_cell_size",
         "the draft's KV pool is part of the memory budget",
+        "SGLang budgets the pools of registered algorithms",
     ),
     Hook(
+        AFTER,
         "sglang.srt.layers.logits_processor.LogitsMetadata.from_forward_batch",
-        lazy("sglang_parse.target.passes:select_logits_rows"),
-        HookType.AFTER,
+        "sglang_parse.target.passes:select_logits_rows",
         "the LM head runs at the verdict rows only",
+        "a batch may name its rows for the LM head",
     ),
     Hook(
-        "sglang.srt.sampling.sampling_params.SamplingParams.verify",
-        lazy("sglang_parse.integration.request_hooks:check_sampling_params"),
-        HookType.AFTER,
-        "bad parse_* request options are answered with HTTP 400",
-    ),
-    Hook(
-        "sglang.srt.entrypoints.api_contract.generate_contract_error",
-        lazy("sglang_parse.integration.request_hooks:check_generate_body"),
-        HookType.AFTER,
-        "streamed /generate requests get their HTTP 400 too",
-    ),
-    Hook(
+        AFTER,
         "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class",
-        lazy("sglang_parse.integration.report_streamer:streamer_class"),
-        HookType.AFTER,
+        "sglang_parse.integration.report_streamer:streamer_class",
         "the report of a request is part of its meta_info",
+        "a worker may add to meta_info",
     ),
     Hook(
-        "sglang.srt.managers.schedule_batch.Req._check_str_based_finish",
-        lazy("sglang_parse.integration.stops:earliest_stop"),
-        HookType.AROUND,
-        "a round ends at the stop where single tokens would end",
-    ),
-    Hook(
-        "sglang.srt.managers.scheduler_components.batch_result_processor."
-        "SchedulerBatchResultProcessor._accept_grammar_tokens",
-        lazy("sglang_parse.integration.grammars:blame_grammar"),
-        HookType.AFTER,
-        "a grammar that no text satisfies gets HTTP 400",
-    ),
-    Hook(
-        "sglang.srt.managers.scheduler_components.batch_result_processor."
-        "SchedulerBatchResultProcessor._apply_prefill_grammar",
-        lazy("sglang_parse.integration.grammars:blame_grammar"),
-        HookType.AFTER,
-        "a grammar that no text satisfies gets HTTP 400",
-    ),
-    Hook(
+        AROUND,
         "sglang.srt.managers.tokenizer_manager._slice_streaming_output_meta_info",
-        lazy("sglang_parse.integration.report_streamer:keep_report"),
-        HookType.AROUND,
+        "sglang_parse.integration.report_streamer:keep_report",
         "--incremental-streaming-output keeps the report",
+        "SGLang slices only lists with an entry per token",
     ),
     Hook(
+        AROUND,
+        "sglang.srt.managers.schedule_batch.Req._check_str_based_finish",
+        "sglang_parse.integration.stops:earliest_stop",
+        "an answer ends at the stop at which single tokens would end it",
+        "SGLang looks for stops token by token",
+    ),
+    Hook(
+        AFTER,
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
-        lazy("sglang_parse.integration.openai:watch_outputs"),
-        HookType.AFTER,
-        "the OpenAI endpoints can show the report, and broken requests get HTTP 400",
+        "sglang_parse.integration.request_hooks:follow_request",
+        "bad options are answered with HTTP 400, and endpoints can show reports",
+        "plugins may validate requests and see their outputs",
     ),
     Hook(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager."
-        "_calculate_spec_decoding_metrics",
-        lazy("sglang_parse.integration.metrics_hooks:correct_accept_rate"),
-        HookType.AFTER,
-        "spec_accept_rate counts the tokens that were drafted",
-    ),
-    Hook(
+        BEFORE,
         "sglang.srt.managers.scheduler_components.metrics_reporter."
         "SchedulerMetricsReporter.report_decode_stats",
-        lazy("sglang_parse.integration.metrics_hooks:correct_decode_stats"),
-        HookType.BEFORE,
+        "sglang_parse.integration.metrics_hooks:correct_decode_stats",
         "the logged accept rate counts the tokens that were drafted",
+        "SGLang divides by spec_num_cap_tokens",
     ),
     Hook(
+        BEFORE,
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
-        lazy("sglang_parse.integration.openai:add_endpoints"),
-        HookType.BEFORE,
-        "the OpenAI endpoints understand `prediction`; broken requests get HTTP 400",
+        "sglang_parse.integration.openai:add_endpoints",
+        "the OpenAI endpoints understand `prediction` and show reports",
+        "SGLang forwards `prediction`, and meta_info in streams",
     ),
     Hook(
-        "sglang.srt.entrypoints.http_server.launch_server",
-        lazy("sglang_parse.integration.start_checks:check_port"),
-        HookType.BEFORE,
-        "a port that is taken is told before models are loaded",
-    ),
-    Hook(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager."
-        "_create_tokenized_object",
-        lazy("sglang_parse.integration.shield_hooks:check_ready"),
-        HookType.AROUND,
-        "no request ends the scheduler",
-    ),
-    Hook(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_model_config",
-        lazy("sglang_parse.integration.shield_hooks:tell_what_is_read"),
-        HookType.AFTER,
-        "a server that refuses images warms up with text, and /model_info says so",
-    ),
-    Hook(
+        AROUND,
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
-        lazy("sglang_parse.integration.scheduler_hooks:run_round"),
-        HookType.AROUND,
-        "rounds are shorter while requests wait, and nothing is read back behind them",
+        "sglang_parse.integration.scheduler_hooks:run_round",
+        "rounds are shorter while requests wait, and lengths are not read back",
+        "workers see the waiting queue and may return lengths",
     ),
     Hook(
+        AROUND,
         "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
-        lazy("sglang_parse.integration.scheduler_hooks:admit_texts"),
-        HookType.AROUND,
+        "sglang_parse.integration.scheduler_hooks:admit_texts",
         "clients' texts of one prefill fit into one pass",
+        "a request may add to the tokens of its prefill",
     ),
     Hook(
+        AROUND,
         "sglang.srt.managers.scheduler.validate_spec_sampling_mask_request",
-        lazy("sglang_parse.integration.scheduler_hooks:check_sampling_mask"),
-        HookType.AROUND,
+        "sglang_parse.integration.scheduler_hooks:check_sampling_mask",
         "`return_sampling_mask` is served",
+        "registered algorithms may serve it",
     ),
     Hook(
+        AFTER,
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
-        lazy("sglang_parse.integration.metrics_hooks:add_internal_state"),
-        HookType.AFTER,
+        "sglang_parse.integration.metrics_hooks:add_internal_state",
         "/server_info shows PARSE's settings and counters",
+        "workers may add to the internal state",
     ),
-)
-
-CPU_HOOKS = (
-    Hook(
-        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
-        lazy("sglang_parse.cpu.ops:assign_req_to_token_pool"),
-        HookType.REPLACE,
-        "the slot table is written without Triton on CPU",
-    ),
-    Hook(
-        "sglang.srt.mem_cache.allocation.get_last_loc",
-        lazy("sglang_parse.cpu.ops:last_slots"),
-        HookType.REPLACE,
-        "pages are filled up without Triton on CPU",
-    ),
-    Hook(
-        "sglang.srt.mem_cache.pool_host.base.HostKVCache._allocate_host_buffer",
-        lazy("sglang_parse.cpu.ops:open_host_pool"),
-        HookType.AROUND,
-        "a hierarchical cache is served on CPU",
-    ),
-    Hook(
-        "sglang.srt.layers.logits_processor.fused_softcap",
-        lazy("sglang_parse.cpu.ops:softcap"),
-        HookType.REPLACE,
-        "logits are bounded without Triton on CPU",
-    ),
-    Hook(
-        "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments",
-        lazy("sglang_parse.cpu.ops:adjust_to_model"),
-        HookType.AROUND,
-        "models with attention sinks start on CPU",
-    ),
-    Hook(
-        "sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
-        lazy("sglang_parse.cpu.ops:skip_others_experts"),
-        HookType.AROUND,
-        "experts on several ranks are served on CPU",
-    ),
-    Hook(
-        "sglang.srt.model_loader.loader._initialize_model",
-        lazy("sglang_parse.cpu.ops:build_on_cpu"),
-        HookType.AROUND,
-        "models with gated delta nets are built on CPU",
-    ),
-    Hook(
-        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
-        lazy("sglang_parse.cpu.linear:apply_linear"),
-        HookType.AROUND,
-        "large weights are read once for all rows on CPU",
-    ),
-    Hook(
-        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
-        lazy("sglang_parse.cpu.linear:apply_lm_head"),
-        HookType.AROUND,
-        "a large vocabulary is read once for all rows on CPU",
-    ),
-    *(
-        Hook(
-            f"sglang.srt.layers.quantization.unquant.{method}."
-            "process_weights_after_loading",
-            lazy("sglang_parse.cpu.linear:forget_packed"),
-            HookType.AFTER,
-            "updated weights are served on CPU",
-        )
-        for method in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
-    ),
-    Hook(
-        "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
-        lazy("sglang_parse.recurrent.gated_backend:add_linear_layers"),
-        HookType.AROUND,
-        "models with gated delta nets are served on CPU",
-    ),
-    *(
-        Hook(
-            f"sglang.kernels.ops.{function}",
-            lazy(f"sglang_parse.recurrent.gated_ops:{ours}"),
-            HookType.REPLACE,
-            "models with gated delta nets run without Triton on CPU",
-        )
-        for function, ours in (
-            (
-                "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat",
-                "split_by_group",
-            ),
-            (
-                "attention.triton_gdn_fused_proj."
-                "fused_qkvzba_split_reshape_cat_contiguous",
-                "split_by_kind",
-            ),
-            ("attention.fla.fused_norm_gate.rms_norm_gated", "norm_and_gate"),
-            ("attention.fla.layernorm_gated.rms_norm_gated", "norm_or_gate"),
-            ("elementwise.elementwise.fused_sigmoid_mul", "multiply_by_sigmoid"),
-            ("elementwise.elementwise.fused_gate_sigmoid_mul_add", "add_gated"),
-        )
-    ),
+    *(Hook(*seam, is_gated=False) for seam in SEAMS),
 )
 
 
 def active_hooks() -> tuple[Hook, ...]:
-    """The hooks this process needs, by platform."""
+    """The hooks that this process needs, by platform."""
     from sglang.srt.platforms import current_platform
-
-    from sglang_parse.cpu.platform import ParseCpuPlatform
 
     on_cpu = isinstance(current_platform, ParseCpuPlatform)
     return HOOKS + CPU_HOOKS if on_cpu else HOOKS
 
 
 def register_hooks() -> None:
-    """Hand all hooks to SGLang's registry; `load_plugins` applies them."""
+    """Hand all hooks to SGLang."""
     for hook in active_hooks():
-        HookRegistry.register(hook.target, hook.function, hook.kind)
+        hook.register()
 
 
 def missing_hooks() -> list[Hook]:
     """Hooks that SGLang did not apply in this process."""
-    return [h for h in active_hooks() if h.target not in HookRegistry._patched]
+    return [hook for hook in active_hooks() if not hook.is_applied]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What the KV pools of the models that draft add to SGLang's memory budget."""
+"""What the KV pools of models that draft add to SGLang's memory budget."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 from sglang_parse.drafting.registry import models_of
 from sglang_parse.drafting.text_model import SLOTS_PER_TOKEN
 from sglang_parse.drafting.vocabularies import match_of
-from sglang_parse.integration.algorithm import ParseAlgorithm
 from sglang_parse.integration.flags import config_from_server_args
 
 
 def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
-    """AFTER hook on DefaultPoolConfigurator._compute_cell_size: add what drafts.
+    """AFTER hook on DefaultPoolConfigurator._compute_cell_size; bytes per token.
 
-    The pools of the draft model and the target's head have one slot per target slot
-    (shared allocator; a draft in its own tokens has more). SGLang budgets them for
-    built-in algorithms only (pool_configurator.py). Returns bytes per token.
+    The pools of the draft model and the target's head have one slot per target slot,
+    and that of a draft with its own tokenizer has more. SGLang budgets them for
+    built-in algorithms only (pool_configurator.py).
     """
     server_args = kvc.server_args
-    if kvc.is_draft_worker or not isinstance(kvc.spec_algorithm, ParseAlgorithm):
+    if kvc.is_draft_worker:
         return cell_size
     config = config_from_server_args(server_args)
     for path, revision in models_of(server_args, config):

@@ -9,7 +9,6 @@ from typing import Any
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
 
-from sglang_parse.integration.active import serves_parse
 from sglang_parse.reporting.attached import report_of
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.reporting.telemetry import TELEMETRY
@@ -19,9 +18,8 @@ KEY = "parse"
 
 
 def streamer_class(base: type, *_: Any) -> type:
-    """AFTER hook on Scheduler.get_output_streamer_class, of PARSE's servers alone:
-    SGLang's Rust server takes no such class."""
-    return _with_report(base) if serves_parse() else base
+    """AFTER hook on Scheduler.get_output_streamer_class."""
+    return _with_report(base)
 
 
 @functools.cache
@@ -50,8 +48,8 @@ def _with_report(base: Any) -> type:
 def keep_report(
     original: Callable[..., Any], meta_info: dict[Any, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """AROUND hook on tokenizer_manager._slice_streaming_output_meta_info, which takes
-    every list for one with an entry a token: the report is of the whole request."""
+    """AROUND hook on tokenizer_manager._slice_streaming_output_meta_info, which assumes
+    that each list has an entry per token. The report is about the whole request."""
     report = meta_info.get(KEY)
     result = original(meta_info, *args, **kwargs)
     if report is not None:
@@ -72,7 +70,7 @@ def _final_report(req: SchedulerRequest) -> list[dict[str, Any]]:
 
 
 def _is_own(req: SchedulerRequest) -> bool:
-    """Whether SGLang sent it, not a user: health checks, and the copy that fills the
+    """Whether SGLang sent it and not a user: health checks, and the copy that fills the
     cache for `n` answers."""
     is_check = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
     return is_check or req.sampling_params.max_new_tokens == 0
@@ -81,7 +79,7 @@ def _is_own(req: SchedulerRequest) -> bool:
 def _decoder(
     req: SchedulerRequest, report: RequestReport, output_ids: Sequence[int]
 ) -> Callable[[list[int]], str]:
-    """Token ids to text as the answer shows it, or, of a judged text, all of it."""
+    """Turns token ids into text as the answer shows it; judged text is shown whole."""
     params, tokenizer = req.sampling_params, req.tokenizer
     skip = params.skip_special_tokens and report.judged_text is None
     reason = req.finished_reason

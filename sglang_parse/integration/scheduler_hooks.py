@@ -1,4 +1,4 @@
-"""What PARSE has to know of SGLang's scheduler before a batch runs."""
+"""Hooks around SGLang's scheduler: the queue, the lengths, and who is admitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import zmq
 
-from sglang_parse.integration.active import serves_parse
 from sglang_parse.integration.rounds import QUEUE, Queue
 from sglang_parse.options.request import CLIENT_TEXTS, wants_verdict_only
 from sglang_parse.runtime.capacity import longest_pass
@@ -23,10 +22,8 @@ def run_round(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """AROUND hook on Scheduler.run_batch, where PARSE serves: what a round has to know
-    of the scheduler, and what the scheduler need not read back from the device."""
-    if not serves_parse():
-        return original(scheduler, batch, *args, **kwargs)
+    """AROUND hook on Scheduler.run_batch: tell a round of the queue, and spare the
+    scheduler what it would read back from the device."""
     note_waiting(scheduler, batch)
     result = original(scheduler, batch, *args, **kwargs)
     keep_lens(batch, result)
@@ -36,10 +33,10 @@ def run_round(
 
 
 def note_waiting(scheduler: Any, batch: SchedulerBatch) -> None:
-    """Who waits for the round to end.
+    """Note how many requests a shorter round would help.
 
-    Those that nothing but the end of others would let in are not helped by shorter
-    rounds, so only as many as there are free rows.
+    A request that waits for others to finish is not helped, so no more are counted than
+    there are free rows.
     """
     waiting = len(scheduler.waiting_queue)
     if waiting:
@@ -50,13 +47,13 @@ def note_waiting(scheduler: Any, batch: SchedulerBatch) -> None:
 
 
 def has_mail(socket: Any) -> bool:
-    """Whether a message waits there. Ranks that have no socket follow the first one;
-    what is no ZeroMQ socket says nothing."""
+    """Whether a message waits there. Ranks without a ZeroMQ socket follow the first
+    rank."""
     return isinstance(socket, zmq.Socket) and bool(socket.poll(0))
 
 
 def keep_lens(batch: SchedulerBatch, result: Any) -> None:
-    """The lengths of a round's requests behind it.
+    """Set the lengths of the requests after a round.
 
     SGLang would copy them back from the device, and wait for all that runs there.
     """
@@ -74,10 +71,10 @@ def admit_texts(
     """AROUND hook on PrefillAdder.add_one_req: clients' texts of one prefill batch fit
     into one pass, so that no step takes longer than a prefill and a pass.
 
-    A token has at least one byte, so bytes bound the rows of a text. A text that is
+    A token has at least one byte, so the bytes of a text bound its rows. A text that is
     alone in its batch is always admitted.
     """
-    if serves_parse() and (rows := text_rows(req)):
+    if rows := text_rows(req):
         taken = sum(text_rows(other) for other in adder.can_run_list)
         if taken and taken + rows > longest_pass():
             from sglang.srt.managers.schedule_policy import AddReqResult
@@ -87,17 +84,14 @@ def admit_texts(
 
 
 def check_sampling_mask(
-    original: Callable[..., Any], req: SchedulerRequest, algorithm: Any
+    original: Callable[..., Any], req: SchedulerRequest, *_: Any
 ) -> str | None:
-    """AROUND hook on validate_spec_sampling_mask_request: why a request cannot be told
-    what its tokens are drawn from, None where it can.
+    """AROUND hook on validate_spec_sampling_mask_request: why a request cannot have
+    `return_sampling_mask`, or None.
 
-    Such a request is followed token by token, and each of its tokens is sampled as
-    SGLang samples in a decode step.
+    PARSE serves such a request token by token, and samples each token as SGLang does in
+    a decode step.
     """
-    if not serves_parse():
-        told: str | None = original(req, algorithm)
-        return told
     if wants_verdict_only(req):
         return (
             "return_sampling_mask is true beside custom_params.parse_verify, which "

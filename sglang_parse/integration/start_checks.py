@@ -1,90 +1,73 @@
-"""What is checked before a server loads a model: folders, device, port.
+"""The checks of a start, in one list: each failing one ends it with one sentence.
 
-Each failed check ends the start with one sentence that names the flag.
+The first ones run before SGLang looks at a model. The others run when it has resolved
+its arguments, and before it loads weights. `sglang-parse doctor` prints the list.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
-import sys
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from sglang_parse.integration.flags import attach_options, config_from_server_args
+import torch
+from sglang.srt.utils import get_device
+
+from sglang_parse.cpu.entry import SWITCH_ENV
+from sglang_parse.cpu.platform import ParseCpuPlatform
+from sglang_parse.integration import checks, refusals
+from sglang_parse.integration.flags import config_from_server_args
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
 from sglang_parse.probe.open_probe import check_probe_flags
 from sglang_parse.runtime.model_folder import context_length, problem_of
-from sglang_parse.runtime.names import is_parse
 
 # Values of an environment variable that leave a switch off.
 OFF = ("", "0", "false", "False")
 
 
-class StartError(ValueError):
-    """A setting of the user's that no server can start with; one sentence."""
+class StartError(SystemExit, ValueError):
+    """A setting with which no server can start; its message is one sentence.
 
-
-def attach_and_check(result: Any, *args: Any, **kwargs: Any) -> Any:
-    """AFTER hook on ServerArgs.from_cli_args(args): keep our flags on the record, and
-    check a PARSE server's start."""
-    result = attach_options(result, *args, **kwargs)
-    if is_parse(getattr(result, "speculative_algorithm", None)):
-        begin(result)
-    return result
-
-
-def begin(server_args: Any) -> None:
-    """What a command line is checked for before SGLang resolves it.
-
-    From here on a StartError ends the program without a traceback. Raises StartError.
+    Python prints the message of a SystemExit that nobody catches, without a traceback.
     """
-    show_in_one_line()
-    try:
-        config = config_from_server_args(server_args)
-        config.check_draft_model(server_args.speculative_draft_model_path)
-        check_start(server_args, config.eagle_model_path)
-        check_probe_flags(server_args, config)
-    except ValueError as e:
-        raise StartError(str(e)) from e
+
+
+class StartCheck(NamedTuple):
+    """One check of the server's arguments and of our settings."""
+
+    name: str
+    #: Raises ValueError with one sentence that names the flag.
+    check: Callable[[Any, ParseConfig], object]
+
+
+def check_early(server_args: Any) -> None:
+    """Runs before the first step of SGLang's resolution. Raises StartError."""
+    run(EARLY_CHECKS, server_args)
 
 
 def validate(server_args: Any) -> None:
-    """What SGLang's resolution asks a registered algorithm. Raises StartError."""
-    from sglang_parse.integration.refusals import validate_server_args
+    """Runs where SGLang validates an algorithm's arguments. Raises StartError."""
+    run(LATE_CHECKS, server_args)
 
+
+def run(start_checks: tuple[StartCheck, ...], server_args: Any) -> None:
+    """Raise StartError for the first check that fails."""
     try:
         config = config_from_server_args(server_args)
-        config.check_draft_model(server_args.speculative_draft_model_path)
-        check_start(server_args, config.eagle_model_path)
-        check_probe_flags(server_args, config)
-        validate_server_args(server_args)
+        for _, check in start_checks:
+            check(server_args, config)
     except ValueError as e:
         raise StartError(str(e)) from e
 
 
-def check_start(server_args: Any, head_path: str) -> None:
-    """Folders and device, from the arguments alone. Raises StartError.
-
-    head_path: the EAGLE-3 head's, "" without one.
-    """
-    check_folders(server_args, head_path)
-    check_context(server_args, head_path)
-    check_device(server_args)
-
-
-def check_folders(server_args: Any, head_path: str) -> None:
-    """Every model folder is complete. Raises StartError naming the flag and folder."""
+def check_folders(server_args: Any, config: ParseConfig) -> None:
+    """Every model folder is complete. Raises ValueError naming the flag and folder."""
     needs_weights = getattr(server_args, "load_format", "auto") != "dummy"
     for flag, path, needs_tokenizer in (
         ("--model-path", server_args.model_path, False),
-        (
-            "--speculative-draft-model-path",
-            server_args.speculative_draft_model_path,
-            True,
-        ),
-        (flag_name("eagle_model_path"), head_path or None, False),
+        (checks.DRAFT_FLAG, server_args.speculative_draft_model_path, True),
+        (flag_name("eagle_model_path"), config.eagle_model_path or None, False),
     ):
         if path is None:
             continue
@@ -92,93 +75,70 @@ def check_folders(server_args: Any, head_path: str) -> None:
             path, needs_weights=needs_weights, needs_tokenizer=needs_tokenizer
         )
         if told:
-            raise StartError(f"{flag} {path!r} {told}")
+            raise ValueError(f"{flag} {path!r} {told}")
 
 
-def check_context(server_args: Any, head_path: str) -> None:
-    """Who drafts can read as long a text as the target. Raises StartError naming the
-    flag to set; SGLang would stop while it loads the second model."""
+def check_context(server_args: Any, config: ParseConfig) -> None:
+    """What drafts reads as long a text as the target. Raises ValueError naming the flag
+    to set; SGLang would stop only when it loads the second model."""
     if os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0") not in OFF:
         return
-    asked = getattr(server_args, "context_length", None)
-    longest = asked or context_length(server_args.model_path)
+    given = getattr(server_args, "context_length", None)
+    longest = given or context_length(server_args.model_path)
     for flag, path in (
-        ("--speculative-draft-model-path", server_args.speculative_draft_model_path),
-        (flag_name("eagle_model_path"), head_path),
+        (checks.DRAFT_FLAG, server_args.speculative_draft_model_path),
+        (flag_name("eagle_model_path"), config.eagle_model_path),
     ):
         most = context_length(path) if path else None
         if longest and most and most < longest:
-            raise StartError(
+            raise ValueError(
                 f"{flag} {path!r} reads {most} tokens and the target {longest}; set "
                 f"--context-length {most} or less."
             )
 
 
-def check_device(server_args: Any) -> None:
-    """A GPU that was asked for by name is there. Raises StartError."""
-    device = str(server_args.device or "").split(":", 1)[0]
-    if device != "cuda":
-        return
-    import torch
+def check_device(server_args: Any, config: ParseConfig | None = None) -> None:
+    """The device is there, and SGLang's platform is for it. Raises ValueError."""
     from sglang.srt.platforms import current_platform
 
-    if not torch.cuda.is_available():
-        raise StartError(
-            f"--device is {server_args.device!r} and no CUDA GPU is in sight; leave "
-            "--device out to serve on the CPU."
-        )
-    if str(current_platform.get_device()).split(":", 1)[0] == "cpu":
-        raise StartError(
-            f"--device is {server_args.device!r} and the CPU platform is chosen; unset "
-            "SGLANG_PLATFORM and SGLANG_USE_CPU_ENGINE."
-        )
+    device = server_args.device
+    if str(device or "").split(":", 1)[0] == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"--device is {device!r} and no CUDA GPU is in sight; leave --device "
+                "out to serve on the CPU."
+            )
+        if isinstance(current_platform, ParseCpuPlatform):
+            raise ValueError(
+                f"--device is {device!r} and the CPU platform is chosen; unset "
+                "SGLANG_PLATFORM."
+            )
+    try:
+        get_device()
+    except RuntimeError as e:
+        raise ValueError(
+            f"No accelerator is in sight; set {SWITCH_ENV}=1 to serve on the CPU where "
+            "--speculative-algorithm PARSE is not on the command line."
+        ) from e
 
 
-def check_port(server_args: Any, *_: Any, **__: Any) -> None:
-    """BEFORE hook on http_server.launch_server: nobody listens on the port.
-
-    Raises StartError. SGLang finds out once its models are loaded, and then hangs.
-    """
-    first_node = getattr(server_args, "node_rank", 0) == 0
-    if is_parse(server_args.speculative_algorithm) and first_node:
-        host = server_args.host or "127.0.0.1"
-        if told := port_problem(host, server_args.port):
-            raise StartError(told)
-
-
-def port_problem(host: str, port: int) -> str:
-    """Why no server can listen there, as one sentence, or ""."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as sock:
-        # As HTTP servers do: a connection of an earlier server may linger.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((host, port))
-        except OSError as e:
-            if e.errno == errno.EADDRINUSE:
-                return (
-                    f"--port is {port} and another program listens there on {host}; "
-                    "choose another --port."
-                )
-            return f"--host {host} --port {port} cannot be used: {e.strerror}."
-        except OverflowError:
-            return f"--port is {port}; expected 0 to 65535."
-    return ""
-
-
-def show_in_one_line() -> None:
-    """Have a StartError that ends this program told without its traceback."""
-    usual = sys.excepthook
-    if getattr(usual, "shows_start_errors", False):
-        return
-
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, StartError):
-            sys.stderr.write(f"{error}\n")
-        else:
-            usual(kind, error, trace)
-
-    hook.shows_start_errors = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
+EARLY_CHECKS = (
+    StartCheck("draft model", checks.check_draft_model),
+    StartCheck("device", check_device),
+    StartCheck("model folders", check_folders),
+    StartCheck("context lengths", check_context),
+    StartCheck("probe", check_probe_flags),
+)
+LATE_CHECKS = (
+    StartCheck("arguments of SGLang", refusals.check_arguments),
+    StartCheck("environment", refusals.check_environment),
+    StartCheck("page size", refusals.check_page_size),
+    StartCheck("attention backends", refusals.check_attention_backends),
+    StartCheck("verify route", refusals.check_parts),
+    StartCheck("quantization", refusals.check_quantization),
+    StartCheck("hierarchical cache", refusals.check_hierarchical_cache),
+    StartCheck("tokenizers of the pair", checks.check_pair),
+    StartCheck("extensions", checks.check_extensions),
+    StartCheck("head of the target", checks.check_head),
+)
+CHECKS = EARLY_CHECKS + LATE_CHECKS

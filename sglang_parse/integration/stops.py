@@ -1,11 +1,11 @@
-"""Where an answer ends that holds stop strings or expressions: where it would end if
-its tokens came one at a time.
+"""An answer with stop strings or expressions ends where it would end if its tokens
+came one at a time.
 
 SGLang looks for stops in all tokens of a step at once, in the order in which the
-request lists them, and for stop tokens behind them (schedule_batch.py,
-`Req.update_finish_state`). A round of PARSE may be a whole answer: the first in the
-list is then seldom the first in the text. The text looked at is longer, too, so a stop
-is found that single tokens miss. And SGLang decodes every prefix of the step.
+request lists them, and then for stop tokens (schedule_batch.py,
+`Req.update_finish_state`). A round of PARSE may be a whole answer, in which the first
+stop of the list is seldom the first of the text. SGLang would also look at more text
+than it does for single tokens, and find a stop that those miss.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_parse.integration.active import serves_parse
 from sglang_parse.runtime.compat.requests import ends_at
 from sglang_parse.runtime.protocols import RequestParameters, SchedulerRequest
 
@@ -24,11 +23,11 @@ def earliest_stop(
     """AROUND hook on Req._check_str_based_finish: whether a stop string or expression
     ends the answer before any stop token does.
 
-    SGLang is asked behind each token of the step. `longest_draft` (policy/windows.py)
-    bounds what that takes.
+    SGLang's own check runs after each token of the step. `longest_draft`
+    (policy/windows.py) bounds the time that this takes.
     """
     params = req.sampling_params
-    if new_accepted_len <= 1 or not serves_parse() or not _has_stops(params):
+    if new_accepted_len <= 1 or not _has_stops(params):
         return original(req, new_accepted_len)
     if _holds_none(req, new_accepted_len):
         return False
@@ -49,8 +48,8 @@ def _has_stops(params: RequestParameters) -> bool:
 
 
 def _holds_none(req: SchedulerRequest, new_accepted_len: int) -> bool:
-    """Whether one look at the whole step shows that it has no stop string: what a
-    prefix holds the step holds too. An expression may match a prefix alone."""
+    """Whether the text of the whole step has no stop string, and so no prefix has one.
+    An expression may match a prefix only."""
     params = req.sampling_params
     if params.stop_regex_strs or not _decodes_evenly(req.tokenizer, params.stop_strs):
         return False

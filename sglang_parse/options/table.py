@@ -283,12 +283,6 @@ class ServerOptions(SharedOptions):
     draft_url_streams: int = option(
         32, whole(1, 1024), "Requests that it drafts for at a time."
     )
-    request_checks: bool = option(
-        True,
-        SWITCH,
-        "Requests that would end SGLang's scheduler, or that it answers with HTTP 500 "
-        "though they are at fault, are answered with HTTP 400.",
-    )
 
 
 @dataclass(frozen=True)

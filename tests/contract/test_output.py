@@ -41,9 +41,6 @@ def test_streamer_adds_the_report_of_finished_requests(monkeypatch):
     assert SchedulerOutputStreamer.has_additional_customized_info is False
     parameters_ = parameters(SchedulerOutputStreamer.build_additional_customized_info)
     assert parameters_ == ["self", "reqs"]
-    monkeypatch.setattr(report, "serves_parse", lambda: False)
-    assert report.streamer_class(SchedulerOutputStreamer) is SchedulerOutputStreamer
-    monkeypatch.setattr(report, "serves_parse", lambda: True)
     cls = report.streamer_class(SchedulerOutputStreamer)
     assert issubclass(cls, SchedulerOutputStreamer)
     assert report.streamer_class(SchedulerOutputStreamer) is cls
@@ -126,10 +123,10 @@ def test_stops_are_looked_for_as_we_ask():
 
 
 def test_configuration_says_which_algorithm_serves():
-    """Red if `active.serves_parse` asks SGLang in a way that it no longer knows."""
+    """Red if `gating.serves_parse` asks SGLang in a way that it no longer knows."""
     from sglang.srt.runtime_context import get_context, get_spec
 
-    from sglang_parse.integration.active import serves_parse
+    from sglang_parse.integration.gating import serves_parse
 
     assert get_context().is_config_namespace_published("nothing") is False
     assert callable(get_spec) and serves_parse() is False

@@ -7,9 +7,10 @@ from importlib.metadata import entry_points
 import pytest
 
 from sglang_parse.integration import hooks
+from sglang_parse.integration.cpu_hooks import CPU_HOOKS
 
 pytestmark = pytest.mark.usefixtures("plugins")
-ALL_HOOKS = {h.target: h for h in hooks.HOOKS + hooks.CPU_HOOKS}
+ALL_HOOKS = {h.target: h for h in reversed(hooks.HOOKS + CPU_HOOKS) if h.kind}
 
 
 def test_installed_sglang_is_the_pinned_one():
@@ -43,15 +44,15 @@ def test_hooks_are_applied_in_a_process_that_loads_plugins():
     hooks.check_hooks()
 
 
-@pytest.mark.parametrize("hook", ALL_HOOKS.values(), ids=lambda h: h.target)
+@pytest.mark.parametrize("hook", hooks.HOOKS + CPU_HOOKS, ids=lambda h: h.ours)
 def test_hook_function_exists(hook):
     """Red if one of our functions moves and its hook, which imports it when it is first
     called, does not follow."""
-    function = getattr(hook.function, "function", hook.function)
-    assert callable(function) and function.__module__.startswith("sglang_parse.")
+    assert hook.ours.startswith("sglang_parse.")
+    assert callable(pkgutil.resolve_name(hook.ours))
 
 
-@pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda h: h.target)
+@pytest.mark.parametrize("hook", ALL_HOOKS.values(), ids=lambda h: h.target)
 def test_missing_hook_stops_startup_by_name(monkeypatch, hook):
     """Red if a server can start without one of its hooks."""
     import sglang

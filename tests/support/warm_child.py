@@ -92,6 +92,8 @@ def fork(message: dict, ours: socket.socket) -> int:
         serve(message["argv"], message["env"], message["log"])
         code = 0
     except SystemExit as e:
+        if isinstance(e.code, str):
+            sys.stderr.write(f"{e.code}\n")
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
-    "options", "judging", "runtime", "reporting", "requests", "target", "cpu",
+    "shield", "options", "judging", "runtime", "reporting", "requests", "target", "cpu",
     "recurrent", "drafting", "remote", "policy", "engine", "probe", "integration",
     "embedded", "demo", "calibrate", "cli",
 )  # fmt: skip
@@ -32,6 +32,7 @@ WITH_SGLANG = {
     "probe",
     "integration",
     "frontend",
+    "shield",
 }
 WITH_SGLANG_TOO = {f"{NAME}.cli.doctor"}
 # Packages that import where these are not installed.
@@ -141,6 +142,14 @@ def test_every_package_has_its_place():
 def test_imports_go_one_way():
     """Red if a package imports one that stands behind it, even for types alone."""
     report({str(one) for one in own_imports() if breaks_direction(one)})
+
+
+def test_the_shield_is_a_room_of_its_own():
+    """Red if the shield needs PARSE, or PARSE is written around it."""
+    named = [one for one in own_imports() if package_of(one.imported) == "shield"]
+    users = {one.importer for one in named if package_of(one.importer) != "shield"}
+    others = {package_of(o.imported) for o in own_imports() if ".shield" in o.importer}
+    assert others == {"shield"} and 0 < len(users) <= 8
 
 
 def test_known_violations_are_still_there():

@@ -29,18 +29,49 @@ def bare_machine(monkeypatch):
         monkeypatch.setattr(platforms, f"_is_{name}_available", lambda: False)
 
 
-def test_bare_machine_is_ours():
-    """Red if a CPU-only host needs an environment variable."""
-    assert activate() == OURS
+FLAG = "--speculative-algorithm"
 
 
-@pytest.mark.parametrize("value", ["0", "false", "No", "off"])
-def test_switch_leaves_the_machine_alone(monkeypatch, value):
-    """Red if the platform cannot be switched off."""
+@pytest.fixture
+def command_line(monkeypatch):
+    def give(*argv):
+        monkeypatch.setattr(sys, "argv", ["launch_server.py", *argv])
+
+    give(FLAG, "PARSE")
+    return give
+
+
+@pytest.mark.parametrize(
+    ("argv", "ours"),
+    [
+        *(
+            ((FLAG, "PARSE"), True),
+            ((f"{FLAG}=parse",), True),
+            ((FLAG[:20], "p"), False),
+        ),
+        *(((), False), ((FLAG,), False), ((FLAG, "EAGLE"), False)),
+        *((("--served-model-name", "PARSE"), False), ((FLAG[:20], "Parse"), True)),
+    ],
+)
+def test_the_command_line_asks_for_the_platform(command_line, argv, ours):
+    """Red if a PARSE server on a CPU needs an environment variable, or a stock one gets
+    our platform without asking."""
+    command_line("--model-path", "m", *argv)
+    assert activate() == (OURS if ours else None)
+
+
+@pytest.mark.parametrize(("value", "ours"), [("0", False), ("1", True)])
+@pytest.mark.parametrize("argv", [(), (FLAG, "PARSE")])
+def test_the_switch_decides_for_any_server(
+    command_line, monkeypatch, argv, value, ours
+):
+    """Red if the platform cannot be switched on for a stock server, or off."""
+    command_line(*argv)
     monkeypatch.setenv(SWITCH_ENV, value)
-    assert activate() is None
+    assert activate() == (OURS if ours else None)
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("name", PROBES)
 def test_accelerator_is_left_to_its_platform(monkeypatch, name):
     """Red if a host with this accelerator would serve on its CPU."""
@@ -49,14 +80,13 @@ def test_accelerator_is_left_to_its_platform(monkeypatch, name):
 
 
 def test_platform_asked_for_by_name_decides(monkeypatch):
-    """Red if another platform's name activates ours, or ours needs a bare machine."""
-    monkeypatch.setenv("SGLANG_PLATFORM", "other")
-    assert activate() is None
+    """Red if ours, named, needs a bare machine."""
     monkeypatch.setattr(platforms, "_is_cuda_available", lambda: True)
     monkeypatch.setenv("SGLANG_PLATFORM", "parse_cpu")
     assert activate() == OURS
 
 
+@pytest.mark.usefixtures("command_line")
 def test_stock_cpu_engine_is_left_alone(monkeypatch):
     """Red if we take a machine whose user asked for SGLang's own CPU engine."""
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
@@ -87,7 +117,8 @@ def test_platform_is_found_whatever_is_imported_first(module):
         "from sglang.srt.platforms import current_platform\n"
         "print(type(current_platform).__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code, FLAG, "PARSE"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.split() == ["ParseCpuPlatform"], done.stderr[-500:]
 
 

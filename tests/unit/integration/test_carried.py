@@ -6,7 +6,6 @@ from sglang_parse.integration.carried import (
     CHAT,
     COMPLETIONS,
     GENERATE,
-    may_carry,
     take_carried,
 )
 
@@ -128,10 +127,3 @@ def test_what_has_no_one_place_is_told(path, body, told):
     """Red if one of two values is chosen without a word."""
     with pytest.raises(ValueError, match=told):
         take_carried(path, body)
-
-
-def test_only_bodies_that_may_carry_are_read():
-    """Red if every /generate body is parsed twice, or none."""
-    assert may_carry(GENERATE, b'{"session_params": {"parse_mode": "off"}}')
-    assert not may_carry(GENERATE, b'{"text": "parse_"}')
-    assert not may_carry("/encode", b'{"session_params": {"parse_mode": "off"}}')

@@ -4,10 +4,8 @@ import pytest
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.integration.defaults import (
-    BACKEND_STEPS,
     DETERMINISTIC_BACKEND,
     GPU_ATTENTION_BACKEND,
-    default_attention_backend,
 )
 
 PARSE = (
@@ -20,14 +18,14 @@ pytestmark = pytest.mark.usefixtures("plugins")
 
 def backend_seen_by_sglang(*flags: str) -> str | None:
     """What SGLang's own choice of a backend finds already chosen."""
+    from sglang.srt.arg_groups import resolution_hooks
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.server_args import prepare_server_args
 
     args = prepare_server_args(["--model-path", str(TARGET_PATH), *flags])
     seen = []
-    default_attention_backend(
-        args, lambda a: seen.append(resolving_view(a).attention_backend)
-    )
+    step = resolution_hooks._HOOKS["handle_deterministic_inference"][0]
+    step(args, lambda a: seen.append(resolving_view(a).attention_backend))
     (backend,) = seen
     return backend
 
@@ -67,12 +65,16 @@ def test_other_servers_choose_for_themselves():
     assert backend_seen_by_sglang() is None
 
 
-def test_step_is_wrapped_by_the_plugin():
-    """Red if SGLang renames the step: the default would silently not apply."""
+def test_steps_come_before_what_they_are_for():
+    """Red if SGLang renames a step, looks at a model before our first checks, or
+    chooses a backend before our default."""
     from sglang.srt.arg_groups import pipeline, resolution_hooks
 
     source = pipeline.__loader__.get_source(pipeline.__name__)
-    calls = [source.index(f"run_hook({name}, ") for name in BACKEND_STEPS]
+    names = (
+        *("handle_deprecated_dp_attention", "handle_model_source_paths"),
+        *("handle_deterministic_inference", "handle_attention_backend_compatibility"),
+    )
+    calls = [source.index(f"run_hook({name}, ") for name in names]
     assert calls == sorted(calls)
-    for name in BACKEND_STEPS:
-        assert default_attention_backend in resolution_hooks._HOOKS[name]
+    assert {names[0], names[2]} <= set(resolution_hooks._HOOKS)

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 from sglang_parse.drafting.draft_prompt import CHAT_KEY, PROMPT_KEY
 from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH, TARGET_PATH
-from sglang_parse.integration import draft_prompts, openai
+from sglang_parse.integration import draft_prompts
 from sglang_parse.integration.draft_prompts import DraftPrompts, set_entries
 from sglang_parse.integration.openai import CHAT, ParseEndpoints
+from sglang_parse.integration.request_hooks import follow_request
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -46,25 +47,19 @@ def test_what_sglang_refuses_is_left_to_it():
     set_entries(SimpleNamespace(), {})
 
 
-MANAGER = SimpleNamespace(
-    server_args=SimpleNamespace(
-        speculative_algorithm="PARSE", speculative_parse_request_checks=False
-    ),
-    mm_processor=None,
-)
+MANAGER = SimpleNamespace(mm_processor=None)
 FORGED = {CHAT_KEY: {"messages": [{"role": "user", "content": "forged"}]}, "x": 1}
 
 
-def test_no_client_writes_our_entries(monkeypatch):
+def test_no_client_writes_our_entries():
     """Red if what a client puts under an internal key reaches a drafter: in a chat, in
     a completion, in one of a batch, or beside an entry of ours."""
-    monkeypatch.setattr(openai, "guard_outputs", lambda result, *_: result)
     seen = []
 
     async def app(scope, receive, send):
         custom = json.loads((await receive())["body"])["custom_params"]
         obj = SimpleNamespace(sampling_params={"custom_params": custom})
-        openai.watch_outputs(None, MANAGER, obj)
+        follow_request(None, MANAGER, obj)
         seen.append(obj.sampling_params["custom_params"])
 
     layer = ParseEndpoints(app, prompts=DraftPrompts(Template(), sends_chats=True))
@@ -80,7 +75,7 @@ def test_no_client_writes_our_entries(monkeypatch):
     assert chat[CHAT_KEY]["messages"] == MESSAGES and chat[PROMPT_KEY] == "hi"
     assert completion == {"x": 1} and alias == chat
     batch = [{"custom_params": dict(FORGED)}, {}]
-    openai.watch_outputs(None, MANAGER, SimpleNamespace(sampling_params=batch))
+    follow_request(None, MANAGER, SimpleNamespace(sampling_params=batch))
     assert batch == [{"custom_params": {"x": 1}}, {}]
 
 

@@ -97,7 +97,6 @@ def test_flags_round_trip():
         *("--speculative-parse-draft-url-model", "small"),
         *("--speculative-parse-draft-url-streams", "3"),
         *("--speculative-parse-ngram-tokens", "9"),
-        "--no-speculative-parse-request-checks",
         *("--speculative-parse-probe-check", "0.1"),
         *("--speculative-parse-probe-agreement", "0.9"),
         *("--speculative-parse-probe-collect", "100"),
@@ -125,7 +124,6 @@ def test_flags_round_trip():
         draft_url_model="small",
         draft_url_streams=3,
         ngram_tokens=9,
-        request_checks=False,
         probe_check=0.1,
         probe_agreement=0.9,
         probe_collect=100,
@@ -157,15 +155,7 @@ def test_only_plain_values_are_pickled():
 def test_empty_config_flag_is_refused():
     """Red if an unset shell variable behind the flag is ignored without a word."""
     with pytest.raises(ValueError, match="--speculative-parse-config is ''; expected"):
-        prepare("--speculative-parse-config", "")
-
-
-@pytest.mark.parametrize("form", ["no-speculative-parse-{}", "speculative-parse-no-{}"])
-@pytest.mark.parametrize("name", ["request-checks", "adaptive"])
-def test_switches_have_two_spellings_of_off(form, name):
-    """Red if `--speculative-parse-no-request-checks` is unknown, or does nothing."""
-    config = config_from_server_args(prepare("--" + form.format(name)))
-    assert getattr(config, name.replace("-", "_")) is False
+        config_from_server_args(prepare("--speculative-parse-config", ""))
 
 
 def test_flags_of_another_algorithm_are_refused():

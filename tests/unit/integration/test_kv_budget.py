@@ -63,24 +63,20 @@ def test_budget_follows_the_target_kv_type_where_the_draft_names_none(published)
     assert cell_size() * 2 == whole
 
 
-def test_only_target_pools_of_parse_servers_are_charged(published, monkeypatch):
-    """Red if the draft's bytes are counted twice, or for other algorithms."""
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
+def test_only_target_pools_are_charged(published, monkeypatch):
+    """Red if the draft's bytes are counted twice."""
     monkeypatch.setattr(
         kv_budget, "draft_cell_size", lambda _, path, __: 3 if path == "head" else 7
     )
-    parse = SpeculativeAlgorithm.from_string("PARSE")
     args = server_args()
 
     def charged(**changes) -> int:
-        fields = {"is_draft_worker": False, "spec_algorithm": parse}
+        fields = {"is_draft_worker": False}
         kvc = SimpleNamespace(**{**fields, "server_args": args, **changes})
         return kv_budget.add_draft_cell_size(100, None, kvc)
 
     assert charged() == 107
     assert charged(is_draft_worker=True) == 100
-    assert charged(spec_algorithm=SpeculativeAlgorithm.NONE) == 100
     alone = SimpleNamespace(
         speculative_draft_model_path=None, speculative_draft_model_revision=None
     )

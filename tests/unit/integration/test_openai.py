@@ -7,10 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.integration import openai as endpoints
-from sglang_parse.integration.openai import CHAT, Exchange, ParseEndpoints, translate
-from sglang_parse.integration.shield_hooks import RequestShield
+from sglang_parse.integration.openai import CHAT, ParseEndpoints, translate
+from sglang_parse.integration.request_hooks import Exchange, follow_request
 
-MANAGER = SimpleNamespace(_parse_request_checks=False)
+MANAGER = SimpleNamespace(
+    mm_processor=None,
+    model_config=SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"])
+    ),
+)
 REPORT = {"mode": "exact", "client_text_tokens": 7, "accepted_client_text_tokens": 5}
 
 
@@ -70,13 +75,13 @@ def test_invocations_are_chat_completions():
         (
             "/v1/completions",
             {"parse_threshold": 1, "custom_params": {}},
-            "parse_threshold would be ignored where it stands",
+            "parse_threshold would be ignored; expected custom_params.parse_threshold.",
         ),
         (
             "/v1/messages",
             {"custom_params": {"parse_mode": "exact"}},
-            "custom_params.parse_mode would be ignored on /v1/messages; expected on "
-            "/v1/chat/completions",
+            "custom_params.parse_mode would be ignored; expected "
+            "custom_params.parse_mode on /v1/chat/completions",
         ),
         (
             "/v1/responses",
@@ -93,6 +98,7 @@ def test_options_that_would_be_dropped_are_refused(path, body, message):
 
 @pytest.mark.parametrize("path", endpoints.PATHS)
 def test_what_is_no_option_of_ours_passes(path):
+    """Red if fields that only look like ours are refused."""
     body = {"custom_params": {"theirs": 1}, "parse_tools": True, "custom": []}
     assert not translate(path, dict(body)).adds
     assert not translate(path, {"custom_params": "text"}).adds
@@ -136,7 +142,7 @@ class App:
         async def outputs():
             yield {"index": 0, "meta_info": {"parse": [REPORT]}}
 
-        async for _ in endpoints.watch_outputs(outputs(), MANAGER, None):
+        async for _ in follow_request(outputs(), MANAGER, None):
             pass
         await send(
             {
@@ -277,14 +283,13 @@ def test_the_layer_is_the_innermost(monkeypatch):
 
     app = Starlette(middleware=[Middleware(CORSMiddleware)])
     monkeypatch.setattr(http_server, "app", app)
-    endpoints.add_endpoints(SimpleNamespace(speculative_algorithm="EAGLE"))
     args = SimpleNamespace(
         speculative_algorithm="parse", speculative_draft_model_path=None
     )
-    endpoints.add_endpoints(args)
+    endpoints.add_endpoints(args, MANAGER)
     app.add_middleware(CORSMiddleware)
     kinds = [one.cls for one in app.user_middleware]
-    assert kinds == [*[CORSMiddleware] * 2, RequestShield, ParseEndpoints]
+    assert kinds == [*[CORSMiddleware] * 2, ParseEndpoints]
     layer, order = app.build_middleware_stack(), []
     while hasattr(layer, "app"):
         order.append(type(layer))
@@ -307,5 +312,37 @@ def test_other_paths_and_lifespan_pass():
     """Red if the layer touches anything but its endpoints."""
     app = App([b"ok"], b"text/plain")
     body = json.dumps(prediction("text")).encode()
+    assert call(app, body, path="/encode")[2] == b"ok"
+    assert app.body == body
     assert call(app, body, path="/generate")[2] == b"ok"
     assert app.body == body
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_wrong_option_of_generate_is_refused_before_a_stream_begins(batch):
+    """Red if a streamed /generate is answered with HTTP 200 and an error event."""
+    params = {"custom_params": {"parse_mode": "loud"}}
+    body = {"stream": True, "sampling_params": [{}, params] if batch else params}
+    status, _, out = call(App([], b""), json.dumps(body).encode(), path="/generate")
+    assert status == 400 and "parse_mode is 'loud'" in json.loads(out)["message"]
+
+
+@pytest.mark.parametrize(("name", "reads"), [("a", True), ("b", False)])
+def test_a_server_that_refuses_images_does_not_say_that_it_reads_them(
+    name, reads, monkeypatch
+):
+    """Red if SGLang warms up with an image that is refused, which ends the server."""
+    from sglang.srt.entrypoints import http_server
+    from starlette.applications import Starlette
+
+    monkeypatch.setattr(http_server, "app", Starlette())
+    monkeypatch.setattr(endpoints, "reads_images_of", "a".__eq__)
+    config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[name]),
+        is_image_understandable_model=True,
+        is_audio_understandable_model=True,
+    )
+    args = SimpleNamespace(speculative_draft_model_path=None)
+    endpoints.add_endpoints(args, SimpleNamespace(model_config=config))
+    assert config.is_image_understandable_model == reads
+    assert not config.is_audio_understandable_model

@@ -46,11 +46,8 @@ def test_mail_is_seen_and_left_for_the_scheduler():
     assert not scheduler_hooks.has_mail(None)
 
 
-@pytest.mark.parametrize("serves", [True, False])
-def test_batches_of_other_servers_are_left_alone(monkeypatch, serves):
-    """Red if our hook looks at the queue of a server without PARSE, or changes its
-    batches; or if a round does not know who waits, or its batch how long it is."""
-    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: serves)
+def test_a_round_knows_the_queue_and_its_batch_the_new_lengths(monkeypatch):
+    """Red if a round does not know who waits, or its batch how long it is."""
     result = SimpleNamespace(
         lens="device", host_lens=torch.tensor([3, 4]), num_more_passes=3
     )
@@ -66,9 +63,9 @@ def test_batches_of_other_servers_are_left_alone(monkeypatch, serves):
     batch = SimpleNamespace(reqs=[1], seq_lens=1, seq_lens_cpu=2, seq_lens_sum=3)
     args = (run_batch, SCHEDULER, batch)
     assert scheduler_hooks.run_round(*args, pp_proxy_tensors=None) is result
-    assert seen == [6 if serves else None]
-    assert batch.seq_lens_sum == (7 if serves else 3)
-    assert metrics.spec_num_forward_ct == (3 if serves else 0)
+    assert seen == [6]
+    assert batch.seq_lens_sum == 7
+    assert metrics.spec_num_forward_ct == 3
 
 
 def test_a_round_goes_on_behind_what_is_decided_ahead():
@@ -110,7 +107,6 @@ def text_request(text, *, field="parse_draft", output=()) -> SimpleNamespace:
 @pytest.fixture
 def admit(monkeypatch):
     """Requests of a batch, and the next one -> whether it joins them."""
-    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: True)
     monkeypatch.setattr(scheduler_hooks, "longest_pass", lambda: 10)
 
     def run(taken, req):
@@ -140,19 +136,10 @@ def test_texts_of_one_prefill_fit_into_one_pass(admit):
     assert admit([judged], text_request("b" * 10))
 
 
-def test_a_server_without_parse_admits_as_sglang_does(admit, monkeypatch):
-    """Red if the plugin changes who is served where nobody asked for PARSE."""
-    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: False)
-    assert admit([text_request("a" * 99)], text_request("b" * 99))
-
-
-def test_sampling_masks_are_served_unless_nothing_is_sampled(monkeypatch):
-    """Red if SGLang's refusal for speculative decoding stands, if it goes on other
-    servers, or if a text to verify is let in."""
+def test_sampling_masks_are_served_unless_nothing_is_sampled():
+    """Red if SGLang's refusal for speculative decoding remains, or if a text to verify
+    is let in."""
     check = scheduler_hooks.check_sampling_mask
     req, verify = text_request("a"), text_request("a", field="parse_verify")
-    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: True)
     assert check(lambda *_: "no", req, None) is None
     assert "parse_verify" in check(lambda *_: None, verify, None)
-    monkeypatch.setattr(scheduler_hooks, "serves_parse", lambda: False)
-    assert check(lambda *_: "no", req, None) == "no"

@@ -6,7 +6,6 @@ import pytest
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_parse.integration import stops
 from sglang_parse.integration.stops import earliest_stop
 
 TEXT = "Observation: foo\n\nThought: bar baz"
@@ -28,11 +27,6 @@ class Letters:
 
     def encode(self, text, **_):
         return [ord(c) for c in text]
-
-
-@pytest.fixture(autouse=True)
-def serves(monkeypatch):
-    monkeypatch.setattr(stops, "serves_parse", lambda: True)
 
 
 def request(tokens, **params):
@@ -110,14 +104,6 @@ def test_sglang_alone_takes_the_first_of_the_list():
     """Red once SGLang does what earliest_stop is for."""
     req = request(Letters().encode(TEXT), stop=["\n\n", "Observation:"])
     assert sglangs_own(req, len(TEXT)) and req.finished_reason.matched == "\n\n"
-
-
-def test_servers_without_parse_are_left_alone(monkeypatch):
-    """Red if the ends of other servers' answers move."""
-    monkeypatch.setattr(stops, "serves_parse", lambda: False)
-    req = request(Letters().encode(TEXT), stop=["\n\n", "Observation:"])
-    assert earliest_stop(sglangs_own, req, len(TEXT))
-    assert req.finished_reason.matched == "\n\n"
 
 
 def test_a_stop_that_single_tokens_miss_is_missed():

@@ -39,7 +39,6 @@ BAD = {
     "probe_agreement": [-0.1, 1.1, "0.9", None],
     "probe_collect": [-1, 0.5, "9", True, None, 10**7],
     "verify_route": ["", "masks", "AUTO", None, 1],
-    "request_checks": ["true", 1, 0, None],
 }
 
 

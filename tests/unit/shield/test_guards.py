@@ -7,20 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException
-from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sglang_parse.integration import shield, shield_hooks
-from sglang_parse.integration.shield_hooks import RequestShield, _progress
-from tests.unit.integration.test_shield import VOCAB, tokenized
+from sglang_parse.shield import guards
+from sglang_parse.shield.faults import GRAMMAR_FAILED
+from sglang_parse.shield.guards import RequestShield, _progress
+from sglang_parse.shield.seams import SHIELD_ENV, is_shielded
+from tests.unit.shield.test_faults import VOCAB, tokenized
 
 
-def manager(algorithm="PARSE", **options):
+@pytest.fixture(autouse=True)
+def shield(monkeypatch):
+    monkeypatch.setenv(SHIELD_ENV, "1")
+
+
+def manager():
     return SimpleNamespace(
-        server_args=SimpleNamespace(
-            speculative_algorithm=algorithm, _parse_options=options
-        ),
+        server_args=SimpleNamespace(speculative_algorithm=None),
         model_config=SimpleNamespace(vocab_size=VOCAB),
-        mm_processor=None,
     )
 
 
@@ -34,37 +37,52 @@ def raises(error):
 def test_a_request_that_is_fine_passes():
     """Red if the hook loses SGLang's result."""
     one = tokenized()
-    assert shield_hooks.check_ready(lambda m, obj: one, manager(), None) is one
+    assert guards.check_ready(lambda m, obj: one, manager(), None) is one
 
 
 def test_a_hostile_request_is_a_value_error():
     """Red if the checks are not asked."""
     with pytest.raises(ValueError, match="no tokens"):
-        shield_hooks.check_ready(lambda m, obj: tokenized([]), manager(), None)
+        guards.check_ready(lambda m, obj: tokenized([]), manager(), None)
 
 
 @pytest.mark.parametrize(
-    "one", [manager("EAGLE"), manager(None), manager(request_checks=False)]
+    ("switch", "algorithm", "expected"),
+    [
+        *((None, "PARSE", True), (None, "parse", True), (None, "EAGLE", False)),
+        *((None, None, False), ("1", None, True), ("0", "PARSE", False)),
+    ],
 )
-def test_other_servers_are_left_alone(one):
-    """Red if SGLang's own servers, or one with the switch, are changed."""
-    empty = tokenized([])
-    assert shield_hooks.check_ready(lambda m, obj: empty, one, None) is empty
+@pytest.mark.usefixtures("plugins")
+def test_parse_servers_and_those_that_ask_are_shielded(
+    monkeypatch, switch, algorithm, expected
+):
+    """Red if a stock server is shielded that did not ask for it, or the other way."""
+    monkeypatch.delenv(SHIELD_ENV)
+    if switch is not None:
+        monkeypatch.setenv(SHIELD_ENV, switch)
+    assert is_shielded(SimpleNamespace(speculative_algorithm=algorithm)) == expected
+
+
+def test_other_servers_are_left_alone(monkeypatch):
+    """Red if the hooks change a request of a server without the shield."""
+    monkeypatch.setenv(SHIELD_ENV, "0")
+    one, empty, outputs = manager(), tokenized([]), object()
+    assert guards.check_ready(lambda m, obj: empty, one, None) is empty
     with pytest.raises(KeyError):
-        shield_hooks.check_ready(raises(KeyError("x")), one, None)
-    outputs = object()
-    assert shield_hooks.guard_outputs(outputs, one, None) is outputs
+        guards.check_ready(raises(KeyError("x")), one, None)
+    assert guards.guard_outputs(outputs, one, None) is outputs
 
 
 def test_what_sglang_raises_on_fields_is_a_value_error():
     """Red if a broken stop_regex is HTTP 500 in a stream."""
     with pytest.raises(ValueError, match=r"cannot be read \(TypeError: 'no'\)"):
-        shield_hooks.check_ready(raises(TypeError("no")), manager(), None)
+        guards.check_ready(raises(TypeError("no")), manager(), None)
 
 
 async def _outputs(error, ready):
     if ready:
-        shield_hooks.check_ready(lambda m: tokenized(), manager())
+        guards.check_ready(lambda m: tokenized(), manager())
     if error:
         raise error
     yield 1
@@ -76,7 +94,7 @@ def test_only_errors_before_the_scheduler_are_the_requests(ready, kind):
 
     async def run():
         outputs = _outputs(RuntimeError("x"), ready)
-        return [x async for x in shield_hooks.guard_outputs(outputs, manager(), None)]
+        return [x async for x in guards.guard_outputs(outputs, manager(), None)]
 
     with pytest.raises(kind):
         asyncio.run(run())
@@ -86,7 +104,7 @@ def test_outputs_pass_the_guard():
     """Red if an output is lost."""
 
     async def run():
-        outputs = shield_hooks.guard_outputs(_outputs(None, True), manager(), None)
+        outputs = guards.guard_outputs(_outputs(None, True), manager(), None)
         return [x async for x in outputs]
 
     assert asyncio.run(run()) == [1]
@@ -96,58 +114,31 @@ def test_outputs_pass_the_guard():
 def test_more_answers_than_there_is_memory_for_are_refused(params):
     """Red if SGLang copies a request two thousand million times."""
     obj = SimpleNamespace(sampling_params=params)
-    outputs = shield_hooks.guard_outputs(_outputs(None, True), manager(), obj)
+    outputs = guards.guard_outputs(_outputs(None, True), manager(), obj)
     with pytest.raises(ValueError, match=r"^n is \d+; expected at most 4096"):
         asyncio.run(outputs.__anext__())
 
 
-PROVEN, UNPROVEN = "Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration"
-IMAGE, VIDEO = {"image_data": ["image"]}, {"video_data": ["video"]}
+def grammar_failed(stream):
+    """What a request gets whose grammar allows no token (tokenizer_manager.py)."""
+    told = f"{GRAMMAR_FAILED}: x"
+
+    async def outputs():
+        if not stream:
+            raise HTTPException(500, told)
+        reason = {"type": "abort", "message": told, "status_code": 500}
+        yield {"meta_info": {"finish_reason": reason}}
+
+    return outputs()
 
 
-@pytest.mark.parametrize(
-    ("name", "media", "told"),
-    [
-        (UNPROVEN, {}, ""),
-        (UNPROVEN, IMAGE, "The request has images.*Gemma3.*send text alone"),
-        (PROVEN, IMAGE, ""),
-        (PROVEN, IMAGE | VIDEO, "The request has video.*send text and images"),
-    ],
-)
-@pytest.mark.parametrize("processor", [None, object()])
-def test_unproven_media_for_a_multimodal_model_are_refused(
-    name, media, told, processor, monkeypatch
-):
-    """Red if a request that no test has proven reaches the scheduler, or one that is
-    proven does not."""
-    monkeypatch.setattr(shield, "reads_images_of", PROVEN.__eq__)
-    one = manager()
-    one.mm_processor = processor
-    one.model_config.hf_config = SimpleNamespace(architectures=[name])
-    obj = GenerateReqInput(text="Hi", sampling_params={}, **media)
-    outputs = shield_hooks.guard_outputs(_outputs(None, True), one, obj)
-    if told and processor:
-        with pytest.raises(ValueError, match=told):
-            asyncio.run(outputs.__anext__())
-    else:
-        assert asyncio.run(outputs.__anext__()) == 1
-
-
-@pytest.mark.parametrize(("name", "reads"), [(PROVEN, True), (UNPROVEN, False)])
-def test_a_server_that_refuses_images_does_not_say_that_it_reads_them(
-    name, reads, monkeypatch
-):
-    """Red if SGLang warms up with an image that is refused, which ends the server."""
-    monkeypatch.setattr(shield_hooks, "reads_images_of", PROVEN.__eq__)
-    one = manager()
-    one.model_config = SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=[name]),
-        is_image_understandable_model=True,
-        is_audio_understandable_model=True,
-    )
-    shield_hooks.tell_what_is_read(None, one)
-    assert one.model_config.is_image_understandable_model == reads
-    assert not one.model_config.is_audio_understandable_model
+def test_a_grammar_that_allows_no_token_is_the_requests_fault():
+    """Red if such a request is answered with HTTP 500, at once or in a stream."""
+    with pytest.raises(ValueError, match="^The grammar .* allows no token"):
+        asyncio.run(guards.Guarded(grammar_failed(False)).__anext__())
+    output = asyncio.run(guards.Guarded(grammar_failed(True)).__anext__())
+    reason = output["meta_info"]["finish_reason"]
+    assert reason["status_code"] == 400 and "allows no token" in reason["message"]
 
 
 def respond(status, body):

@@ -1,34 +1,20 @@
-"""What one request can do to a stock server of SGLang 0.5.23, and what PARSE answers.
+"""Requests that end the scheduler of a stock SGLang 0.5.23 server, or that it answers
+with HTTP 500 or breaks off although the request is at fault.
 
-Each row of CHECKS is a request that ends SGLang's scheduler, or that SGLang answers
-with HTTP 500 though the request is at fault. tests/integration/test_shield.py sends
-them to a stock server, so that a row goes when SGLang mends what the row is for.
-shield_hooks.py asks the rows; `--speculative-parse-no-request-checks` switches them
-off.
+tests/integration/test_shield.py sends them to a stock server, so that a row is removed
+when SGLang fixes its cause.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from sglang_parse.integration import shield_checks as checks
-from sglang_parse.integration.shield_checks import Seen
-from sglang_parse.options.checks import shown
-from sglang_parse.runtime.families import reads_images_of
 
 GENERATE, CHAT = "/generate", "/v1/chat/completions"
 ENDS, FAILS, BREAKS = "ends the scheduler", "HTTP 50x", "breaks the response off"
-# Answers to one prompt. SGLang makes a copy of the request for each before it checks
-# anything.
-MAX_N = 4096
-MAX_TOLD = 500
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing that a stock server does not survive, or does not understand."""
+class HostileRequest:
+    """One request that a stock server does not survive, or does not understand."""
 
     name: str
     #: What a stock server does with the request: ENDS, FAILS or BREAKS.
@@ -36,11 +22,8 @@ class Check:
     #: Path and JSON body of a request that shows it.
     path: str
     body: Any
-    #: The sentence for a request that has the fault, "" for others. None where SGLang
-    #: itself raises before the scheduler has the request (`told_of`).
-    find: Callable[[Seen], str] | None = None
     #: Flags that the stock server needs for it.
-    flags: tuple[str, ...] = field(default=())
+    flags: tuple[str, ...] = ()
 
 
 def _body(text: Any = "1+2", **fields: Any) -> dict[str, Any]:
@@ -62,12 +45,11 @@ def _row(
     name: str,
     effect: str,
     body: Any,
-    find: Callable[[Seen], str] | None = None,
     *,
     path: str = GENERATE,
     flags: tuple[str, ...] = (),
-) -> Check:
-    return Check(name, effect, path, body, find, flags)
+) -> HostileRequest:
+    return HostileRequest(name, effect, path, body, flags)
 
 
 _CHAT_BODY = {
@@ -81,83 +63,70 @@ _TOP_P = {"top_p": 0.9}
 
 _OLLAMA_CHAT = {"model": "m", "messages": [{"role": "user", "content": "1"}]}
 
-CHECKS = (
-    # The first: others compare the values.
+REQUESTS = (
     _row(
         "list in place of one value",
         ENDS,
         _body(return_hidden_states=[]),
-        checks.scalars,
     ),
-    _row("empty prompt", ENDS, _body(""), checks.prompt),
+    _row("empty prompt", ENDS, _body("")),
     _row(
         "token ids beyond the vocabulary",
         ENDS,
         _body(None, input_ids=[10**6]),
-        checks.vocabulary,
     ),
-    _row("negative token ids", ENDS, _body(None, input_ids=[5, -5]), checks.vocabulary),
+    _row("negative token ids", ENDS, _body(None, input_ids=[5, -5])),
     _row(
         "more logprobs than tokens",
         ENDS,
         _body(return_logprob=True, top_logprobs_num=10**6),
-        checks.num_logprobs,
     ),
     _row(
         "logprobs from before the prompt",
         ENDS,
         _body(return_logprob=True, logprob_start_len=-2),
-        checks.logprob_start,
     ),
     _row(
         "least length with a stop token of no vocabulary",
         ENDS,
         _body(params={"min_new_tokens": 2, "stop_token_ids": [-1]}),
-        checks.stop_tokens,
     ),
     _row(
         "temperature that is infinite in float32, under a grammar",
         ENDS,
         _body(params={"temperature": 1e308, "regex": "[0-9]+", **_TOP_P}),
-        checks.temperature,
     ),
     _row(
         "repetition penalty that is 0 in float32",
         ENDS,
         _body(params={"repetition_penalty": 1e-300, "temperature": 1, **_TOP_P}),
-        checks.penalty,
     ),
     _row(
         "bias that is infinite in float32",
         ENDS,
         _body(params={"logit_bias": {"7": 1e308}, "temperature": 1, **_TOP_P}),
-        checks.bias,
     ),
     _row(
         "top_k of more than 32 bits",
         ENDS,
         _body(params={"top_k": 2**40, "temperature": 1}),
-        checks.top_k,
     ),
     _row(
         "logit processor that is no JSON",
         ENDS,
         _body(custom_logit_processor="zzz"),
-        checks.logit_processor,
         flags=("--enable-custom-logit-processor",),
     ),
     _row(
         "embeddings in place of tokens",
         ENDS,
         _body(positional_embed_overrides=[1]),
-        checks.overrides,
     ),
     _row("broken stop_regex", FAILS, _body(params={"stop_regex": "("})),
     _row(
         "deep nesting",
         FAILS,
         _body(params={"custom_params": {"x": _nested(900)}}),
-        checks.nesting,
     ),
     _row("list of parameters", FAILS, {"text": "1", "sampling_params": [{}]}),
     _row("list of no parameters", FAILS, {"text": ["1", "2"], "sampling_params": []}),
@@ -228,56 +197,3 @@ CHECKS = (
         path="/v1/detokenize",
     ),
 )
-
-_FINDS = tuple(dict.fromkeys(row.find for row in CHECKS if row.find is not None))
-
-
-def problem_of(tokenized: Any, vocab_size: int) -> str:
-    """The sentence for a request that the scheduler would not survive, or ""."""
-    seen = Seen(tokenized, vocab_size)
-    for find in _FINDS:
-        if told := find(seen):
-            return told
-    return ""
-
-
-def problem_of_input(obj: Any) -> str:
-    """The sentence for a request that the HTTP process would not survive, or "".
-
-    obj: GenerateReqInput as it was sent.
-    """
-    params = getattr(obj, "sampling_params", None)
-    for one in params if isinstance(params, list) else [params]:
-        num = one.get("n") if isinstance(one, dict) else None
-        if isinstance(num, int) and num > MAX_N:
-            return f"n is {shown(num)}; expected at most {MAX_N}."
-    return ""
-
-
-def problem_of_media(obj: Any, architecture: str) -> str:
-    """The sentence for a request with media that no test has proven, or "".
-
-    obj: GenerateReqInput or EmbeddingReqInput of a multimodal model. architecture: the
-    model's name.
-    """
-    contains = getattr(obj, "contains_mm_input", None)
-    if contains is None or not contains():
-        return ""
-    reads_images = reads_images_of(architecture)
-    others = bool(obj.video_data) or bool(obj.audio_data)
-    if reads_images and not others:
-        return ""
-    what = "video or audio" if reads_images else "images, video or audio"
-    wanted = "text and images" if reads_images else "text alone"
-    return (
-        f"The request has {what}, which no test of PARSE has proven for "
-        f"{architecture}; send {wanted}, or serve the model without "
-        "--speculative-algorithm PARSE."
-    )
-
-
-def told_of(error: BaseException) -> str:
-    """The sentence for a request on which SGLang's front end raised."""
-    if isinstance(error, ValueError) and str(error):
-        return str(error)[:MAX_TOLD]  # SGLang's own sentence
-    return f"The request cannot be read ({type(error).__name__}: {shown(str(error))})."

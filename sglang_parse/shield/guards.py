@@ -1,10 +1,7 @@
-"""Where requests meet the checks of shield.py on a PARSE server.
+"""Where requests meet the checks: the functions of the seams in `seams.py`.
 
-Four seams: `TokenizerManager.init_model_config`, which says what can be read;
-`TokenizerManager._create_tokenized_object`, whose result the scheduler gets;
-`TokenizerManager.generate_request` around it; and an ASGI layer around both. What
-raises before the scheduler has a part of the request is the request's own fault, and
-answered with HTTP 400.
+What SGLang raises before the scheduler has a part of the request is the request's own
+fault, and is answered with HTTP 400.
 """
 
 from __future__ import annotations
@@ -14,31 +11,23 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from sglang_parse.integration.answers import (
-    Answer,
-    Message,
-    Progress,
-    Receive,
-    Scope,
-    Send,
-    refuse,
-    status_of,
-)
-from sglang_parse.integration.flags import config_from_server_args
-from sglang_parse.integration.shield import (
+from fastapi import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from sglang_parse.shield.faults import (
+    GRAMMAR_FAILED,
+    NO_TOKEN_ALLOWED,
+    drop_unknown_stops,
     problem_of,
     problem_of_input,
-    problem_of_media,
-    told_of,
+    sentence_of,
 )
-from sglang_parse.integration.shield_checks import drop_unknown_stops
-from sglang_parse.runtime.compat.models import hide_media
-from sglang_parse.runtime.families import reads_images_of
-from sglang_parse.runtime.names import is_parse
+from sglang_parse.shield.held_answer import HeldAnswer, Progress, refuse, status_of
+from sglang_parse.shield.seams import is_shielded
 
 logger = logging.getLogger(__name__)
 
-# Endpoints that do nothing but read the request until the scheduler has it.
+# Endpoints that only read the request until the scheduler has it.
 PATHS = frozenset(
     {
         *("/generate", "/encode", "/classify", "/vertex_generate", "/invocations"),
@@ -51,67 +40,38 @@ PATHS = frozenset(
 )
 NOT_AN_OBJECT = "The request body is no JSON object; expected one."
 
-
 _progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
     "sglang_parse_progress", default=None
 )
-
-
-def checks_requests(server_args: Any) -> bool:
-    """Whether a server has the shield: a PARSE server that is not told otherwise."""
-    return (
-        is_parse(server_args.speculative_algorithm)
-        and config_from_server_args(server_args).request_checks
-    )
-
-
-def _is_shielded(manager: Any) -> bool:
-    """`checks_requests` of a TokenizerManager's server, found once."""
-    known = vars(manager).get("_parse_request_checks")
-    if known is None:
-        known = manager._parse_request_checks = checks_requests(manager.server_args)
-    return bool(known)
 
 
 def check_ready(
     original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """AROUND hook on TokenizerManager._create_tokenized_object. Raises ValueError."""
-    if not _is_shielded(manager):
+    if not is_shielded(manager.server_args):
         return original(manager, *args, **kwargs)
     try:
         tokenized = original(manager, *args, **kwargs)
     except ValueError:
         raise
     except Exception as e:
-        raise ValueError(told_of(e)) from e
-    is_generation = hasattr(tokenized, "return_logprob")
-    told = is_generation and problem_of(tokenized, manager.model_config.vocab_size)
-    if told:
-        raise ValueError(told)
-    if is_generation:
-        params = tokenized.sampling_params
-        drop_unknown_stops(params, manager.model_config.vocab_size)
+        raise ValueError(sentence_of(e)) from e
+    if hasattr(tokenized, "return_logprob"):  # and no embedding request
+        vocab_size = manager.model_config.vocab_size
+        if told := problem_of(tokenized, vocab_size):
+            raise ValueError(told)
+        drop_unknown_stops(tokenized.sampling_params, vocab_size)
     if progress := _progress.get():
         progress.is_ready = True
     return tokenized
 
 
-def tell_what_is_read(result: None, manager: Any) -> None:
-    """AFTER hook on TokenizerManager.init_model_config: /model_info names no images and
-    no audio where requests with them are refused."""
-    config = manager.model_config
-    names = getattr(config.hf_config, "architectures", None) or [""]
-    if not _is_shielded(manager):
-        return
-    hide_media(config, images=reads_images_of(names[0]))
-
-
 class Guarded:
-    """The outputs of a request; an error before there can be any is a ValueError."""
+    """The outputs of a request. An error before the first one is a ValueError."""
 
     def __init__(self, outputs: AsyncIterator[Any], told: str = "") -> None:
-        """told: why there are to be none, as one sentence."""
+        """told: why the request is refused, as one sentence; "" if it is not."""
         self.outputs = outputs
         self.told = told
         self.progress = Progress()
@@ -125,32 +85,43 @@ class Guarded:
         progress = _progress.get() or self.progress
         _progress.set(progress)
         try:
-            return await self.outputs.__anext__()
+            return blame_grammar(await self.outputs.__anext__())
         except (ValueError, StopAsyncIteration):
             raise
         except Exception as e:
+            detail = e.detail if isinstance(e, HTTPException) else ""
+            if str(detail).startswith(GRAMMAR_FAILED):
+                raise ValueError(NO_TOKEN_ALLOWED) from e
             if progress.is_ready:
                 raise
-            raise ValueError(told_of(e)) from e
+            raise ValueError(sentence_of(e)) from e
 
     async def aclose(self) -> None:
         await self.outputs.aclose()  # type: ignore[attr-defined]
 
 
-def guard_outputs(result: AsyncIterator[Any], manager: Any, obj: Any) -> Any:
-    """The outputs of TokenizerManager.generate_request(obj), guarded where asked."""
-    if not _is_shielded(manager):
+def blame_grammar(output: Any) -> Any:
+    """HTTP 400 instead of 500 in a stream that ends because its grammar allows no
+    token."""
+    is_one = isinstance(output, dict)
+    reason = output.get("meta_info", {}).get("finish_reason") if is_one else None
+    if reason and str(reason.get("message") or "").startswith(GRAMMAR_FAILED):
+        reason |= {"message": NO_TOKEN_ALLOWED, "status_code": 400}
+    return output
+
+
+def guard_outputs(
+    result: AsyncIterator[Any], manager: Any, obj: Any, *_: Any, **__: Any
+) -> Any:
+    """AFTER hook on TokenizerManager.generate_request."""
+    if not is_shielded(manager.server_args):
         return result
-    told = problem_of_input(obj)
-    if not told and manager.mm_processor is not None:
-        (architecture, *_) = manager.model_config.hf_config.architectures
-        told = problem_of_media(obj, architecture)
-    return Guarded(result, told)
+    return Guarded(result, problem_of_input(obj))
 
 
 class RequestShield:
-    """ASGI layer: HTTP 500 before the scheduler has the request becomes HTTP 400, and
-    no response breaks off."""
+    """ASGI middleware: HTTP 500 before the scheduler has the request becomes HTTP 400,
+    and no response breaks off."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -161,14 +132,16 @@ class RequestShield:
             await self.app(scope, receive, send)
             return
         progress = Progress()
-        answer = Answer(progress, send)
+        answer = HeldAnswer(progress, send)
         token = _progress.set(progress)
         try:
             await self.app(scope, _watched(receive, progress), answer)
         except Exception as e:
             if not answer.has_started and not progress.is_ready:
-                logger.warning("PARSE refused a request of %s", path, exc_info=True)
-                await refuse(send, told_of(e) if progress.is_object else NOT_AN_OBJECT)
+                logger.warning("refused a request of %s", path, exc_info=True)
+                await refuse(
+                    send, sentence_of(e) if progress.is_object else NOT_AN_OBJECT
+                )
                 return
             status, told = status_of(e)
             await answer.fail(status, told)
@@ -193,9 +166,9 @@ def _watched(receive: Receive, progress: Progress) -> Receive:
     return watched
 
 
-def add_shield(server_args: Any) -> None:
-    """Put the layer in front of SGLang's endpoints, where it is asked for."""
-    if not checks_requests(server_args):
+def add_shield(server_args: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook on http_server._setup_and_run_http_server."""
+    if not is_shielded(server_args):
         return
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware

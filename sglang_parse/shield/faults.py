@@ -1,7 +1,7 @@
-"""What a request has that SGLang's scheduler would not survive, one check each.
+"""What SGLang 0.5.23 does not survive in a request: one check for each fault.
 
-A check gives the sentence for the client, or "". shield.py names the request that
-shows each of them.
+A check returns the sentence for the client, or "" if the request does not have the
+fault.
 """
 
 from __future__ import annotations
@@ -9,26 +9,43 @@ from __future__ import annotations
 import functools
 import math
 import pickletools
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 
-from sglang_parse.options.checks import shown
-
-# Fields of which SGLang's scheduler, having split a batch, expects one value each.
+# Fields for which the scheduler expects one value per request of a batch.
 SCALARS = (
     *("return_hidden_states", "return_logprob", "logprob_start_len", "priority"),
     *("top_logprobs_num", "stream", "return_sampling_mask", "sampling_logprobs_mode"),
     *("extra_key", "cache_salt", "routed_dp_rank", "custom_logit_processor"),
 )
-# Of custom_params. SGLang fails at some hundreds, where its own recursion ends.
+# Of custom_params. SGLang's own recursion fails at some hundreds of levels.
 MAX_DEPTH = 64
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Logits stay finite in float32 under these, at the lowest temperature too.
 MIN_PENALTY, MAX_BIAS = 1e-6, 1e30
+# Answers to one prompt. SGLang copies the request for each before it checks anything.
+MAX_N = 4096
+MAX_MESSAGE = 500
+# How SGLang's error begins if a grammar refuses a token (batch_result_processor.py).
+# Tokens are drawn from what the grammar allows, so it allows none at all.
+GRAMMAR_FAILED = "Grammar accept_token failed"
+NO_TOKEN_ALLOWED = (
+    "The grammar (json_schema, regex, ebnf, structural_tag or response_format) allows "
+    "no token at this point of the answer; expected one that a text can satisfy."
+)
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def shown(value: Any) -> str:
+    """`value` as a sentence shows it: one short line, whatever a client sent."""
+    return _short.repr(value)
 
 
 @dataclass(frozen=True)
@@ -99,10 +116,10 @@ def stop_tokens(seen: Seen) -> str:
 
 
 def drop_unknown_stops(params: Any, vocab_size: int) -> None:
-    """Leave out stop tokens of no vocabulary, which no answer has.
+    """Leave out stop tokens beyond the vocabulary, which no answer contains.
 
-    With another request's `min_new_tokens` SGLang reads those of the whole batch, and
-    they end its scheduler (sampling/penaltylib/min_new_tokens.py).
+    Beside another request's `min_new_tokens` SGLang indexes with those of the whole
+    batch, and they end its scheduler (sampling/penaltylib/min_new_tokens.py).
     """
     known = params.stop_token_ids
     if known and not all(0 <= token < vocab_size for token in known):
@@ -160,13 +177,13 @@ def logit_processor(seen: Seen) -> str:
         return ""
     return (
         f"custom_logit_processor is {shown(given)}; expected what "
-        "CustomLogitProcessor.to_str gives."
+        "CustomLogitProcessor.to_str returns."
     )
 
 
 @functools.lru_cache(maxsize=64)  # clients send the same one with every request
 def _is_pickled(given: str) -> bool:
-    """Whether a text is what `CustomLogitProcessor.to_str` gives. Nothing is run."""
+    """Whether a text is what `CustomLogitProcessor.to_str` returns. Nothing is run."""
     try:
         data = bytes.fromhex(orjson.loads(given)["callable"])
         return sum(1 for _ in pickletools.genops(data)) > 0
@@ -182,3 +199,36 @@ def overrides(seen: Seen) -> str:
         f"positional_embed_overrides is {shown(given)}; expected none, as they cannot "
         "be sent as JSON."
     )
+
+
+CHECKS = (
+    scalars,  # the first, because the others compare the values
+    *(prompt, vocabulary, num_logprobs, logprob_start, stop_tokens, temperature),
+    *(penalty, bias, top_k, logit_processor, overrides, nesting),
+)
+
+
+def problem_of(tokenized: Any, vocab_size: int) -> str:
+    """The sentence for a request that the scheduler would not survive, or ""."""
+    seen = Seen(tokenized, vocab_size)
+    return next((told for check in CHECKS if (told := check(seen))), "")
+
+
+def problem_of_input(obj: Any) -> str:
+    """The sentence for a request that the HTTP process would not survive, or "".
+
+    obj: GenerateReqInput as it was sent.
+    """
+    params = getattr(obj, "sampling_params", None)
+    for one in params if isinstance(params, list) else [params]:
+        num = one.get("n") if isinstance(one, dict) else None
+        if isinstance(num, int) and num > MAX_N:
+            return f"n is {shown(num)}; expected at most {MAX_N}."
+    return ""
+
+
+def sentence_of(error: BaseException) -> str:
+    """The sentence for a request on which SGLang's front end raised."""
+    if isinstance(error, ValueError) and str(error):
+        return str(error)[:MAX_MESSAGE]  # SGLang's own sentence
+    return f"The request cannot be read ({type(error).__name__}: {shown(str(error))})."

@@ -1,24 +1,21 @@
-"""HTTP answers to requests that cannot be served: always whole, always JSON.
+"""HTTP responses that are always complete, and JSON where they tell of an error.
 
-SGLang's own handlers break a stream off where they raise behind its first byte, and
-answer an unforeseen error with plain text. The layer of shield_hooks.py passes every
-response through `Answer`, which can still be told of an error.
+SGLang's handlers break a stream off if they raise after its first byte, and answer an
+unexpected error with plain text. `RequestShield` passes each response through
+`HeldAnswer`, which can still turn it into an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from starlette.types import Message, Send
 
-Message = dict[str, Any]
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-MAX_MESSAGE = 500
-# Statuses that say of a request nobody has started on that it is at fault.
+from sglang_parse.shield.faults import MAX_MESSAGE
+
+# Before the scheduler has a request, these statuses mean that the request is at fault.
 FAILED = (500, 501)
 TYPES = {400: "BadRequest", 503: "ServiceUnavailable"}
 
@@ -29,15 +26,15 @@ class Progress:
 
     #: Whether a part of it is ready for the scheduler.
     is_ready: bool = False
-    #: Whether its body begins as an object does.
+    #: Whether its body begins as a JSON object does.
     is_object: bool = True
 
 
-class Answer:
+class HeldAnswer:
     """Passes a response on, and holds back what an error may still change.
 
-    The start waits for the first byte behind it. An HTTP 500 before the scheduler has
-    the request is told as HTTP 400, and so is 501, which asks for what is not built.
+    The start is sent with the first byte of the body. HTTP 500 and 501 become 400 if
+    the scheduler does not have the request yet.
     """
 
     def __init__(self, progress: Progress, send: Send) -> None:
@@ -110,7 +107,7 @@ def _message_in(body: bytes) -> str:
 
 
 def status_of(error: BaseException) -> tuple[int, str]:
-    """The HTTP status and the sentence of an error behind the scheduler."""
+    """The HTTP status and the sentence of an error after the scheduler."""
     seen: BaseException | None = error
     while seen is not None:
         status = getattr(seen, "status_code", None)
@@ -119,7 +116,7 @@ def status_of(error: BaseException) -> tuple[int, str]:
             return status, str(detail)[:MAX_MESSAGE]
         if isinstance(seen, ValueError):
             return 400, str(seen)[:MAX_MESSAGE]
-        # Starlette's own complaint that SGLang's HTTPException comes too late.
+        # Starlette raises its own error if SGLang's HTTPException comes too late.
         seen = seen.__cause__
     return 500, f"The server failed on this request ({type(error).__name__})."
 
@@ -131,7 +128,7 @@ def _error(message: str, status: int) -> dict[str, Any]:
 
 
 async def refuse(send: Send, message: str, status: int = 400) -> None:
-    """A whole response in the shape of SGLang's OpenAI errors."""
+    """A complete response in the shape of SGLang's OpenAI errors."""
     body = orjson.dumps(_error(message, status))
     headers = [
         (b"content-type", b"application/json"),

@@ -1,0 +1,63 @@
+"""Where the shield hooks into SGLang, and which servers have it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sglang.srt.plugins.hook_registry import HookType
+
+#: "1" shields every server that sees it, "0" none.
+SHIELD_ENV = "SGLANG_REQUEST_SHIELD"
+_wanted_by: list[Callable[[Any], bool]] = []
+
+
+class Seam(NamedTuple):
+    """One hook: where, what, why, and which change of SGLang makes it superfluous."""
+
+    kind: HookType
+    target: str
+    function: str
+    purpose: str
+    until: str
+
+
+_GUARDS = "sglang_parse.shield.guards"
+SEAMS = (
+    Seam(
+        HookType.AROUND,
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager."
+        "_create_tokenized_object",
+        f"{_GUARDS}:check_ready",
+        "no request ends the scheduler",
+        "SGLang checks what it sends to the scheduler",
+    ),
+    Seam(
+        HookType.AFTER,
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        f"{_GUARDS}:guard_outputs",
+        "malformed requests are answered with HTTP 400",
+        "SGLang raises ValueError for them",
+    ),
+    Seam(
+        HookType.BEFORE,
+        "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
+        f"{_GUARDS}:add_shield",
+        "no response breaks off, and none is HTTP 500 where the request is at fault",
+        "SGLang's handlers answer whatever they raise",
+    ),
+)
+
+
+def shield_servers(wants: Callable[[Any], bool]) -> None:
+    """Shield the servers whose arguments `wants` accepts, unless SHIELD_ENV decides."""
+    _wanted_by.append(wants)
+
+
+def is_shielded(server_args: Any) -> bool:
+    """Whether the server with these arguments has the shield."""
+    switch = os.environ.get(SHIELD_ENV)
+    if switch is None:
+        return any(wants(server_args) for wants in _wanted_by)
+    return switch == "1"
