@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from weakref import ref
 
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.policy.controller import Asked, Controller
 from sglang_parse.policy.copying import Copier, CopyPlanner
-from sglang_parse.policy.goodput import Choice, next_window
-from sglang_parse.policy.head import HeadPlanner
+from sglang_parse.policy.gate import Gate, Situation
 from sglang_parse.policy.in_a_row import has_room, may_go_on
-from sglang_parse.policy.learn import learn_confidence, learn_costs, learn_drafts
-from sglang_parse.policy.own_windows import OwnWindows
+from sglang_parse.policy.learn import learn_costs
 from sglang_parse.policy.plain_steps import (
     FIRST_STEPS,
     LOOK_UP_MS,
@@ -21,17 +17,16 @@ from sglang_parse.policy.plain_steps import (
     plain_steps,
 )
 from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
+from sglang_parse.policy.window import Choice, next_window
 from sglang_parse.policy.windows import SHORT_WINDOW, fit_windows, longest_window
 from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)
 
 # Output tokens of the request that SGLang sends a server first (http_server.py,
-# `_execute_server_warmup`). Its prompt says nothing of what users ask.
+# `_execute_server_warmup`). So short an answer says nothing of drafts.
 WARM_UP_TOKENS = 8
-# New draft tokens of a request in recovery up to which a drafter of single tokens that
-# there is writes alone.
+# New draft tokens of a recovering request up to which a head writes alone.
 SHORT_RECOVERY = 32
 
 
@@ -60,22 +55,16 @@ class RoundPlanner:
         self.ranks = ranks
         self.slots = slots
         self.context_len = context_len
-        self.controller = Controller(runs_ahead=runs_ahead)
+        self.gate = Gate(runs_ahead=runs_ahead)
+        self.head = self.gate.head
         copier = next((d for d in drafters if isinstance(d, Copier)), None)
-        self.copying = CopyPlanner(copier, self.controller, ranks) if copier else None
+        self.copying = CopyPlanner(copier, self.gate, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
-        self.head = HeadPlanner(
-            [d for d in drafters if d.token_level and d is not copier],
-            self.controller,
-            ranks,
-        )
-        self.elsewhere = tuple(d.name for d in self.segment_level if d.elsewhere)
+        self.heads = [d for d in drafters if d.token_level and d is not copier]
         self.ahead_pace = AheadPace()
-        self.own_windows = OwnWindows(self.controller.drafts)
         #: Whether the last round was plain, and the next one was to be.
         self._went_on = False
         self._is_told = False
-        self._first: ref[RequestState] | None = None
 
     def plan(self, round: Round) -> None:
         """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
@@ -91,9 +80,9 @@ class RoundPlanner:
             r.window = r.limit if self._drafts(r) else min(r.limit, num_pending)
         paused = self.adaptive and self._choose(round)
         self._set_budgets(round, paused=paused)
-        if self.head.rest.resting:
-            self.head.look(round)
-        round.head_rests = self.head.rest.resting
+        if self.head.rests:
+            self._look_at_head(round)
+        round.head_rests = self.head.rests
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
@@ -103,7 +92,7 @@ class RoundPlanner:
     # -- How much --------------------------------------------------------------
 
     def _choose(self, round: Round) -> bool:
-        """Windows by the controller's choice; whether drafters of segments pause.
+        """Windows by the choice of the gate; whether drafters of segments pause.
 
         Ranks learn from their own times, and so differently: all take what the first
         rank has chosen, its windows too.
@@ -131,11 +120,9 @@ class RoundPlanner:
         """New draft tokens of a request."""
         if not choice.judged or not choice.steps:
             return choice.steps
-        if short:
+        if short or r.state.recovering or r.state.is_exact:
             return choice.recovery
-        if r.state.recovering or r.state.is_exact:
-            return choice.recovery_beside
-        return self.own_windows.fit(r.state, choice.steps)
+        return self.gate.accept.own_window(r.state, choice.steps)
 
     def _choice(self, round: Round, writing: Sequence[RequestRound]) -> Choice:
         """This rank's choice.
@@ -144,61 +131,99 @@ class RoundPlanner:
         that tried: not without the exact tail, nor for a client's text.
         """
         semantic = [r for r in round if r.state.options.mode == "semantic"]
-        can_follow = all(
-            r.state.options.exact_tail and r.state.client is None for r in semantic
-        )
         most = max(r.window - len(r.state.pending) for r in writing)
         # Near their ends answers leave less room each round, and the choice stays.
         longest = max(r.state.options.window for r in writing) or next_window(most)
-        asked = Asked(
-            bs=len(round),
-            most=max(most, min(next_window(most), longest)),
-            suffix_len=max((r.suffix_rows for r in semantic), default=0),
-            can_judge=bool(semantic),
-            can_follow=can_follow,
-            most_ms=self.max_round_ms if round.num_waiting else 0.0,
-            head=max(
-                (d.max_tokens for r in round if (d := self.head.writer(r))), default=0
-            ),
+        spacings = {r.state.options.judge_every for r in semantic}
+        choice, round.reason = self.gate.choose(
+            Situation(
+                bs=len(round),
+                most=max(most, min(next_window(most), longest)),
+                suffix_len=max((r.suffix_rows for r in semantic), default=0),
+                can_judge=bool(semantic),
+                can_follow=all(
+                    r.state.options.exact_tail and r.state.client is None
+                    for r in semantic
+                ),
+                every=spacings.pop() if len(spacings) == 1 else 0,
+                most_ms=self.max_round_ms if round.num_waiting else 0.0,
+                has_head=any(self._head_of(r) for r in round),
+            )
         )
-        choice, round.reason = self.controller.choose(asked)
-        self._tell(round.reason)
+        if bool(round.reason) != self._is_told:
+            self._is_told = bool(round.reason)
+            logger.info("PARSE: %s", round.reason or "drafts are judged again")
         return choice
 
-    def _tell(self, reason: str) -> None:
-        """Log when verdicts stop to pay, and when they pay again."""
-        if bool(reason) != self._is_told:
-            self._is_told = bool(reason)
-            logger.info("PARSE: %s", reason or "drafts are judged again")
+    def _drafts(self, r: RequestRound) -> bool:
+        """Whether a drafter of whole segments writes for this request.
+
+        A request in exact mode is left to a drafter that works token by token.
+        """
+        if not any(d.can_draft(r) for d in self.segment_level):
+            return False
+        return not (r.state.is_exact and self._head_of(r))
 
     # -- Who -------------------------------------------------------------------
+
+    def _head_of(self, r: RequestRound) -> Writer | None:
+        """Who drafts token by token for this request."""
+        if self.head.rests:
+            return None
+        return next((d for d in self.heads if d.can_draft(r)), None)
 
     def _set_budgets(self, round: Round, *, paused: bool) -> None:
         """Who writes for whom."""
         followed = round.has_semantic and not round.judged
         for r in round:
-            writer = self.head.writer(r)
-            if followed and writer is not None:
+            head, num_pending = self._head_of(r), len(r.state.pending)
+            if followed and head is not None:
                 # Followed token by token like a request in exact mode.
-                r.window = min(r.window, len(r.state.pending))
-            r.by_segments = r.window > len(r.state.pending)
+                r.window = min(r.window, num_pending)
+            r.by_segments = r.window > num_pending
             r.budgets = {}
-            if writer is None or r.state.pending:
+            if head is None or num_pending:
                 continue
-            state = r.state
             others = any(d.can_draft(r) for d in self.segment_level)
-            always = paused or followed or not others
-            if state.is_exact or state.recovering or always:
-                num = min(r.limit, writer.max_tokens)
-                r.budgets = {writer.name: num} if num else {}
+            is_single = r.state.is_exact or r.state.recovering
+            if is_single or paused or followed or not others:
+                num = min(r.limit, head.max_tokens)
+                r.budgets = {head.name: num} if num else {}
             if self.adaptive and r.budgets and 0 < r.window <= SHORT_RECOVERY:
-                # The draft model does not write on behind what may not stand.
+                # The draft model does not write on after what may not stand.
                 r.window, r.by_segments = num, False
-        others = any(r.window - len(r.state.pending) > 0 for r in round)
-        if self.adaptive and not (others or self.head.rest.resting):
-            self.head.ask(round)
+        others = any(r.window > len(r.state.pending) for r in round)
+        if self.adaptive and not others and not self.head.rests:
+            self._ask_head(round)
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)
+
+    def _ask_head(self, round: Round) -> None:
+        """Nobody else drafts: do drafts that are followed token by token pay?"""
+        num_able = sum(bool(r.budgets) for r in round)
+        if not (num_able or self.head.is_woken):
+            return  # A head that cannot draft, as under a grammar, does not rest.
+        bs = len(round)
+        answer = bool(self.ranks.agree(int(self.gate.asks_head(bs, num_able))))
+        plain_ms = self.gate.costs.plain_ms(bs)
+        self.head.follow(bs, answer, plain_ms=plain_ms, now_ms=self.gate.ms)
+        if answer:
+            round.chains = self.gate.chain_rule(bs)
+            return
+        for r in round:
+            r.budgets = {}
+        if self.head.rests:
+            logger.info("PARSE: the head does not pay at %d requests and rests", bs)
+
+    def _look_at_head(self, round: Round) -> None:
+        """Wake the head where it paid at this number of requests, or to try it."""
+        if self.head.is_time_to_look():
+            bs = len(round)
+            rate = bs / self.gate.costs.plain_ms(bs)
+            wakes = self.head.may_ask(bs, rate, self.gate.ms)
+            if self.ranks.agree(int(wakes)):
+                logger.info("PARSE: the head reads again, for new requests")
+                self.head.wake()
 
     def _fit(self, round: Round) -> None:
         """Shrink windows to the free slots and the rows of a pass."""
@@ -216,25 +241,26 @@ class RoundPlanner:
             budgets = {name: min(num, r.window) for name, num in r.budgets.items()}
             copies = self.copying is not None and self.copying.name in budgets
             for drafter in self.segment_level:
-                # Nobody writes behind a copy.
+                # Nobody writes after a copy.
                 if r.by_segments and not copies and drafter.can_draft(r):
                     budgets[drafter.name] = r.window
             r.budgets = {name: num for name, num in budgets.items() if num}
 
+    # -- Rounds without drafts -------------------------------------------------
+
     def _plain_steps(self, round: Round, *, paused: bool) -> int:
         """Decode steps if nobody drafts, on this rank. 0, for one and no more, where
-        somebody is asked to, may copy what comes next, or reads each step's hidden
-        states; or where drafts go on behind a segment that failed, as they do unless
-        they are paused."""
+        somebody drafts, may copy what comes next, or reads each step's hidden states;
+        or where drafts go on after a segment that failed, as they do unless they are
+        paused."""
         if not self.adaptive or self.copying is not None:
             return 0
-        if any(r.window or self.head.writer(r) for r in round):
+        if any(r.window or self._head_of(r) for r in round):
             return 0
         recovering = any(r.state.recovering and not r.state.is_exact for r in round)
         if recovering and not paused:
             return 0
-        bs = len(round)
-        costs = self.controller.costs
+        bs, costs = len(round), self.gate.costs
         steps = plain_steps(
             round, step_ms=costs.step_ms(bs), context_len=self.context_len
         )
@@ -247,14 +273,14 @@ class RoundPlanner:
     def _plan_plain(self, round: Round, steps: int) -> None:
         """Fewer steps than this rank would take, where the next round is plain too: a
         step that runs ahead of that hides the work between them."""
-        bs = len(round)
+        bs, costs = len(round), self.gate.costs
         # A round that measures a step is followed by one with a draft.
-        goes_on = steps > 1 and self.controller.costs.knows_plain(bs)
+        goes_on = steps > 1 and costs.knows_plain(bs)
         if goes_on:
             steps = min(steps, self.ahead_pace.most(bs))
         if round.num_waiting:
             steps = 1
-        looks_up = steps > 1 and self.controller.costs.step_ms(bs) >= LOOK_UP_MS
+        looks_up = steps > 1 and costs.step_ms(bs) >= LOOK_UP_MS
         ours = [steps, int(goes_on), int(looks_up)]
         ((steps, on, up),) = self.ranks.agree_all([ours])
         round.num_steps, round.goes_on, round.looks_up = steps, bool(on), bool(up)
@@ -262,7 +288,7 @@ class RoundPlanner:
     # -- What follows ----------------------------------------------------------
 
     def may_follow(self, round: Round) -> bool:
-        """Whether another round may run right behind this one; the same on all ranks.
+        """Whether another round may run right after this one; the same on all ranks.
 
         Where windows are fixed each round is the scheduler's.
         """
@@ -270,51 +296,24 @@ class RoundPlanner:
             return False
         return has_room(round, self.slots.num_free(round.batch.tree_cache, len(round)))
 
-    def _drafts(self, r: RequestRound) -> bool:
-        """Whether a drafter of whole segments writes for this request.
-
-        A request in exact mode is left to a drafter that works token by token.
-        """
-        if not any(d.can_draft(r) for d in self.segment_level):
-            return False
-        return not (r.state.is_exact and self.head.writer(r))
-
-    # -- What became of it -----------------------------------------------------
-
     def adapt(self, round: Round) -> None:
         """Learn from what became of the drafts."""
         for r in round:
-            if self._is_warm_up(r):
-                r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
-                continue
-            if round.judged:
-                self.own_windows.learn(r)
-            learn_drafts(self.controller.drafts, r, judged=round.judged)
-            learn_confidence(self.controller.confidence, r)
+            if r.req.sampling_params.max_new_tokens > WARM_UP_TOKENS:
+                self.gate.learn(r, judged=round.judged)
             r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
-
-    def _is_warm_up(self, r: RequestRound) -> bool:
-        """Whether it is the server's first request, and as short as SGLang's own."""
-        if self._first is None:
-            self._first = ref(r.state)
-        short = r.req.sampling_params.max_new_tokens <= WARM_UP_TOKENS
-        return short and r.state is self._first()
 
     def observe(self, round: Round) -> None:
         """Learn from what a round cost."""
-        ms = learn_costs(
-            self.controller.costs,
-            round,
-            elsewhere=self.elsewhere,
-            token_level=[d.name for d in self.head.drafters],
-            follows=self._went_on,
-        )
+        bs, is_plain = len(round), "plain" in round.seconds
+        ms = learn_costs(self.gate.costs, round, follows=self._went_on)
         self._went_on = round.goes_on
-        self.controller.spend(ms)
-        if round.took_ahead and round.between:  # no prefill kept the device busy
-            self.ahead_pace.learn(len(round), is_late=round.is_late)
+        if round.took_ahead and round.between:  # No prefill kept the device busy.
+            self.ahead_pace.learn(bs, is_late=round.is_late)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
-        self.head.learn(round, tokens, ms)
-        if "plain" not in round.seconds:
-            reading_ms = self.controller.costs.at(len(round)).reading_ms(round.num_read)
-            self.controller.conclude_trial(tokens, ms, reading_ms)
+        names = {d.name for d in self.heads}
+        others = any(r.draft.num_segment_level or r.draft.num_copied for r in round)
+        if not others and any(r.budgets.keys() & names for r in round):
+            plain_ms = self.gate.costs.plain_ms(bs)
+            self.head.learn(bs, tokens, ms, plain_ms=plain_ms, now_ms=self.gate.ms)
+        self.gate.spend(ms, tokens, is_plain=is_plain)

@@ -1,7 +1,7 @@
 """How many tokens each request drafts in a round.
 
 What is left of the response, its grammar and stops, and the free KV slots. How much
-pays is goodput.py.
+pays is window.py.
 """
 
 from __future__ import annotations

@@ -32,15 +32,10 @@ def set_retraction() -> None:
 def show_all() -> None:
     """Heads draft in every round, and rows cost nothing: whole chains are shown."""
     from sglang_parse.policy.chains import ChainRule
-    from sglang_parse.policy.controller import Controller
-    from sglang_parse.policy.rest import Pays
+    from sglang_parse.policy.gate import Gate
 
-    def chain_rule(self: Controller, bs: int) -> ChainRule:
-        costs, drafts = self.costs.at(bs), self.drafts.token_level
-        return ChainRule(bs, costs, 0.0, 0.0, self.confidence, drafts)
-
-    Controller.chain_rule = chain_rule
-    Controller.head_pays = lambda self, *_, **__: Pays.YES
+    Gate.chain_rule = lambda self, bs: ChainRule(least=0.0, fixed=0.0)
+    Gate.asks_head = lambda self, bs, num_able: True
 
 
 def run(argv, ports, rank, pipe, log, environment) -> None:

@@ -195,8 +195,8 @@ def test_who_comes_waits_for_one_step(monkeypatch, looks_up, num):
     server, target, _ = serve(own=follows(DRAFT))
     planner = server.engine.planner
     monkeypatch.setattr(planner, "_plain_steps", lambda round, paused: 8)
-    monkeypatch.setattr(planner.controller.costs, "step_ms", lambda bs: 5.0 * looks_up)
-    monkeypatch.setattr(planner.controller.costs, "knows_plain", lambda bs: True)
+    monkeypatch.setattr(planner.gate.costs, "step_ms", lambda bs: 5.0 * looks_up)
+    monkeypatch.setattr(planner.gate.costs, "knows_plain", lambda bs: True)
     mail = iter([False, True, True])
     round = server.open_round(make_request("off"), has_mail=lambda: next(mail, True))
     server.engine.run(round)
@@ -215,7 +215,7 @@ def test_a_step_ahead_is_everybodys(monkeypatch, output, tokens_left, goes_on):
     server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
     monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round, paused: 4)
     monkeypatch.setattr(
-        server.engine.planner.controller.costs, "knows_plain", lambda bs: True
+        server.engine.planner.gate.costs, "knows_plain", lambda bs: True
     )
     asked, decode = [], target.decode
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.drafting.ngram import CopyOutcome
-from sglang_parse.policy.controller import Controller
 from sglang_parse.policy.copying import STARTS, CopyPlanner, CopySurvival
+from sglang_parse.policy.gate import Gate
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -35,15 +35,14 @@ def test_survival_is_learnt_by_the_length_of_the_match():
         survival.observe([CopyOutcome(middle if middle < end else 3, end, True)])
     for start in (3, 12, 40):
         real = sum(min(lasts(start) - start, 32) for _ in range(4000)) / 4000
-        assert survival.mean(start, 32) == pytest.approx(real, rel=0.3)
-    assert survival.reach(12, 64, 0.5) > 10 * survival.reach(3, 64, 0.5) >= 0
-    assert survival.reach(12, 5, 0.5) == 5
+        assert sum(survival.lasts(start, 32)) == pytest.approx(real, rel=0.3)
+    assert len(survival.lasts(12, 5)) == 5
 
 
 def test_nothing_is_known_of_what_was_not_seen():
     """Red if a prior says that a long match ends as soon as a short one."""
     fresh = CopySurvival()
-    means = [fresh.mean(n, 64) for n in STARTS]
+    means = [sum(fresh.lasts(n, 64)) for n in STARTS]
     assert means == sorted(means) and means[0] < 2 and means[-1] > 20
 
 
@@ -61,23 +60,24 @@ class Copies:
 
 def planned(*requests, adaptive=True, judged=True, rate=1.0, round_ms=40.0, **more):
     """Budgets after copies were planned. requests: (evidence, window, fields)."""
-    controller = Controller()
+    gate = Gate()
+    costs = gate.costs.at(len(requests))
     for _ in range(4):
         # A row costs a hundredth of a pass, a draft step a tenth.
         for x in (1, 8, 64, 512):
-            controller.costs.at(len(requests)).verify.add(x, 10 + 0.1 * x)
-            controller.costs.at(len(requests)).draft.add(x, x)
-        controller.costs.at(len(requests)).plain.add(len(requests), 10.0)
-    controller.chosen = SimpleNamespace(rate=rate, round_ms=round_ms)
+            costs.verify.add(x, 10 + 0.1 * x)
+            costs.draft.add(x, x)
+        costs.plain.add(10.0)
+    gate.chosen = SimpleNamespace(rate=rate, round_ms=round_ms)
     ranks = SimpleNamespace(agree_all=lambda lists: lists)
-    planner = CopyPlanner(Copies(), controller, ranks)
+    planner = CopyPlanner(Copies(), gate, ranks)
     made = []
     for evidence, window, fields in requests:
         options = SimpleNamespace(mode=fields.pop("mode", "semantic"), window=256)
         state = RequestState(options, frozenset(), None, None, **fields)
         state.found = evidence
         r = RequestRound(SimpleNamespace(), state, 0, 10, 1, 5)
-        r.limit, r.window = 256, window
+        r.limit, r.window, r.by_segments = 256, window, window > 0
         made.append(r)
     round = Round(None, made, judged=judged)
     planner.plan(round, adaptive=adaptive)

@@ -205,8 +205,8 @@ def test_the_planner_knows_that_a_probes_boundary_costs_no_rows():
     for kind in ("suffix", "probe", "auto"):
         server, _, req = serve(LINES, kind=kind)
         server.engine.planner.adaptive = True
-        server.engine.planner.controller.choose = _noting(
-            server.engine.planner.controller.choose, seen, kind
+        server.engine.planner.gate.choose = _noting(
+            server.engine.planner.gate.choose, seen, kind
         )
         server.round(req)
     assert seen == {"suffix": len(SUFFIX), "probe": 0, "auto": 0}

@@ -1,13 +1,14 @@
 """The policy on simulated rounds: what it chooses, and how near it is to the best."""
 
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 
 from benchmarks.simulate.drafts import HOSTILE, Drafts
-from benchmarks.simulate.scenarios import bound, pair_costs
+from benchmarks.simulate.scenarios import bound, pair_costs, scenarios
 from benchmarks.simulate.world import Scenario, World, target_alone
-from sglang_parse.policy.controller import Asked, Controller
+from sglang_parse.policy.gate import Gate, Situation
 
 COSTS = pair_costs("32b+1.7b-h200")
 LONG = Scenario(COSTS, answers=(4000, 8000), num_tokens=12_000)
@@ -21,7 +22,7 @@ def speedup(scenario: Scenario) -> float:
 
 @pytest.mark.parametrize(
     ("concurrency", "kept", "least"),
-    [(1, 0.9, 0.80), (1, 0.8, 0.70), (8, 0.9, 0.74), (8, 0.8, 0.64), (32, 0.9, 0.76)],
+    [(1, 0.9, 0.84), (1, 0.8, 0.78), (8, 0.9, 0.76), (8, 0.8, 0.69), (32, 0.9, 0.82)],
 )
 def test_rounds_are_near_the_bound(concurrency, kept, least):
     """Red if failing verdicts, or one slow request among many, cost a third of the
@@ -52,10 +53,8 @@ def test_windows_are_not_longer_than_answers():
 @pytest.mark.parametrize("concurrency", [8, 32])
 def test_judged_rounds_give_what_is_expected_of_them(concurrency, monkeypatch):
     """Red if drafts are taken to go on behind their last boundary where the draft model
-    begins segments in its own words, or if more verdicts are asked than are counted."""
-    monkeypatch.setattr(
-        Controller, "_weigh", lambda self, asked, judged, other: (judged, "")
-    )
+    begins segments in its own words, or if more verdicts are given than are counted."""
+    monkeypatch.setattr(Gate, "_weigh", lambda self, now, way, other, taken: way)
     one = Scenario(
         pair_costs("cpu-embedded"),
         concurrency,
@@ -69,14 +68,14 @@ def test_judged_rounds_give_what_is_expected_of_them(concurrency, monkeypatch):
     for seed in range(4):
         world = World(replace(one, seed=seed))
 
-        def watch(round, controller=world.engine.planner.controller):
+        def watch(round, gate=world.engine.planner.gate):
             nonlocal given, expected
-            if controller.ms < 4000:
+            if gate.ms < 4000:
                 return  # little is known
             ms = 1000 * (round.between + sum(round.seconds.values()))
-            ms -= controller.costs.at(len(round)).reading_ms(round.num_read)
+            ms -= gate.costs.at(len(round)).draft.reading_ms(round.num_read)
             given += sum(len(r.decision.accept_tokens) for r in round)
-            expected += controller.chosen.rate * ms
+            expected += gate.chosen.rate * ms
 
         world.watch = watch
         world.run()
@@ -109,52 +108,31 @@ def test_drafts_without_a_boundary_cost_little(concurrency, agreement):
 def test_many_requests_time_a_plain_round_early(bs, rounds):
     """Red if short drafts of 32 requests are not made because nobody knows that few
     rows are cheap, or if the first request of a server waits for a plain round."""
-    one, asked = Controller(), Asked(bs, most=64, suffix_len=12)
+    one, now = Gate(), Situation(bs, most=64, suffix_len=12)
     costs = one.costs.at(bs)
     for _ in range(4):
         costs.draft.add(32, 32.0)
         costs.verify.add(bs * 64, 200.0)
-    steps = [one.choose(asked)[0].steps for _ in range(rounds + 1)]
+    steps = [one.choose(now)[0].steps for _ in range(rounds + 1)]
     assert all(steps[:rounds]) and not steps[rounds]
 
 
 def test_a_plain_round_that_only_measures_is_one_round():
     """Red if the choice to time a plain round is kept for the next ones too, which are
     long."""
-    one, asked = Controller(), Asked(bs=1, most=64, suffix_len=12)
-    one.drafts.valid.count(4000, 0)
+    one, now = Gate(), Situation(bs=1, most=64, suffix_len=12)
+    one.accept.valid.observe(4000, 0)
     costs = one.costs.at(1)
     for _ in range(4):
         costs.draft.add(64, 64.0)
         costs.verify.add(64, 30.0)
     plain = []
     for _ in range(100):
-        choice, _ = one.choose(asked)
+        choice, _ = one.choose(now)
         if not choice.steps:
-            costs.plain.add(1, 20.0)
+            costs.plain.add(20.0)
         plain.append(not choice.steps)
     assert sum(plain) == 2
-
-
-def test_another_number_of_requests_waits_for_its_trial():
-    """Red if each number of requests that is new begins with a trial of its own."""
-    one = Controller()
-    for bs in (1, 2):
-        costs = one.costs.at(bs)
-        for _ in range(4):
-            costs.plain.add(bs, 10.0)
-            costs.draft.add(64, 300.0)
-            costs.verify.add(65, 20.0)
-    one.drafts.segments.count(4000, 0)
-    for _ in range(20):
-        one.drafts.followed.observe(0, ended=True)
-    trial, _ = one.choose(Asked(bs=1, most=256, suffix_len=10))
-    assert trial.judged and trial.steps
-    one.spend(400.0)
-    one.conclude_trial(1, 400.0, 0.0)
-    for bs in (1, 2):
-        choice, _ = one.choose(Asked(bs=bs, most=256, suffix_len=10))
-        assert not choice.steps, bs
 
 
 def test_a_fresh_server_judges_its_first_requests():
@@ -183,7 +161,7 @@ def test_prompts_that_arrive_do_not_shorten_drafts():
     )
     world = World(one)
     world.run()
-    curve = world.engine.planner.controller.costs.at(8).draft
+    curve = world.engine.planner.gate.costs.at(8).draft
     for steps in (48, 64):
         assert curve.ms(steps) < 1.25 * steps * COSTS.step_ms(8)
 
@@ -248,25 +226,57 @@ def test_token_by_token_is_not_slower_than_plain_decoding(head, graphs):
     assert World(one).run().rate > least * target_alone(one).rate
 
 
-@pytest.mark.parametrize(("step_ms", "least", "most"), [(12.0, 2, 6), (4.0, 15, 20)])
-def test_a_draft_that_could_not_pay_is_seldom_tried(step_ms, least, most):
-    """Red if a draft as slow as its target is tried as often as another one, though the
-    target would have to agree with more than all of it; or if it never is."""
-    one, asked = Controller(), Asked(1, most=64, suffix_len=0, can_judge=False)
-    costs = one.costs.at(1)
-    for _ in range(4):
-        costs.plain.add(1, 12.0)
-        for steps in (4, 64):
-            costs.draft.add(steps, step_ms * steps)
-            costs.verify.add(1 + steps, 14.0)
-    for _ in range(50):
-        one.drafts.followed.observe(0, ended=True)
-    tried = 0
+@pytest.mark.parametrize(("concurrency", "least"), [(1, 2.16), (8, 1.40)])
+def test_drafts_of_which_little_is_kept_beat_any_fixed_setting(concurrency, least):
+    """Red if requests whose verdicts often fail no longer get windows and recoveries of
+    their own. The best fixed setting gives 2.11x and 1.10x (docs/results/simulated.md).
+    """
+    one = scenarios()[f"32b+1.7b-h200 poor c={concurrency}"]
+    alone = target_alone(one).rate
+    rates = [World(replace(one, seed=seed)).run().rate for seed in range(2)]
+    assert mean(rates) > least * alone
+
+
+def test_another_number_of_requests_waits_for_its_trial():
+    """Red if each number of requests that is new begins with a trial of its own, or a
+    trial has no end, or none comes again."""
+    one = Gate()
+    for bs in (1, 2):
+        costs = one.costs.at(bs)
+        for _ in range(4):
+            costs.plain.add(10.0)
+            costs.draft.add(64, 300.0)
+            costs.verify.add(65, 20.0)
+    one.accept.boundary.observe(4000, 0)
     for _ in range(20):
-        one.spend(100_000.0)
-        choice, _ = one.choose(asked)
-        if choice.steps:
-            tried += 1
-            one.conclude_trial(1, 100.0, 0.0)
+        one.accept.followed.observe(1, 1)
+
+    def drafts(bs: int) -> bool:
         one._kept = None
-    assert least <= tried <= most
+        return bool(one.choose(Situation(bs=bs, most=256, suffix_len=10))[0].steps)
+
+    assert not drafts(1)  # it has just ceased to pay: a trial waits
+    one.spend(300_000.0, 0, is_plain=True)
+    assert drafts(1)
+    one.spend(400.0, 1, is_plain=False)
+    assert not drafts(1) and not drafts(2)
+    one.spend(300_000.0, 0, is_plain=True)
+    assert drafts(2)
+
+
+@pytest.mark.parametrize("bs", [1, 8])
+def test_drafts_that_turn_bad_are_soon_left_alone(bs):
+    """Red if thousands of good tokens outweigh dozens of drafts that failed at once."""
+    good = Scenario(COSTS, bs, Drafts(kept=0.95), noise=0.0, num_tokens=20_000)
+    world = World(good)
+    world.run()
+    world.scenario = replace(good, drafts=replace(HOSTILE, agreement=0.0))
+
+    def rate(seconds: float) -> float:
+        start_ms, start = world.clock.ms, world.tokens
+        while world.clock.ms < start_ms + 1000 * seconds:
+            world._step()
+        return (world.tokens - start) / (world.clock.ms - start_ms)
+
+    rate(20)
+    assert rate(10) > 0.9 * target_alone(replace(good, num_tokens=2000)).rate
