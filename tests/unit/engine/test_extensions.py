@@ -50,7 +50,7 @@ def rule(monkeypatch):
     one = Broken()
     offered = type("Offered", (Extensions,), {"found": {"mine": None}})
     extensions = offered("segmenter", (), "")
-    monkeypatch.setattr(extensions, "offers", lambda name: name == "mine")
+    monkeypatch.setattr(extensions, "check", lambda name, field: name == "mine")
     monkeypatch.setattr(segmenters, "SEGMENTER_EXTENSIONS", extensions)
     monkeypatch.setitem(segmenter.RULES, "mine", checked_rule("mine", one))
     return one

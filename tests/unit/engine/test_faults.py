@@ -45,7 +45,7 @@ ONE_REQUEST = {
     "pending": (lambda server: round, "pending_draft"),
     "segment": (lambda server: server.engine.segmenting, "_cut"),
     "cut": (lambda server: outcome, "cut_of"),
-    "follow": (lambda server: outcome, "_agreed"),
+    "follow": (lambda server: outcome, "_decide"),
     "recover": (lambda server: server.engine.segmenting, "recover"),
     "report": (lambda server: outcome, "record_of"),
 }
