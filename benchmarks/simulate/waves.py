@@ -23,6 +23,7 @@ from benchmarks.simulate.fakes import FakeTarget
 from benchmarks.simulate.scenarios import PAIRS, pair_costs
 from benchmarks.simulate.validate import Compared
 from benchmarks.simulate.world import Scenario, World
+from sglang_parse.engine.outcome import choose_cut_of
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.target.layout import VerifyPlan
@@ -68,9 +69,10 @@ class PinnedTarget(FakeTarget):
 
     def _num_agreeing(self, r: RequestRound) -> int:
         """Leading draft tokens that the target writes itself where it is followed."""
-        followed = r.cut.exact_end
-        if not (r.cut.exact_end or r.cut.num_kept or r.cut.rejected_end):
-            followed = r.cut.tail_end
+        cut = choose_cut_of(r)
+        followed = cut.exact_end
+        if not (cut.exact_end or cut.num_kept or cut.rejected_end):
+            followed = cut.tail_end
         if not followed:
             return 0
         self._owed_agreed += self.accept_length - 1

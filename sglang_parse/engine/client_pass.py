@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 
 from sglang_parse.engine.client_text import Bounds, Text, draft_of
 from sglang_parse.engine.failures import guard
-from sglang_parse.engine.outcome import choose_cuts, follow_target, record
+from sglang_parse.engine.outcome import follow_target, record
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.engine.verifications import Verifications
 from sglang_parse.requests.refusal import Refusal, internal_error
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import RequestRound, Round, Segments
 from sglang_parse.runtime.protocols import (
     RoundBatch,
     SchedulerBatch,
@@ -183,7 +183,6 @@ class ClientPass:
         if not kept:
             return
         part = Round(self.view(batch, sorted(index)), kept, output=round.output)
-        choose_cuts(part)
         follow_target(part, self.engine.target)
         for r in part:
             guard(r, self.engine.segmenting.recover)
@@ -207,8 +206,9 @@ def share_verdicts(texts: Sequence[RequestRound], room: int) -> int:
     total = room - left
     for num_left, r in zip(range(len(texts), 0, -1), texts, strict=True):
         suffix_len = len(r.state.suffix)
-        r.boundaries = r.boundaries[: max(0, left // num_left // suffix_len)]
-        taken = len(r.boundaries) * suffix_len
+        most = max(0, left // num_left // suffix_len)
+        r.segments = Segments(r.segments.boundaries[:most])
+        taken = len(r.segments.boundaries) * suffix_len
         left, total = left - taken, total + taken
     return total
 

@@ -11,7 +11,7 @@ from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.windows import draft_window, fit_windows, longest_draft
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import bad_request, cannot_judge
-from sglang_parse.requests.round import RequestRound
+from sglang_parse.requests.round import RequestRound, Segments
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.protocols import SchedulerRequest
 
@@ -53,7 +53,7 @@ class Bounds:
 
 
 def draft_of(r: RequestRound, segmenting: Segmenting, bounds: Bounds) -> None:
-    """Fill `draft` and `boundaries` from the text that came with the request.
+    """Fill `draft` and `segments` from the text that came with the request.
 
     Raises Refusal where a text to verify cannot be judged as a whole.
     """
@@ -77,7 +77,7 @@ def draft_of(r: RequestRound, segmenting: Segmenting, bounds: Bounds) -> None:
             f"custom_params.parse_verify[{empty}] has no tokens under this model's "
             "tokenizer; leave it out."
         )
-    r.boundaries = tuple(b for b in cuts if b <= now)
+    r.segments = Segments(tuple(b for b in cuts if b <= now))
     if verify_only:
         _check_verdicts(r, bounds)
 
@@ -141,12 +141,13 @@ def _check_verdicts(r: RequestRound, bounds: Bounds) -> None:
     suffix_len, num_tokens = len(r.state.suffix), len(r.draft.tokens)
     most = min(bounds.max_rows, bounds.num_slots - r.req.kv.kv_allocated_len)
     room = most - 1 - num_tokens
-    if r.boundaries and room < suffix_len:
+    if r.segments.boundaries and room < suffix_len:
         raise bad_request(
             f"the judge suffix has {suffix_len} tokens and there is room for {room} "
             "behind this text; shorten custom_params.parse_judge_suffix."
         )
-    left, total, num_passes = r.boundaries, 0, 0
+    left, total, num_passes = r.segments.boundaries, 0, 0
+    num_verdicts = len(left)
     while left:
         part = fitting(left, suffix_len, most)
         total += 1 + part[-1] + len(part) * suffix_len
@@ -154,8 +155,8 @@ def _check_verdicts(r: RequestRound, bounds: Bounds) -> None:
         left = left[len(part) :]
     if total > MAX_VERIFY_ROWS:
         raise bad_request(
-            f"custom_params.parse_verify asks for {len(r.boundaries)} verdicts, which "
-            f"take {num_passes} passes over the text; expected at most "
+            f"custom_params.parse_verify asks for {num_verdicts} verdicts, "
+            f"which take {num_passes} passes over the text; expected at most "
             f"{MAX_VERIFY_ROWS} rows in all: give fewer segments or a shorter "
             "custom_params.parse_judge_suffix."
         )

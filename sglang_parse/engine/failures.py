@@ -8,15 +8,11 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from sglang_parse.drafting.base import Drafter, Prefill
-from sglang_parse.judging.decide import Decision
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)
-
-NOTHING = Decision((), 0, 0, ())
 
 
 def guard(r: RequestRound, step: Callable[[RequestRound], None]) -> None:
@@ -27,8 +23,7 @@ def guard(r: RequestRound, step: Callable[[RequestRound], None]) -> None:
         step(r)
     except Exception as error:
         logger.exception("PARSE: request %.64r failed", getattr(r.req, "rid", "?"))
-        r.error, r.draft, r.boundaries, r.decision = error, Draft(), (), NOTHING
-        r.scores = ()
+        r.fail(error)
 
 
 class ExtensionErrors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,7 @@ from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.plain_steps import pays
 from sglang_parse.reporting.report import RoundRecord
 from sglang_parse.requests.ends import TextEnds
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round, Verdict
 
 # Rows of the target's logits asked for in one call, over all requests; and the least
 # and most of one request.
@@ -44,67 +44,45 @@ def largest_wave(num_requests: int) -> int:
     return max(WAVE_ROWS, num_requests * wave_width(num_requests))
 
 
-def score(
+def suffix_scores(
     round: Round,
     logits: Tensor,
     judge: ScoreRows,
     on_error: Callable[[ExtensionError], None],
-) -> None:
-    """Fill `scores` of each request from the verdict rows of the pass.
+) -> list[tuple[float, ...]]:
+    """The scores of each request's judge suffixes.
 
     logits: [number of suffixes, vocab] at least, request by request. They are read back
-    once for the whole batch. Where the judge fails, each score is NaN (see
-    `drop_failed_verdicts`), and on_error is told.
+    once for the whole batch. Where the judge raises, on_error is told, and each score
+    is NaN (`suffix_verdict`).
     """
-    asked = [r.state.judge for r in round for _ in r.suffix_boundaries]
+    asked = [r.state.judge for r in round for _ in r.segments.suffix_boundaries]
     values: Iterator[float]
     try:
         values = iter(judge(logits[: len(asked)], asked) if asked else ())
     except ExtensionError as error:
         on_error(error)
         values = iter([math.nan] * len(asked))
-    for r in round:
-        r.scores = tuple(islice(values, len(r.suffix_boundaries)))
+    return [tuple(islice(values, len(r.segments.suffix_boundaries))) for r in round]
 
 
-def drop_failed_verdicts(r: RequestRound) -> None:
-    """Where the judge failed, follow the target along what it was shown of the draft.
-
-    The rest of the draft, which has no rows in the pass, is lost.
-    """
-    if any(map(math.isnan, r.scores)):
-        tokens = r.shown
-        r.draft = replace(
-            r.draft,
-            tokens=tokens,
-            ended=r.draft.ended and len(tokens) == len(r.draft.tokens),
-            num_client=min(r.draft.num_client, len(tokens)),
-        )
-        r.boundaries = r.scores = r.thresholds = ()
-        r.num_segments = r.num_segment_tokens = 0
-        r.exact_end = len(tokens)
+def suffix_verdict(scores: tuple[float, ...]) -> Verdict:
+    """The verdict where every boundary has a judge suffix."""
+    if any(map(math.isnan, scores)):
+        return Verdict(has_failed=True)
+    return Verdict(scores)
 
 
-def choose_cuts(round: Round) -> None:
-    """Fill `cut` of each request, by its own mode, threshold and keep rule."""
-    for r in round:
-        guard(r, _choose_cut)
-
-
-def _choose_cut(r: RequestRound) -> None:
-    r.cut = cut_of(r)
-
-
-def cut_of(r: RequestRound) -> Cut:
-    """Where a request's draft is cut by the scores that it has."""
-    options, num_draft = r.state.options, len(r.draft.tokens)
+def choose_cut_of(r: RequestRound) -> Cut:
+    """Where a draft is cut, by the request's mode, threshold and keep rule."""
+    options, num_draft = r.state.options, len(r.verified)
     if options.mode != "semantic":
         return exact_cut(num_draft)
     return choose_cut(
-        r.scores,
+        r.verdict.scores,
         r.boundaries,
         num_draft_tokens=num_draft,
-        threshold=r.thresholds or options.threshold,
+        threshold=r.verdict.thresholds or options.threshold,
         keep_rule=options.keep_rule,
         exact_tail=options.exact_tail,
         exact_end=r.exact_end,
@@ -112,49 +90,61 @@ def cut_of(r: RequestRound) -> Cut:
 
 
 def follow_target(round: Round, target: Sampler) -> None:
-    """Sample the target at the rows the cuts ask for; fill `decision` of each request.
+    """Cut each draft, sample the target at the rows that the cut needs, and fill `kept`
+    of each request.
 
-    The LM head runs over a few rows of each request at a time, and on only where the
-    target has agreed with the draft so far: never over all rows of a pass.
+    The LM head runs over a few rows of each request at a time, and goes on only where
+    the target has agreed with the draft so far: never over all rows of a pass.
     """
-    requests = round.requests
-    asked = [r.cut.rows for r in requests]
-    for r in requests:
-        r.chosen, r.places = [], []
+    cuts = [_guarded_cut(r) for r in round]
+    chosen: list[list[int]] = [[] for _ in cuts]
+    places: list[list[int]] = [[] for _ in cuts]
     samples = []
-    going = list(range(len(requests)))
-    num_sampled = 0
+    going, num_sampled = list(range(len(cuts))), 0
     while going:
         width = wave_width(len(going))
         owner: list[int] = []
         offset: list[int] = []
         for i in going:
-            done = len(requests[i].chosen)
-            wave = asked[i][done : done + width]
+            done = len(chosen[i])
+            wave = cuts[i].rows[done : done + width]
             owner += [i] * len(wave)
             offset += wave
         tokens, sampled = target.sample(round, owner, offset)
         samples.append(sampled)
         agreeing = dict.fromkeys(going, True)
         for i, j, token in zip(owner, offset, tokens, strict=True):
-            r = requests[i]
-            r.chosen.append(token)
-            r.places.append(num_sampled)
+            chosen[i].append(token)
+            places[i].append(num_sampled)
             num_sampled += 1
-            agreeing[i] &= r.draft.tokens[j : j + 1] == (token,)
-        going = [
-            i for i in going if len(requests[i].chosen) < len(asked[i]) and agreeing[i]
-        ]
+            agreeing[i] &= round.requests[i].draft.tokens[j : j + 1] == (token,)
+        going = [i for i in going if len(chosen[i]) < len(cuts[i].rows) and agreeing[i]]
     round.sampled = target.join_samples(samples)
-    for r in requests:
-        guard(r, _decide)
+    for r, cut, tokens, rows in zip(round, cuts, chosen, places, strict=True):
+        guard(r, partial(_keep, cut=cut, chosen=tokens, places=tuple(rows)))
+
+
+def _guarded_cut(r: RequestRound) -> Cut:
+    """The cut, and one that keeps nothing for a request that fails."""
+    cuts: list[Cut] = []
+    guard(r, lambda r: cuts.append(choose_cut_of(r)))
+    return cuts[0] if cuts else Kept().cut
+
+
+def _keep(
+    r: RequestRound, *, cut: Cut, chosen: Sequence[int], places: tuple[int, ...]
+) -> None:
+    if r.verified:
+        r.kept = Kept(cut, decide(cut, r.verified, chosen), places)
+    else:
+        r.kept = Kept(cut, Decision(tuple(chosen), 0, 0, ()), places)
 
 
 def decode(
     round: Round, target: Target, is_due: Callable[[], bool] = lambda: False
 ) -> None:
-    """The target's ordinary decode steps; fill `decision` of each request, and the
-    number of steps taken.
+    """The target's ordinary decode steps; fill `kept` of each request, and the number
+    of steps taken.
 
     is_due: whether the scheduler has to be asked now; asked between steps.
 
@@ -176,18 +166,11 @@ def decode(
     round.num_steps = len(steps)
     ends.see(steps)
     for row, r in enumerate(round):
-        r.root_row, r.cut = row, Cut(0, 0, reuse_tail=False)
         num = len(steps) if round.has_state else min(ends.lens[row], len(steps))
-        r.chosen = [step[row] for step in steps[r.num_skipped : num]]
-        r.places = [k * len(round) + row for k in range(r.num_skipped, num)]
-        r.decision = Decision(tuple(r.chosen), 0, 0, ())
-
-
-def _decide(r: RequestRound) -> None:
-    if not r.draft.tokens:
-        r.decision = Decision(tuple(r.chosen), 0, 0, ())
-        return
-    r.decision = decide(r.cut, r.draft.tokens, r.chosen)
+        chosen = tuple(step[row] for step in steps[r.num_skipped : num])
+        places = tuple(k * len(round) + row for k in range(r.num_skipped, num))
+        r.root_row = row
+        r.kept = Kept(decision=Decision(chosen, 0, 0, ()), places=places)
 
 
 def record(r: RequestRound, reason: str = "") -> None:
@@ -206,16 +189,16 @@ def record_of(r: RequestRound, reason: str = "") -> RoundRecord:
     return RoundRecord(
         output_len=r.output_len,
         accept_tokens=r.decision.accept_tokens,
-        draft_tokens=r.draft.tokens,
-        num_client=r.draft.num_client,
+        draft_tokens=r.verified,
+        num_client=min(r.draft.num_client, len(r.verified)),
         boundaries=r.boundaries,
-        scores=r.scores,
+        scores=r.verdict.scores,
         drafted_by=r.draft.parts,
         written_by=r.draft.written_by,
         exact_end=r.exact_end,
         num_judged=r.decision.num_judged,
         num_matched=r.decision.num_matched,
-        judged_by=r.judged_by,
-        num_passes=r.num_passes,
+        judged_by=r.verdict.judged_by,
+        num_passes=r.verdict.num_passes,
         not_judged=reason if reason and r.state.options.mode == "semantic" else "",
     )

@@ -13,15 +13,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from sglang_parse.engine.failures import NOTHING, GuardedDrafters, guard
+from sglang_parse.engine.failures import GuardedDrafters, guard
 from sglang_parse.engine.outcome import (
     ScoreRows,
-    choose_cuts,
     decode,
-    drop_failed_verdicts,
     follow_target,
     record,
-    score,
+    suffix_scores,
 )
 from sglang_parse.engine.ports import Ranks, Slots, Target
 from sglang_parse.engine.segmenting import Segmenting
@@ -121,7 +119,6 @@ class RoundEngine:
         planned = self.clock()
         self.verify(round, plan)
         scored = self.clock()
-        choose_cuts(round)
         follow_target(round, self.target)
         self.commit(round)
         self.planner.adapt(round)
@@ -183,15 +180,10 @@ class RoundEngine:
         """One pass of the target, and the scores of its verdicts."""
         round.output = self.target.verify(round, plan)
         round.num_rows = plan.num_verify_tokens
-        score(round, round.output.logits, self.judge, self.on_error)
+        scores = suffix_scores(round, round.output.logits, self.judge, self.on_error)
         read = self.verdicts.read(round)
-        pairs = zip(round, read, strict=True)
-        agreed = self.ranks.agree_all([(*r.scores, *own) for r, own in pairs])
-        for k, (r, scores) in enumerate(zip(round, agreed, strict=True)):
-            num = len(r.scores)
-            r.scores, read[k] = scores[:num], scores[num:]
-            drop_failed_verdicts(r)
-        self.verdicts.settle(round, read)
+        agreed = self.ranks.agree_all([*scores, *read])
+        self.verdicts.settle(round, agreed[: len(round)], agreed[len(round) :])
 
     def commit(self, round: Round) -> None:
         """Remember what is pending and what the target has to rewrite, and tell the
@@ -200,8 +192,6 @@ class RoundEngine:
         for r in round:
             guard(r, self.segmenting.recover)
             guard(r, partial(record, reason=round.reason))
-            if r.error is not None:
-                r.decision = NOTHING
             pending = r.decision.pending
             num_client = r.draft.num_client - len(r.decision.accept_tokens)
             r.state.keep_pending(

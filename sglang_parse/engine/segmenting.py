@@ -15,7 +15,7 @@ from sglang_parse.engine.failures import guard
 from sglang_parse.judging.segmenter import Segmenter, thin
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import RequestRound, Round, Segments
 
 # Committed text the segmenter sees before the segment that the draft begins or ends.
 SEAM_TOKENS = 48
@@ -52,7 +52,7 @@ class Segmenting:
         self.segmenter(config.segmenter)  # fail at start-up, not at the first request
 
     def segment(self, round: Round, *, room: int) -> None:
-        """Fill `boundaries` and `exact_end` of each request.
+        """Fill `segments` of each request.
 
         room: scratch slots and rows of the pass that judge suffixes may take. They are
         shared evenly among the requests that are judged.
@@ -64,7 +64,7 @@ class Segmenting:
         ]
         if not round.judged:
             for r in semantic:
-                r.exact_end = len(r.draft.tokens)
+                r.segments = Segments(exact_end=len(r.draft.tokens))
             return
         for num_left, r in zip(range(len(semantic), 0, -1), semantic, strict=True):
             suffix_len = len(r.state.suffix) if r.rows_per_verdict is None else 0
@@ -72,22 +72,22 @@ class Segmenting:
             if suffix_len:
                 most = min(most, room // num_left // suffix_len)
             guard(r, partial(self._try, most=most, judge_every=round.judge_every))
-            room -= len(r.boundaries) * suffix_len
+            room -= len(r.segments.boundaries) * suffix_len
 
     def _try(self, r: RequestRound, *, most: int, judge_every: int) -> None:
         """A user's segmenter that fails costs the request its verdicts: its draft is
         followed token by token."""
         try:
-            self._cut(r, most=most, judge_every=judge_every)
+            r.segments = self._cut(r, most=most, judge_every=judge_every)
         except ExtensionError as error:
             self.on_error(error)
-            r.exact_end = len(r.draft.tokens)
+            r.segments = Segments(exact_end=len(r.draft.tokens))
 
-    def _cut(self, r: RequestRound, *, most: int, judge_every: int) -> None:
+    def _cut(self, r: RequestRound, *, most: int, judge_every: int) -> Segments:
         """most: verdicts that there is room for."""
         state, draft = r.state, r.draft
         if most == 0 and not state.recovering and not draft.num_token_level:
-            return
+            return Segments()
         opened, before, begun = self._written(r)
         tokens = (*begun, *draft.tokens)
         find: Boundaries = partial(
@@ -97,19 +97,21 @@ class Segmenting:
             max_segments=len(tokens),
             previous_text=opened + self._text(before),
         )
-        r.exact_end = draft.num_token_level
+        exact_end = draft.num_token_level
         if state.recovering:
             end = self._recovery_end(r, find(settled=True), len(tokens))
-            r.exact_end = max(r.exact_end, end - len(begun))
+            exact_end = max(exact_end, end - len(begun))
         shifted = (b - len(begun) for b in find())
-        found = tuple(b for b in shifted if b > r.exact_end)
-        r.num_segments = len(found)
-        r.num_segment_tokens = found[-1] - r.exact_end if found else 0
+        found = tuple(b for b in shifted if b > exact_end)
         every = state.options.judge_every or judge_every
-        if state.num_suspect > r.exact_end or state.num_client:
+        if state.num_suspect > exact_end or state.num_client:
             every = 1  # one of these segments is wrong, or they are a client's
         most = min(most, math.ceil(len(found) / every))
-        r.boundaries = thin(found, most) if most else ()
+        return Segments(
+            boundaries=thin(found, most) if most else (),
+            exact_end=exact_end,
+            num_found=len(found),
+        )
 
     def _recovery_end(
         self, r: RequestRound, ends: Sequence[int], num_tokens: int

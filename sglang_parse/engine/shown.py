@@ -33,7 +33,7 @@ def lay_out(round: Round) -> VerifyPlan:
                 seq_len=r.seq_len,
                 bonus_token=r.bonus_token,
                 draft_tokens=r.shown,
-                boundaries=r.suffix_boundaries,
+                boundaries=r.segments.suffix_boundaries,
                 suffix=r.state.suffix,
             )
             for r in round

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from sglang_parse.engine.outcome import suffix_verdict
 from sglang_parse.requests.round import Round
 
 Scores = tuple[float, ...]
@@ -17,16 +18,20 @@ class VerdictSource(Protocol):
         """Before the plan: fill `rows_per_verdict`."""
 
     def choose(self, round: Round, *, room: int) -> None:
-        """After segmenting: fill `without_suffix`. room: rows for suffixes."""
+        """The end of segmenting: say which boundaries get no suffix (`segments`).
+        room: rows for suffixes."""
 
     def read(self, round: Round) -> list[Scores]:
         """After the pass: scores that need no suffix. Per request, a score for each
         boundary, or none. All ranks use those of the first rank."""
 
-    def settle(self, round: Round, read: Sequence[Scores]) -> None:
-        """Fill `scores` at all boundaries, `thresholds` and `judged_by`.
+    def settle(
+        self, round: Round, suffixes: Sequence[Scores], read: Sequence[Scores]
+    ) -> None:
+        """Fill `verdict` of each request.
 
-        read: what `read` gave on the first rank. `scores` holds those of the suffixes.
+        suffixes, read: per request, the scores of its judge suffixes and what `read`
+        gave, both of the first rank.
         """
 
 
@@ -40,4 +45,8 @@ class SuffixVerdicts:
     def read(self, round: Round) -> list[Scores]:
         return [()] * len(round)
 
-    def settle(self, round: Round, read: Sequence[Scores]) -> None: ...
+    def settle(
+        self, round: Round, suffixes: Sequence[Scores], read: Sequence[Scores]
+    ) -> None:
+        for r, scores in zip(round, suffixes, strict=True):
+            r.verdict = suffix_verdict(scores)

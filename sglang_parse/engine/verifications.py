@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sglang_parse.engine.client_text import Text, cost, fitting
 from sglang_parse.engine.failures import guard
-from sglang_parse.engine.outcome import cut_of, record_of
+from sglang_parse.engine.outcome import choose_cut_of, record_of
 from sglang_parse.engine.ports import Ranks
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
@@ -22,7 +22,7 @@ from sglang_parse.requests.refusal import (
     internal_error,
     try_again,
 )
-from sglang_parse.requests.round import RequestRound
+from sglang_parse.requests.round import Kept, RequestRound, Segments, Verdict
 from sglang_parse.runtime.protocols import SchedulerRequest
 
 # Seconds that the passes over one text may take in all.
@@ -86,7 +86,9 @@ class Verifications:
 
     def begin(self, text: Text, r: RequestRound) -> None:
         """Take in a text whose draft and boundaries are known."""
-        text.state.verification = Verification(r.draft, r.boundaries, self.clock())
+        text.state.verification = Verification(
+            r.draft, r.segments.boundaries, self.clock()
+        )
 
     # -- Before a pass ---------------------------------------------------------
 
@@ -105,7 +107,7 @@ class Verifications:
         for text in order:
             r = self._part(text, room - unused, timely, is_first=not chosen)
             if r is not None:
-                taken = cost(r, r.boundaries)
+                taken = cost(r, r.segments.boundaries)
                 room, timely = room - taken - unused, timely - taken
                 chosen.append((text, r))
         return chosen
@@ -126,7 +128,7 @@ class Verifications:
             self._give_up_waiting(text, one)
             return None
         r.draft = replace(one.draft, tokens=one.draft.tokens[: part[-1]])
-        r.boundaries = part
+        r.segments = Segments(part)
         return r
 
     def _timely_rows(self, num_kept: int) -> int:
@@ -153,10 +155,10 @@ class Verifications:
     def _note(self, text: Text, now: RequestRound, seconds: float) -> None:
         """Add the verdicts of a pass; end the request with the last of them."""
         one: Verification = text.state.verification
-        if not now.scores:  # the judge failed, which is counted and logged
+        if now.verdict.has_failed:  # the judge failed, which is counted and logged
             self._end(text, cannot_judge("the judge failed"))
             return
-        one.scores += now.scores
+        one.scores += now.verdict.scores
         one.num_passes += 1
         one.seconds += seconds
         one.since = self.clock()
@@ -173,10 +175,11 @@ class Verifications:
 
     def _complete(self, text: Text, one: Verification) -> None:
         r = text.round()
-        r.draft, r.boundaries, r.scores = one.draft, one.boundaries, one.scores
-        r.cut = cut_of(r)
-        r.decision = Decision((), r.cut.num_kept, 0, ())
-        r.state.report.record(replace(record_of(r), num_passes=one.num_passes))
+        r.draft, r.segments = one.draft, Segments(one.boundaries)
+        r.verdict = Verdict(one.scores, num_passes=one.num_passes)
+        cut = choose_cut_of(r)
+        r.kept = Kept(cut, Decision((), cut.num_kept, 0, ()))
+        r.state.report.record(record_of(r))
         text.state.verification = None
         self.release(text.req)
 

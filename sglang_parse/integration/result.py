@@ -185,7 +185,7 @@ def _fill_logprobs(
     source = round.sampled
     place: list[int] = []
     for one in emitted:
-        rows = one.r.places if one.r else [0]
+        rows = one.r.kept.places if one.r else [0]
         num_rows = _num_sampled(one.r) if one.r else 1
         place += [rows[j if j < num_rows else 0] for j in range(width)]
     values = source.next_token_logprobs
@@ -201,7 +201,7 @@ def _fill_logprobs(
 def _num_sampled(r: RequestRound) -> int:
     """How many of its tokens, the first ones, have a sampled row of their own."""
     if not r.draft.tokens:
-        return len(r.places)
+        return len(r.kept.places)
     return r.decision.num_matched + 1
 
 
@@ -224,6 +224,6 @@ def _fill_sampling_masks(
     masks = round.sampled.sampling_mask_output if round is not None else None
     output.sampling_mask_output = lay_out(
         empty_rows(0, device) if masks is None else masks,
-        [one.r.places[: len(one.tokens)] if one.r else [] for _, one in asking],
+        [one.r.kept.places[: len(one.tokens)] if one.r else [] for _, one in asking],
         [req.sampling_logprobs_mode == "support" for req, _ in asking],
     )

@@ -132,18 +132,18 @@ class Acceptance:
         if is_judged:
             # Pending tokens were looked at before, and held no boundary.
             num = min(len(r.draft.tokens) - r.exact_end, r.draft.num_new)
-            self.boundary.observe(num, r.num_segments)
-        if r.cut.exact_end or not (is_judged and r.boundaries):
+            self.boundary.observe(num, r.segments.num_found)
+        if r.kept.cut.exact_end or not (is_judged and r.boundaries):
             self._learn_agreement(r, recovering=judged and bool(r.state.recovering))
         if is_judged and r.boundaries:
             self._learn_verdicts(r)
 
     def _learn_agreement(self, r: RequestRound, *, recovering: bool) -> None:
         """Where the target was followed from the beginning of the draft."""
-        end = r.cut.exact_end or r.cut.tail_end
+        end = r.kept.cut.exact_end or r.kept.cut.tail_end
         if not end or r.draft.num_token_level:
             return  # HeadGate and CopySurvival learn of these.
-        rate = self.recovering if recovering and r.cut.exact_end else self.followed
+        rate = self.recovering if recovering and r.kept.cut.exact_end else self.followed
         num = min(r.decision.num_correct_drafts, end)
         rate.observe(num + (num < end), int(num < end))
 
@@ -155,17 +155,17 @@ class Acceptance:
             failures, tokens = self.by_request.get(r.state, (0.0, 0.0))
             self.by_request[r.state] = failures + fails, tokens + judged
         if r.rejected_end:
-            kept = r.cut.num_kept
+            kept = r.kept.cut.num_kept
             right = error_at(self.valid.value, r.rejected_end - kept)
             num = max(0, round(kept - r.exact_end + right) - 1)
             self.valid.observe(num + fails, int(fails))
-            if r.cut.tail_end > kept:
+            if r.kept.cut.tail_end > kept:
                 num = r.decision.num_matched
-                ended = kept + num < r.cut.tail_end
+                ended = kept + num < r.kept.cut.tail_end
                 self.recovering.observe(num + ended, int(ended))
         elif judged > 0:
             self.valid.observe(judged, 0)
-            if not r.draft.ended and len(r.draft.tokens) > r.cut.num_kept:
+            if not r.draft.ended and len(r.draft.tokens) > r.kept.cut.num_kept:
                 self.lost.observe(1, int(not r.decision.pending))
 
 

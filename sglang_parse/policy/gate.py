@@ -102,7 +102,7 @@ class Gate:
         """What became of a request's draft, before its state moves on."""
         self.accept.learn(r, judged=judged)
         num = r.decision.num_correct_drafts
-        seen = r.chances[: min(r.cut.exact_end or r.cut.tail_end, num + 1)]
+        seen = r.chances[: min(r.kept.cut.exact_end or r.kept.cut.tail_end, num + 1)]
         self.trust.observe(sum(seen), min(num, len(seen)))
 
     def asks_head(self, bs: int, num_able: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from sglang_parse.engine.outcome import ScoreRows, score
+from sglang_parse.engine.outcome import ScoreRows, suffix_scores, suffix_verdict
 from sglang_parse.engine.ports import Ranks, Slots, Target
 from sglang_parse.engine.verdict_source import Scores
 from sglang_parse.options.extensions import ExtensionError
@@ -22,7 +22,7 @@ from sglang_parse.probe.linear_probe import Point, Probe
 from sglang_parse.probe.pair_collector import PairCollector
 from sglang_parse.probe.probe_guard import ProbeGuard
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import RequestRound, Round, Segments, Verdict
 from sglang_parse.target.layout import PassRequest, build_verify_plan
 
 logger = logging.getLogger(__name__)
@@ -89,14 +89,16 @@ class ProbeVerdicts:
     def choose(self, round: Round, *, room: int) -> None:
         for r in round:
             if r.rows_per_verdict is None:
-                room -= len(r.boundaries) * len(r.state.suffix)
+                room -= len(r.segments.boundaries) * len(r.state.suffix)
         for r in round:
-            if r.rows_per_verdict is None or not r.boundaries:
+            found = r.segments.boundaries
+            if r.rows_per_verdict is None or not found:
                 continue
-            drawn = [b for b in r.boundaries if self.guard and self.guard.draw()]
+            drawn = [b for b in found if self.guard and self.guard.draw()]
             drawn = drawn[: max(0, room // len(r.state.suffix))]
             room -= len(drawn) * len(r.state.suffix)
-            r.without_suffix = frozenset(r.boundaries).difference(drawn)
+            left = frozenset(found).difference(drawn)
+            r.segments = replace(r.segments, without_suffix=left)
 
     # -- After the pass --------------------------------------------------------
 
@@ -113,10 +115,15 @@ class ProbeVerdicts:
         values = iter(self.probe.scores(round.output.states_at(rows)).tolist())
         return [tuple(islice(values, num)) for num in nums]
 
-    def settle(self, round: Round, read: Sequence[Scores]) -> None:
+    def settle(
+        self, round: Round, suffixes: Sequence[Scores], read: Sequence[Scores]
+    ) -> None:
         doubts: list[tuple[int, Scores]] = []
-        for i, (r, own) in enumerate(zip(round, read, strict=True)):
-            asked = dict(zip(r.suffix_boundaries, r.scores, strict=True))
+        for i, (r, scores, own) in enumerate(zip(round, suffixes, read, strict=True)):
+            r.verdict = suffix_verdict(scores)
+            if r.verdict.has_failed:
+                continue
+            asked = dict(zip(r.segments.suffix_boundaries, scores, strict=True))
             self._collect(round, r)
             if not own or not r.boundaries:
                 continue
@@ -130,13 +137,17 @@ class ProbeVerdicts:
 
     def _collect(self, round: Round, r: RequestRound) -> None:
         """Keep the target's verdicts on drafts; a client's text is none."""
-        options, asked = r.state.options, r.suffix_boundaries
+        options, asked = r.state.options, r.segments.suffix_boundaries
         usual = options.judge_suffix == self.question
         if self.collector is None or not (usual and asked) or r.state.client:
             return
         states = round.output.states_at([r.root_row + b for b in asked])
         self.collector.add(
-            r.state, states, r.scores, segmenter=options.segmenter, rid=r.req.rid
+            r.state,
+            states,
+            r.verdict.scores,
+            segmenter=options.segmenter,
+            rid=r.req.rid,
         )
 
     def _compare(
@@ -158,13 +169,22 @@ class ProbeVerdicts:
         assert self.probe is not None
         return self.probe.points[r.state.options.segmenter]
 
-    def _merge(self, r: RequestRound, asked: Mapping[int, float], own: Scores) -> None:
+    def _merge(
+        self,
+        r: RequestRound,
+        asked: Mapping[int, float],
+        own: Scores,
+        num_passes: int = 1,
+    ) -> None:
         """The target's scores where it was asked, the probe's elsewhere."""
         pairs = list(zip(r.boundaries, own, strict=True))
-        r.scores = tuple(asked.get(b, found) for b, found in pairs)
         cutoff, threshold = self._point(r).cutoff, r.state.options.threshold
-        r.thresholds = tuple(threshold if b in asked else cutoff for b, _ in pairs)
-        r.judged_by = tuple("suffix" if b in asked else "probe" for b, _ in pairs)
+        r.verdict = Verdict(
+            scores=tuple(asked.get(b, found) for b, found in pairs),
+            thresholds=tuple(threshold if b in asked else cutoff for b, _ in pairs),
+            judged_by=tuple("suffix" if b in asked else "probe" for b, _ in pairs),
+            num_passes=num_passes,
+        )
 
     # -- Doubt -----------------------------------------------------------------
 
@@ -193,10 +213,10 @@ class ProbeVerdicts:
             found = self._verify(round, [i for i, *_ in chosen], ones)
             for (i, own, doubts, _), scores in zip(chosen, found, strict=True):
                 r = round.requests[i]
-                r.num_passes += 1
-                asked = dict(zip(r.boundaries, r.scores, strict=True))
-                asked = {b: asked[b] for b in r.suffix_boundaries}
-                self._merge(r, asked | dict(zip(doubts, scores, strict=True)), own)
+                asked = dict(zip(r.boundaries, r.verdict.scores, strict=True))
+                asked = {b: asked[b] for b in r.segments.suffix_boundaries}
+                asked |= dict(zip(doubts, scores, strict=True))
+                self._merge(r, asked, own, num_passes=2)
 
     def _verify(
         self, round: Round, indices: Sequence[int], ones: Sequence[PassRequest]
@@ -212,8 +232,8 @@ class ProbeVerdicts:
         round.output = round.output.kept()
         output = parts.target.verify(part, plan)
         round.num_rows += plan.num_verify_tokens
-        score(part, output.logits, parts.judge, parts.on_error)
-        return parts.ranks.agree_all([r.scores for r in part])
+        scores = suffix_scores(part, output.logits, parts.judge, parts.on_error)
+        return parts.ranks.agree_all(scores)
 
 
 def doubtful(r: RequestRound, point: Point) -> tuple[int, ...]:
@@ -223,8 +243,10 @@ def doubtful(r: RequestRound, point: Point) -> tuple[int, ...]:
     prefix is.
     """
     found = []
-    for b, value, least in zip(r.boundaries, r.scores, r.thresholds, strict=True):
-        if b in r.without_suffix and not point.is_sure(value):
+    verdict = r.verdict
+    pairs = zip(r.boundaries, verdict.scores, verdict.thresholds, strict=True)
+    for b, value, least in pairs:
+        if b in r.segments.without_suffix and not point.is_sure(value):
             found.append(b)
         elif value < least and r.state.options.keep_rule == "first-failure":
             break
@@ -254,9 +276,6 @@ def _asking(r: RequestRound, one: PassRequest) -> RequestRound:
         seq_len=one.seq_len,
         bonus_token=one.bonus_token,
         draft=Draft(tuple(one.draft_tokens)),
-        boundaries=one.boundaries,
-        without_suffix=frozenset(),
-        scores=(),
-        thresholds=(),
-        judged_by=(),
+        segments=Segments(one.boundaries),
+        verdict=Verdict(),
     )

@@ -1,7 +1,7 @@
-"""One round of PARSE as data: a record per request, filled from left to right.
+"""One round of PARSE as data.
 
-The engine's stages (`sglang_parse/engine/round.py`) each fill the fields of their own.
-Nothing else passes between them.
+A request has one record for each stage of the engine (`sglang_parse/engine/round.py`).
+A stage builds its record from those before it, and no later stage changes it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,58 @@ if TYPE_CHECKING:
     from sglang_parse.runtime.grammar import GrammarChain
 
 
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Where the draft of a request is judged."""
+
+    #: Offsets into the draft after which there is a verdict, rising.
+    boundaries: tuple[int, ...] = ()
+    #: Those of them that get no judge suffix in the pass.
+    without_suffix: frozenset[int] = frozenset()
+    #: Leading draft tokens that only the target's own choice can confirm.
+    exact_end: int = 0
+    #: Segments found after exact_end, whether they are judged or not.
+    num_found: int = 0
+
+    @property
+    def suffix_boundaries(self) -> tuple[int, ...]:
+        """Boundaries that get a judge suffix in the pass."""
+        if not self.without_suffix:
+            return self.boundaries
+        return tuple(b for b in self.boundaries if b not in self.without_suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target, or a probe, says of the prefixes that end at the boundaries."""
+
+    #: One for each boundary: P(yes) / (P(yes) + P(no)) after a judge suffix.
+    scores: tuple[float, ...] = ()
+    #: The score from which on each prefix is valid; empty where the request's own
+    #: threshold holds for all.
+    thresholds: tuple[float, ...] = ()
+    #: Who gave each score; empty for `suffix` everywhere.
+    judged_by: tuple[str, ...] = ()
+    #: Passes of the target that the round took.
+    num_passes: int = 1
+    #: Whether the judge raised. Then nothing is judged, and the target is followed
+    #: along the tokens that it was shown.
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What became of the draft."""
+
+    cut: Cut = Cut(0, 0, reuse_tail=False)
+    decision: Decision = Decision((), 0, 0, ())
+    #: Rows of the round's samples that hold the target's own tokens.
+    places: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class RequestRound:
-    """One request in one round. Stages fill it in the order of the fields."""
+    """One request in one round. Each record is written once, in this order."""
 
     #: SGLang's request, and what PARSE remembers of it.
     req: SchedulerRequest
@@ -59,57 +108,51 @@ class RequestRound:
     #: stand; the draft begins with them.
     chances: tuple[float, ...] = ()
 
-    # segment
-    #: Offsets into the draft behind which there is a verdict, rising.
-    boundaries: tuple[int, ...] = ()
-    #: Those of them that get no judge suffix in the pass.
-    without_suffix: frozenset[int] = frozenset()
-    #: Leading draft tokens that only the target's own choice can confirm.
-    exact_end: int = 0
-    #: Segments found behind exact_end, judged each or not, and their tokens.
-    num_segments: int = 0
-    num_segment_tokens: int = 0
-
-    # verify
+    segments: Segments = Segments()
     #: Row of the pass that holds the bonus token.
     root_row: int = 0
-    #: The verdict at each boundary: P(yes) / (P(yes) + P(no)) after a judge suffix.
-    scores: tuple[float, ...] = ()
-    #: Who gave each verdict; empty for `suffix` everywhere.
-    judged_by: tuple[str, ...] = ()
-    #: Passes of the target that the round took.
-    num_passes: int = 1
-    #: The score from which on the prefix is valid, at each boundary; empty for the
-    #: request's own threshold at all.
-    thresholds: tuple[float, ...] = ()
-
-    # decide
-    cut: Cut = Cut(0, 0, reuse_tail=False)
-    #: The target's own tokens at `cut.rows`, as far as it agreed with the draft.
-    chosen: list[int] = field(default_factory=list)
-    #: Where each of them stands among the sampled rows of the round.
-    places: list[int] = field(default_factory=list)
-    decision: Decision = Decision((), 0, 0, ())
+    verdict: Verdict = Verdict()
+    kept: Kept = Kept()
 
     #: What went wrong with this request alone; it gets no further stage.
     error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """End the request: the stages that follow find nothing to do for it."""
+        self.error = error
+        self.draft, self.segments = Draft(), Segments()
+        self.verdict, self.kept = Verdict(), Kept()
 
     @property
     def shown(self) -> tuple[int, ...]:
         """The draft tokens that the target is to see.
 
-        Behind the last boundary nothing can be kept in this round, whatever the
+        Nothing after the last boundary can be kept in this round, whatever the
         verdicts. Those tokens wait for a boundary of their own.
         """
-        end = self.boundaries[-1] if self.boundaries else len(self.draft.tokens)
-        return self.draft.tokens[:end]
+        cuts = self.segments.boundaries
+        return self.draft.tokens[: cuts[-1]] if cuts else self.draft.tokens
 
     @property
-    def suffix_boundaries(self) -> tuple[int, ...]:
-        """Boundaries that get a judge suffix in the pass."""
-        if not self.without_suffix:
-            return self.boundaries
-        return tuple(b for b in self.boundaries if b not in self.without_suffix)
+    def verified(self) -> tuple[int, ...]:
+        """The draft tokens that are cut; the others are lost if the judge failed."""
+        return self.shown if self.verdict.has_failed else self.draft.tokens
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Offsets into the draft at which it was judged."""
+        return () if self.verdict.has_failed else self.segments.boundaries
+
+    @property
+    def exact_end(self) -> int:
+        """Leading draft tokens that only the target's own choice can confirm."""
+        if self.verdict.has_failed:
+            return len(self.shown)
+        return self.segments.exact_end
+
+    @property
+    def decision(self) -> Decision:
+        return self.kept.decision
 
     @property
     def suffix_rows(self) -> float:
@@ -162,8 +205,8 @@ class RequestRound:
     @property
     def rejected_end(self) -> int:
         """End of the segment at which a verdict ended what is kept, 0 if none did."""
-        failed = self.cut.failed_at_verdict(self.decision)
-        return self.cut.rejected_end if failed else 0
+        cut = self.kept.cut
+        return cut.rejected_end if cut.failed_at_verdict(self.decision) else 0
 
 
 @dataclass(slots=True)

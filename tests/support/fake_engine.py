@@ -89,7 +89,7 @@ class FakeTarget:
             chain = range(1 + len(r.shown))
             prefixes += [before + r.draft.tokens[:k] for k in chain]
             self._shown[r.row] = r.shown
-            for boundary in r.suffix_boundaries:
+            for boundary in r.segments.suffix_boundaries:
                 p = self.judge(before + r.draft.tokens[:boundary])
                 row = torch.full((VOCAB,), -50.0)
                 row[YES], row[NO] = math.log(p), math.log(1 - p)

@@ -13,7 +13,7 @@ from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.ranks import Ranks
 from sglang_parse.target.output import PassOutput
@@ -125,7 +125,7 @@ def test_requests_without_the_head_leave_no_trace():
         record(s, i, 2, draft=OWN) for i, s in enumerate((with_head, without, waiting))
     ]
     for r, tokens in zip(requests, ((5, 6), (5, 6), ()), strict=True):
-        r.decision = Decision(tokens, 0, 0, ())
+        r.kept = Kept(decision=Decision(tokens, 0, 0, ()))
     drafter.after_pass(Round(None, requests, output=pass_of()))
     assert drafter._of(with_head).hint.token.item() == 7
     assert drafter._of(without).hint is None and drafter._of(waiting).hint is None
@@ -281,7 +281,7 @@ def test_head_follows_the_hidden_states_of_kept_rows_alone():
 
 def follow(drafter: HeadDrafter, r: RequestRound, tokens: tuple[int, ...]) -> None:
     """A pass in which the target decided for `tokens`, a float of features each."""
-    r.decision = Decision(tokens, 0, 0, ())
+    r.kept = Kept(decision=Decision(tokens, 0, 0, ()))
     output = pass_of()
     drafter.after_pass(Round(None, [r], output=output))
     output.features.zero_()  # the next pass of a captured graph writes into it

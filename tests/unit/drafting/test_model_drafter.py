@@ -13,7 +13,7 @@ from sglang_parse.drafting.base import DrafterResources, Prefill
 from sglang_parse.drafting.model_drafter import ModelDrafter
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support.counting import VOCAB, CountingDraft
 
@@ -46,7 +46,7 @@ def record(
 
 def decide(drafter: ModelDrafter, round: Round, *decisions: Decision) -> None:
     for r, decision in zip(round, decisions, strict=True):
-        r.decision = decision
+        r.kept = Kept(decision=decision)
     drafter.after_pass(round)
 
 

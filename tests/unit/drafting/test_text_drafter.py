@@ -17,7 +17,7 @@ from sglang_parse.embedded import DRAFT_PATH
 from sglang_parse.embedded.task import make_problems, render_answer
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support import tokenizer_kinds as tokenizers
 from tests.support.client import chat_ids
@@ -303,7 +303,7 @@ def test_a_pool_that_is_too_small_costs_drafts_alone(target, other):
     drafted = [bool(r.draft.tokens) for r in records]
     assert True in drafted and False in drafted
     for r in records:
-        r.decision = Decision((answer[1],), 0, 0, ())
+        r.kept = Kept(decision=Decision((answer[1],), 0, 0, ()))
     model.rows.check_whole()
 
 

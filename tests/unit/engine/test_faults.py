@@ -44,8 +44,8 @@ def always(*args, **kwargs):
 ONE_REQUEST = {
     "pending": (lambda server: round, "pending_draft"),
     "segment": (lambda server: server.engine.segmenting, "_cut"),
-    "cut": (lambda server: outcome, "cut_of"),
-    "follow": (lambda server: outcome, "_decide"),
+    "cut": (lambda server: outcome, "choose_cut_of"),
+    "follow": (lambda server: outcome, "_keep"),
     "recover": (lambda server: server.engine.segmenting, "recover"),
     "report": (lambda server: outcome, "record_of"),
 }

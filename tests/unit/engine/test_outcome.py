@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from sglang_parse.cli.trace import summary
+from sglang_parse.engine import outcome
 from sglang_parse.engine.outcome import (
     WAVE_ROWS,
     WAVE_WIDTH,
-    choose_cuts,
+    choose_cut_of,
     decode,
     follow_target,
     record_of,
-    score,
+    suffix_scores,
 )
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import (
@@ -32,7 +33,7 @@ from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round, Segments, Verdict
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime import sampling
 from sglang_parse.target import drawing
@@ -94,7 +95,9 @@ def follow(monkeypatch):
             top_logprobs_nums=top_nums or [0] * len(requests),
             token_ids_logprobs=[None] * len(requests),
         )
-        records = [record(None, n, draft, cut=cut) for n, draft, cut in requests]
+        records = [record(None, n, draft) for n, draft, _ in requests]
+        cuts = {id(r): cut for r, (*_, cut) in zip(records, requests, strict=True)}
+        monkeypatch.setattr(outcome, "choose_cut_of", lambda r: cuts[id(r)])
         round = Round(batch, records, output=PassOutput(None, None))
         lay_out(round)
         verifier = Verifier([t for row in own for t in row])
@@ -140,11 +143,11 @@ def test_decisions_are_those_of_all_rows_at_once(follow, seed):
         needed = [*same, False].index(False) + 1
         assert min(needed, len(cut.rows)) <= len(mine) < needed + WAVE_WIDTH[1]
         # Where its rows went among all that were sampled.
-        logprobs = round.sampled.next_token_logprobs[torch.tensor(r.places)]
+        logprobs = round.sampled.next_token_logprobs[torch.tensor(r.kept.places)]
         assert logprobs.tolist() == [seq_len + j for j in mine]
         if top_nums[i]:
             lists = round.sampled.next_token_top_logprobs_val
-            found = [lists[p].tolist() for p in r.places]
+            found = [lists[p].tolist() for p in r.kept.places]
             assert found == [[seq_len + j] * 2 for j in mine]
 
 
@@ -157,9 +160,9 @@ def test_requests_with_and_without_top_logprobs_part_after_a_wave(follow):
     assert len(asked) == 2 and len(asked[1]) == 41 - WAVE_WIDTH[1]
     lists = round.sampled.next_token_top_logprobs_val
     first, second = round
-    assert lists[first.places[0]].tolist() == [5, 5]
+    assert lists[first.kept.places[0]].tolist() == [5, 5]
     # SGLang asks every row for its list (managers/utils.py), tensors as they are.
-    assert [lists[p].tolist() for p in second.places] == [[]] * 41
+    assert [lists[p].tolist() for p in second.kept.places] == [[]] * 41
 
 
 @pytest.mark.parametrize("num_requests", [1, 16, 64, 500])
@@ -206,7 +209,7 @@ def test_rows_behind_the_ends_of_answers_count_for_nothing():
         decode(Round(None, requests, has_state=has_state), target)
         accepted = [r.decision.accept_tokens for r in requests]
         assert accepted == (expected or [(11, 12, 13), (21, 22, 23)])
-        assert [len(r.places) for r in requests] == [len(a) for a in accepted]
+        assert [len(r.kept.places) for r in requests] == [len(a) for a in accepted]
 
 
 def test_choose_cuts_by_each_requests_own_options():
@@ -218,10 +221,9 @@ def test_choose_cuts_by_each_requests_own_options():
     ]
     round = Round(None, [record(o, draft=(1,) * 6) for o in judged])
     for r in round:
-        r.boundaries, r.scores = (2, 4), (0.4, 0.9)
+        r.segments, r.verdict = Segments((2, 4)), Verdict((0.4, 0.9))
     round.requests += [record(options(m), draft=(1,) * 6) for m in ("exact", "off")]
-    choose_cuts(round)
-    assert [r.cut for r in round] == [
+    assert [choose_cut_of(r) for r in round] == [
         Cut(0, 2, False, rejected_end=2),
         Cut(4, 4, True),
         Cut(4, 4, True),
@@ -243,14 +245,15 @@ def test_no_decision_needs_what_the_target_is_not_shown():
             keep_rule=rng.choice(["first-failure", "longest"]),
             exact_tail=rng.random() < 0.7,
         )
-        r = record(own_options, draft=range(num), boundaries=ends, exact_end=exact_end)
-        r.scores = tuple(rng.choice([0.1, 0.9]) for _ in ends)
+        r = record(own_options, draft=range(num))
+        r.segments = Segments(ends, exact_end=exact_end)
+        r.verdict = Verdict(tuple(rng.choice([0.1, 0.9]) for _ in ends))
         assert len(r.shown) == (ends[-1] if ends else num)
-        choose_cuts(Round(None, [r]))
-        assert max(r.cut.rows) <= len(r.shown)
-        if ends and all(s > 0.5 for s in r.scores):
-            own = [r.draft.tokens[j] if j < num else 99 for j in r.cut.rows]
-            decision = decide(r.cut, r.draft.tokens, own)
+        cut = choose_cut_of(r)
+        assert max(cut.rows) <= len(r.shown)
+        if ends and all(s > 0.5 for s in r.verdict.scores):
+            own = [r.draft.tokens[j] if j < num else 99 for j in cut.rows]
+            decision = decide(cut, r.draft.tokens, own)
             kept = len(decision.accept_tokens) + len(decision.pending)
             assert kept == num + (ends[-1] == num)
 
@@ -262,27 +265,28 @@ def test_scores_go_to_the_requests_whose_rows_they_are():
     pairs = [((3, 5),), ((3, 5), (7, 9)), ((1, 2),)]
     round = Round(None, [record(None, draft=(1,) * 6) for _ in pairs])
     for r, ids, ends in zip(round, pairs, [(2, 4), (), (1, 3, 6)], strict=True):
-        r.state.judge, r.boundaries = (
-            SimpleNamespace(suffix=(9,), verdict_ids=ids),
-            ends,
-        )
+        r.state.judge = SimpleNamespace(suffix=(9,), verdict_ids=ids)
+        r.segments = Segments(ends)
     errors: list[Exception] = []
-    score(round, logits, question_scores, errors.append)
-    first, none, last = round
-    assert none.scores == ()
-    for r, rows in ((first, logits[:2]), (last, logits[2:])):
-        expected = verdict_scores(rows, r.state.judge.verdict_ids)
-        torch.testing.assert_close(torch.tensor(r.scores), expected)
+    first, none, last = suffix_scores(round, logits, question_scores, errors.append)
+    assert none == ()
+    for scores, rows, ids in (
+        (first, logits[:2], pairs[0]),
+        (last, logits[2:], pairs[2]),
+    ):
+        expected = verdict_scores(rows, ids)
+        torch.testing.assert_close(torch.tensor(scores), expected)
     assert not errors
 
 
 def test_a_report_names_who_wrote_what():
     """Red if tokens of one drafter, or of the client, count as another's in reports."""
-    r = record(None, boundaries=(4,), exact_end=3)
+    r = record(None, segments=Segments((4,), exact_end=3))
     r.draft = Draft((1,), num_client=1)
     r.draft = r.draft.extended("eagle3", (2, 3), ended=False, token_level=True)
     r.draft = r.draft.extended("model", (4, 5, 6), ended=False, token_level=False)
-    r.scores, r.decision = (0.9,), Decision((1, 2, 3, 4, 9), 4, 0, (6,))
+    r.verdict = Verdict((0.9,))
+    r.kept = Kept(decision=Decision((1, 2, 3, 4, 9), 4, 0, (6,)))
     found = record_of(r)
     assert found.num_client == 1
     assert [found.drafted(name) for name in ("eagle3", "model")] == [2, 3]
@@ -297,7 +301,7 @@ def test_a_report_says_why_rounds_were_not_judged():
     r = record(SimpleNamespace(mode="semantic"))
     exact = record(SimpleNamespace(mode="exact"))
     for one in (r, exact):
-        one.draft, one.decision = Draft((1,)), Decision((9,), 0, 0, ())
+        one.draft, one.kept = Draft((1,)), Kept(decision=Decision((9,), 0, 0, ()))
     assert record_of(exact, told).not_judged == ""
     report = RequestReport("semantic", "", want_segments=False)
     report.record(record_of(r, told))

@@ -170,7 +170,7 @@ def test_plain_round_of_several_steps(monkeypatch):
     round = server.round(one, other)
     assert one.output_ids == [12, *DRAFT[:4]]
     assert other.output_ids == [12, *DRAFT[:5], STOP]
-    assert [r.places for r in round] == [[0, 2, 4, 6], [1, 3, 5]]
+    assert [r.kept.places for r in round] == [(0, 2, 4, 6), (1, 3, 5)]
     assert (target.num_passes, target.num_decodes) == (0, 4)
     assert [r.state.report.counters.target_passes for r in round] == [4, 3]
     assert server.slots.extended[-1] == [2 + 4, 5 + 4]
@@ -255,7 +255,7 @@ def test_who_begins_beside_a_step_that_ran_ahead_gets_its_own_tokens(monkeypatch
     begins.sampling_params.max_new_tokens = len(begins.output_ids) + 3
     round = server.round(one, begins)
     assert begins.output_ids == [12, *DRAFT[:3]]
-    assert [r.places for r in round] == [[0, 2, 4, 6], [3, 5, 7]]
+    assert [r.kept.places for r in round] == [(0, 2, 4, 6), (3, 5, 7)]
     assert len(one.output_ids) == 1 + 4
 
 

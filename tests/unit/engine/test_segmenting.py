@@ -14,7 +14,7 @@ from sglang_parse.judging.segmenter import REACH, RULES, Segmenter
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_engine import FakeSlots
 
@@ -129,8 +129,7 @@ def test_segments_have_their_own_length_however_few_are_judged(every):
     """Red if leaving boundaries out makes segments look longer, so that windows and
     distances grow by themselves."""
     round = segmented([state(), state(1)], [DRAFT, DRAFT], judge_every=every)
-    assert [r.num_segments for r in round] == [3, 2]
-    assert [r.num_segment_tokens for r in round] == [7, 5]
+    assert [r.segments.num_found for r in round] == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -160,9 +159,10 @@ def test_recovery_goes_on_where_no_suffix_fits():
 def recover(stage: Segmenting, r: RequestRound, tokens, num_judged: int | None) -> int:
     """Segments that the target still writes after a round; num_judged: of one in which
     a verdict failed behind so many tokens."""
-    r.decision = Decision(tuple(tokens), num_judged or 0, 0, ())
+    decision, cut = Decision(tuple(tokens), num_judged or 0, 0, ()), Kept().cut
     if num_judged is not None:
-        r.cut = Cut(num_judged, num_judged, False, rejected_end=num_judged + 1)
+        cut = Cut(num_judged, num_judged, False, rejected_end=num_judged + 1)
+    r.kept = Kept(cut, decision)
     stage.recover(r)
     return r.state.recovering
 

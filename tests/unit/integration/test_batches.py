@@ -9,6 +9,7 @@ from sglang_parse.integration import batches as batches_module
 from sglang_parse.integration.batches import Batches
 from sglang_parse.integration.rounds import Queue
 from sglang_parse.judging.decide import Decision
+from sglang_parse.requests.round import Kept
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_batch import plain_sampling
 
@@ -53,9 +54,10 @@ class Engine:
 
     def run(self, round) -> None:
         for row, r in enumerate(round):
-            r.root_row, r.decision = row, Decision((7,), 0, 0, ())
+            r.root_row = row
+            r.kept = Kept(decision=Decision((7,), 0, 0, ()))
             if r.req.kind == FAILS:
-                r.error, r.decision = KeyError("x"), Decision((), 0, 0, ())
+                r.fail(KeyError("x"))
         round.num_rows = 5
         round.seconds = {"draft": 0.1, "layout": 0.2, "verify": 0.3, "decide": 0.4}
 

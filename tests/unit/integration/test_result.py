@@ -9,16 +9,19 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang_parse.integration.result import Emitted, build_result, emit
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 
-def record(tokens, *, ready=(), num_matched=0, asks=False, **more) -> RequestRound:
+def record(
+    tokens, *, ready=(), num_matched=0, asks=False, places=(), **more
+) -> RequestRound:
     state = RequestState(None, frozenset(), None, None, ready=ready)
     r = RequestRound(
         SimpleNamespace(return_logprob=asks), state, 0, 5, 1, output_len=1, **more
     )
-    r.decision = Decision(tuple(tokens), 0, num_matched, ())
+    decision = Decision(tuple(tokens), 0, num_matched, ())
+    r.kept = Kept(decision=decision, places=tuple(places))
     return r
 
 

@@ -7,7 +7,7 @@ import pytest
 from sglang_parse.judging.decide import Decision
 from sglang_parse.policy.in_a_row import has_room, has_time, may_go_on
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round
 from tests.support.fake_engine import STOP, make_request
 
 
@@ -15,10 +15,11 @@ def make_round(tokens=(5, 6), *, max_new_tokens=100, stops=(), error=None, **mor
     req = make_request("exact", max_new_tokens=max_new_tokens)
     req.sampling_params.stop_strs = list(stops)
     r = RequestRound(req, req.state, 0, 2, 12, output_len=1, draft=Draft((5,)))
-    r.decision, r.error, r.window = Decision(tuple(tokens), 0, 0, ()), error, 3
+    r.error, r.window = error, 3
+    r.kept = Kept(decision=Decision(tuple(tokens), 0, 0, ()))
     other = make_request("exact")
     s = RequestRound(other, other.state, 1, 2, 12, output_len=1)
-    s.decision = Decision((9,), 0, 0, ())
+    s.kept = Kept(decision=Decision((9,), 0, 0, ()))
     batch = SimpleNamespace(tree_cache=None)
     return Round(batch, [s, r], **{"may_repeat": True, **more})
 

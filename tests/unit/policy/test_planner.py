@@ -14,7 +14,7 @@ from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.window import Choice
 from sglang_parse.policy.windows import longest_draft
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round, Segments
 from sglang_parse.requests.state import RequestState
 
 
@@ -486,8 +486,8 @@ def drafted(
     round = make_round(one, judged=judged)
     (r,) = round
     r.draft = Draft((1,) * num_new, parts=(("model", num_new),))
-    r.boundaries, r.num_segments = (num_new,), num_new // 8
-    r.cut, r.decision = cut, decision
+    r.segments = Segments((num_new,), num_found=num_new // 8)
+    r.kept = Kept(cut, decision)
     return round
 
 

@@ -38,7 +38,7 @@ def test_a_file_holds_the_whole_probe(tmp_path):
     for name in ("learnt", "layers", "hidden_size", "points", "figures"):
         assert getattr(found, name) == getattr(probe, name)
     states = torch.randn(7, 12)
-    assert torch.equal(found.scores(states), probe.scores(states))
+    torch.testing.assert_close(found.scores(states), probe.scores(states))
 
 
 def test_scores_equal_nested_loops():

@@ -80,10 +80,10 @@ def test_a_probe_keeps_what_the_suffix_keeps_and_takes_no_rows():
     for kind in ("suffix", "probe", "auto"):
         server, target, req = serve(LINES, kind=kind)
         (r,) = server.round(req).requests
-        kept[kind] = (r.decision, r.cut, target.num_passes)
+        kept[kind] = (r.decision, r.kept.cut, target.num_passes)
         suffixes = len(r.boundaries) * len(SUFFIX) if kind == "suffix" else 0
         assert rows(target) == [1 + len(r.shown) + suffixes]
-        assert set(r.judged_by) == (set() if kind == "suffix" else {"probe"})
+        assert set(r.verdict.judged_by) == (set() if kind == "suffix" else {"probe"})
     assert kept["probe"] == kept["suffix"] == kept["auto"]
 
 
@@ -96,9 +96,9 @@ def test_doubt_is_settled_by_the_suffix_in_one_more_pass(unclear_at):
     (r,) = server.round(req).requests
     assert target.num_passes == 2
     by = ["suffix" if k >= unclear_at else "probe" for k in range(3)]
-    assert list(r.judged_by) == by
+    assert list(r.verdict.judged_by) == by
     assert r.decision.num_judged == r.boundaries[-1]
-    assert r.scores[unclear_at:] == pytest.approx([0.95] * (3 - unclear_at))
+    assert r.verdict.scores[unclear_at:] == pytest.approx([0.95] * (3 - unclear_at))
     # The second pass begins a token before the first boundary in doubt.
     span = r.boundaries[-1] - r.boundaries[unclear_at] + 2
     assert rows(target)[1] == span + (3 - unclear_at) * len(SUFFIX)
@@ -123,7 +123,7 @@ def test_without_room_the_cutoff_decides():
     verdicts.parts = replace(verdicts.parts, slots=FakeSlots(num_free=3))
     (r,) = server.round(req).requests
     assert target.num_passes == 1
-    assert r.scores[-1] == pytest.approx(0.5)
+    assert r.verdict.scores[-1] == pytest.approx(0.5)
     assert r.decision.num_judged == r.boundaries[-1]  # 0.5 reaches the cutoff
 
 
@@ -134,9 +134,9 @@ def test_the_guards_share_is_asked_in_the_same_pass():
     server, target, req = serve(LINES, kind="probe", guard=guard)
     (r,) = server.round(req).requests
     assert target.num_passes == 1
-    assert set(r.judged_by) == {"suffix"}
+    assert set(r.verdict.judged_by) == {"suffix"}
     assert guard.num_compared == len(r.boundaries) and guard.agreement == 1.0
-    assert r.scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
+    assert r.verdict.scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
 
 
 def test_a_probe_that_is_wrong_is_found_out_and_the_suffix_judges():
@@ -152,7 +152,7 @@ def test_a_probe_that_is_wrong_is_found_out_and_the_suffix_judges():
         judged += len(server.round(req).requests[0].boundaries)
         assert judged <= 500
     (r,) = server.round(make_request(judge_kind="probe")).requests
-    assert not r.judged_by and rows(target)[-1] > 1 + len(r.shown)
+    assert not r.verdict.judged_by and rows(target)[-1] > 1 + len(r.shown)
     assert r.decision.num_judged == r.boundaries[0]
     assert guard.num_compared > 0  # and the probe is compared on
 
@@ -174,15 +174,15 @@ def test_kinds_of_judges_stand_side_by_side_in_a_batch():
         before = [(*r.origin_input_ids, *r.output_ids) for r in reqs]
         found = server.round(*reqs)
         for prompt, r in zip(before, found, strict=True):
-            kinds = r.judged_by or ["suffix"] * len(r.boundaries)
-            for b, value, by in zip(r.boundaries, r.scores, kinds, strict=True):
+            kinds = r.verdict.judged_by or ["suffix"] * len(r.boundaries)
+            for b, value, by in zip(r.boundaries, r.verdict.scores, kinds, strict=True):
                 prefix = prompt + r.draft.tokens[:b]
                 (logit,) = state(prefix)
                 expected = judge(prefix)
                 if by == "probe":
                     expected = float(torch.sigmoid(torch.tensor(logit)))
                 assert value == pytest.approx(expected)
-            assert bool(r.judged_by) == (r.state.judge_kind != "suffix")
+            assert bool(r.verdict.judged_by) == (r.state.judge_kind != "suffix")
 
 
 def test_pairs_are_the_states_and_scores_of_the_boundaries():

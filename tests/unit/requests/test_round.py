@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round, Segments
 
 
 def record(**more) -> RequestRound:
@@ -43,16 +43,16 @@ def test_target_sees_the_draft_up_to_its_last_boundary():
     """Red if tokens that no verdict can keep are forwarded, or others are not."""
     one = record(draft=Draft((1, 2, 3)))
     assert one.shown == (1, 2, 3)
-    one.boundaries = (1, 2)
+    one.segments = Segments((1, 2))
     assert one.shown == (1, 2)
 
 
 def test_only_a_verdict_rejects():
     """Red if the target's disagreement in the exact part counts as a failed verdict."""
     cut = Cut(2, 6, False, rejected_end=6, exact_end=2)
-    one = record(cut=cut, decision=Decision((1, 2, 9), 2, 0, ()))
+    one = record(kept=Kept(cut, Decision((1, 2, 9), 2, 0, ())))
     assert (one.rejected_end, one.new_len) == (6, 8)
-    one.decision = Decision((1, 9), 0, 1, ())
+    one.kept = Kept(cut, Decision((1, 9), 0, 1, ()))
     assert (one.rejected_end, one.new_len) == (0, 7)
 
 
