@@ -13,7 +13,7 @@ from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round
+from sglang_parse.requests.round import Kept, RequestRound, Round, Segments
 from sglang_parse.requests.state import RequestState
 from sglang_parse.runtime.ranks import Ranks
 from sglang_parse.target.output import PassOutput
@@ -217,7 +217,7 @@ def test_what_was_left_out_at_its_prefill_stays_out():
     drafter.before_prefill(now)
     drafter.after_prefill(now, None, torch.tensor([50]))  # nothing was to be computed
     drafter.flags.mark(TABLE, [(1, 0, 40, 40)])
-    r = record(state, 1, 12, decision=Decision((50, 51), 0, 0, ()))
+    r = record(state, 1, 12, kept=Kept(decision=Decision((50, 51), 0, 0, ())))
     drafter.after_pass(Round(None, [r], output=pass_of()))
     assert drafter.head.batches == [] and not drafter.can_draft(r)
     assert num_known(drafter, 1, 40) == 12
@@ -264,12 +264,12 @@ def test_head_follows_the_hidden_states_of_kept_rows_alone():
     for state, suffix in zip(states, suffixes, strict=True):
         state.judge = SimpleNamespace(suffix=suffix)
     first, second = Draft((3, 4, 5), parts=OWN.parts), Draft((6, 7), parts=OWN.parts)
-    first = record(states[0], 1, 5, draft=first, boundaries=(2, 3))
-    second = record(states[1], 2, 9, draft=second, boundaries=(1, 2))
+    first = record(states[0], 1, 5, draft=first, segments=Segments((2, 3)))
+    second = record(states[1], 2, 9, draft=second, segments=Segments((1, 2)))
     round = Round(None, [first, second], output=pass_of())
     lay_out(round)
-    first.decision = Decision((3, 4, 20), 2, 0, ())
-    second.decision = Decision((30,), 0, 0, ())
+    first.kept = Kept(decision=Decision((3, 4, 20), 2, 0, ()))
+    second.kept = Kept(decision=Decision((30,), 0, 0, ()))
     assert second.root_row == 1 + 3 + 2 * 4  # behind the first one's suffixes
     drafter.after_pass(round)
     (batch,) = drafter.head.batches
@@ -407,7 +407,7 @@ def test_a_resting_head_reads_nothing_and_has_gaps_afterwards():
     drafter._of(state).hint = hint(50)
     drafter.head.batches.clear()
     drafter.flags.mark(TABLE, [(1, 0, 40, 40)])
-    r = record(state, 1, 3, decision=Decision((50, 51), 0, 0, ()))
+    r = record(state, 1, 3, kept=Kept(decision=Decision((50, 51), 0, 0, ())))
     drafter.after_pass(Round(None, [r], output=pass_of(), head_rests=True))
     assert not drafter.can_draft(r) and num_known(drafter, 1) == 3
     assert prefill(drafter, prefix=0, ids=ids) is None
