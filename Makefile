@@ -44,7 +44,7 @@ contract: install
 imports: $(COMPILED)
 
 $(COMPILED): $(STAMP)
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -W ignore -c 'import sglang_parse.integration.worker'
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -W ignore -c 'import sglang_parse.plugin.worker'
 	@touch $@
 
 # Without the real model, which is fetched once, its tests are skipped.

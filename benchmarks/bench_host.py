@@ -35,7 +35,7 @@ from sglang_parse.demo.provenance import provenance
 from sglang_parse.judging.decide import Decision, choose_cut, decide
 from sglang_parse.judging.segmenter import Segmenter
 from sglang_parse.reporting.report import RequestReport, RoundRecord
-from sglang_parse.target.layout import (
+from sglang_parse.verify.layout import (
     PassRequest,
     build_verify_plan,
     build_virtual_sequences,

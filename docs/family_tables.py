@@ -1,4 +1,4 @@
-"""The tables of models.md, from sglang_parse/runtime/families.toml.
+"""The tables of models.md, from sglang_parse/sgl/families.toml.
 
 python docs/family_tables.py        rewrites them
 """
@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.runtime.families import FILE, family_of
+from sglang_parse.sgl.families import FILE, family_of
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"

@@ -8,17 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_parse.drafting.base import Drafter as Drafter
-    from sglang_parse.drafting.base import DrafterContext as DrafterContext
-    from sglang_parse.drafting.base import DrafterResources as DrafterResources
-    from sglang_parse.drafting.base import Prefill as Prefill
-    from sglang_parse.drafting.base import PrefillRequest as PrefillRequest
+    from sglang_parse.drafting.drafter import Drafter as Drafter
+    from sglang_parse.drafting.drafter import DrafterContext as DrafterContext
+    from sglang_parse.drafting.drafter import DrafterResources as DrafterResources
+    from sglang_parse.drafting.drafter import Prefill as Prefill
+    from sglang_parse.drafting.drafter import PrefillRequest as PrefillRequest
     from sglang_parse.judging.draft_text import DraftText as DraftText
     from sglang_parse.judging.extension_rules import SegmentRule as SegmentRule
     from sglang_parse.judging.judges import Judge as Judge
     from sglang_parse.requests.draft import Draft as Draft
-    from sglang_parse.requests.round import RequestRound as RequestRound
-    from sglang_parse.requests.round import Round as Round
+    from sglang_parse.requests.round_records import RequestRound as RequestRound
+    from sglang_parse.requests.round_records import Round as Round
 
 # Name -> where it is defined.
 _HOME = {

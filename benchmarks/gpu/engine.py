@@ -42,7 +42,7 @@ class Engine:
         )
         from sglang.srt.server_args import PortArgs, prepare_server_args
 
-        from sglang_parse.integration.worker import ParseWorker
+        from sglang_parse.plugin.worker import ParseWorker
 
         server_args = prepare_server_args(list(args))
         server_args.resolve_once()
@@ -188,7 +188,7 @@ class Engine:
         self, bs: int, context: int, window: int, num_segments: int, suffix_len: int
     ) -> Any:
         """`num_segments` segments of equal length over a draft of `window` tokens."""
-        from sglang_parse.target.layout import PassRequest, build_verify_plan
+        from sglang_parse.verify.layout import PassRequest, build_verify_plan
 
         cuts = boundaries_of(window, num_segments)
         request = PassRequest(
@@ -233,7 +233,10 @@ class Engine:
             ForwardMode,
         )
 
-        from sglang_parse.target.backends.base import length_fields, running_offsets
+        from sglang_parse.verify.backends.verify_backend import (
+            length_fields,
+            running_offsets,
+        )
 
         starts = running_offsets(lens, self.device)
         seq_lens = [p + n for p, n in zip(prefix_lens, lens, strict=True)]

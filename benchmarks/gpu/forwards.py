@@ -26,7 +26,7 @@ import torch
 from benchmarks.gpu.engine import Engine, boundaries_of
 from benchmarks.gpu.pairs import PAIRS, model_args, shape_of
 from benchmarks.gpu.records import Clock, Records, spread, timed
-from sglang_parse.target.backends.registry import backend_of
+from sglang_parse.verify.backends.routes import backend_of
 
 SUFFIX_LEN = 24
 DRAFT_STEPS = 64

@@ -16,14 +16,14 @@ from benchmarks.harness.arms import ARMS, Arm, Models, model_path
 from benchmarks.harness.datasets import DATA_SETS
 from sglang_parse.demo.load import REQUEST_TIMEOUT_S
 from sglang_parse.demo.servers import DEFAULT_TIMEOUT_S
-from sglang_parse.options.checks import (
+from sglang_parse.options.request import check_custom_params
+from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
+from sglang_parse.options.validation import (
     check_count,
     check_number,
     check_text,
     shown,
 )
-from sglang_parse.options.request import check_custom_params
-from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
 
 # Flags that no arm has for itself, and the field of the file that gives them to all.
 FILES_OWN = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from sglang_parse.cli.estimate import CARDS, ModelShape, PairTimes
 from sglang_parse.drafting.draft_model import CAPTURED_CATCH_UP
-from sglang_parse.target.short_passes import MOST_READ
+from sglang_parse.verify.short_passes import MOST_READ
 
 DATA = Path(__file__).parent / "data"
 # The largest batch for which SGLang captures a decode step. SGLang takes the limit of

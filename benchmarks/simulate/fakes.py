@@ -22,8 +22,8 @@ from benchmarks.simulate.drafts import (
 )
 from sglang_parse.drafting.draft_model import CAPTURED_CATCH_UP
 from sglang_parse.requests.draft import ChainCuts
-from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.target.layout import VerifyPlan
+from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.verify.layout import VerifyPlan
 
 # Share of a draft loop's host time that lies before its second step, and so beside a
 # first step that runs ahead. On a CPU it was 0.58 of 0.86 ms at one request, and 1.04

@@ -25,8 +25,8 @@ from benchmarks.simulate.validate import Compared
 from benchmarks.simulate.world import Scenario, World
 from sglang_parse.engine.outcome import choose_cut_of
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.target.layout import VerifyPlan
+from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.verify.layout import VerifyPlan
 
 # Rows of a verdict in those servers: the default question, in the shipped tokenizer.
 SUFFIX_LEN = 15

@@ -27,9 +27,9 @@ from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.protocols import SchedulerRequest
+from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 Planner = Callable[..., RoundPlanner]
 

@@ -115,7 +115,7 @@ def test_a_server_finds_the_judge_of_the_benchmark(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     code = (
         "from sglang_parse.judging.judges import make_judge;"
-        "from sglang_parse.options.judges import JUDGE_EXTENSIONS;"
+        "from sglang_parse.options.judge_names import JUDGE_EXTENSIONS;"
         "print(type(make_judge(JUDGE_EXTENSIONS.found['pinned'])).__name__)"
     )
     with environment({"PYTHONPATH": str(JUDGE_FOLDER)}):

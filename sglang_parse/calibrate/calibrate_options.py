@@ -11,8 +11,8 @@ from typing import Any
 
 from sglang_parse.calibrate.problems import PROBLEM_SETS
 from sglang_parse.calibrate.trials import Setting
-from sglang_parse.options.checks import check_choice, check_count
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.validation import check_choice, check_count
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
 SEGMENTERS = ("step", "paragraph", "fixed:32")

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_parse.calibrate.calibrate_options import CalibrateOptions
-from sglang_parse.options.checks import shown
-from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.validation import shown
 
 
 def server_info(url: str) -> dict[str, Any]:

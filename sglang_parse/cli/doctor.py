@@ -124,7 +124,7 @@ def check_platform() -> str:
 
 
 def check_hooks() -> str:
-    from sglang_parse.integration import hooks
+    from sglang_parse.plugin import hooks
 
     hooks.check_hooks()
     return f"all {len(hooks.active_hooks())} hooks are applied"
@@ -138,7 +138,7 @@ def check_start(target: str, draft: str, started: list[Any]) -> str:
     from sglang.srt.arg_groups.overrides import attention_backends_of, resolving_view
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_parse.integration.start_checks import CHECKS
+    from sglang_parse.plugin.start_checks import CHECKS
 
     argv = ["--model-path", target, "--speculative-algorithm", "PARSE"]
     args = prepare_server_args([*argv, "--speculative-draft-model-path", draft])
@@ -158,9 +158,9 @@ def check_tokenizers(args: Any) -> str:
 
 
 def check_judge(args: Any) -> str:
-    from sglang_parse.integration.flags import config_from_server_args
     from sglang_parse.judging.prompt import build_judge_prompt
-    from sglang_parse.runtime.tokenizers import load_tokenizer
+    from sglang_parse.plugin.flags import config_from_server_args
+    from sglang_parse.sgl.tokenizers import load_tokenizer
 
     config = config_from_server_args(args)
     tokenizer = load_tokenizer(args, of_draft=False)
@@ -175,7 +175,7 @@ def check_sampling(args: Any) -> str:
     """The model's own sampling defaults do not switch PARSE off."""
     from transformers import GenerationConfig
 
-    from sglang_parse.integration.checks import penalty_sentence
+    from sglang_parse.plugin.model_checks import penalty_sentence
 
     try:
         defaults = GenerationConfig.from_pretrained(args.model_path).to_dict()
@@ -244,7 +244,7 @@ def check_room(target: str, draft: str) -> str:
 
 def check_draft_server(url: str) -> str:
     """It lists its models, with the API key of the environment."""
-    from sglang_parse.options.checks import DRAFT_KEY_ENV, check_url
+    from sglang_parse.options.validation import DRAFT_KEY_ENV, check_url
     from sglang_parse.remote.remote_protocol import check_key, described, list_models
 
     check_url(url, "--speculative-parse-draft-url")

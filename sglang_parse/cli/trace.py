@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from sglang_parse.cli import trace_text
-from sglang_parse.options.checks import shown
+from sglang_parse.options.validation import shown
 
 TIMEOUT_S = 600.0
 COUNTS = (

@@ -22,9 +22,9 @@ from sglang_parse.cpu.tiles import (
     plan_decode,
     plan_tiles,
 )
-from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
-from sglang_parse.target.backends.base import ParseVerifyInput
-from sglang_parse.target.layout import RowVisibility
+from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
+from sglang_parse.verify.backends.verify_backend import ParseVerifyInput
+from sglang_parse.verify.layout import RowVisibility
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sglang_parse.runtime.names import is_parse
+from sglang_parse.sgl.names import is_parse
 
 #: "1" serves any server on a machine without an accelerator; "0" switches it off.
 SWITCH_ENV = "SGLANG_PARSE_CPU_PLATFORM"

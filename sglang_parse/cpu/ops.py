@@ -9,9 +9,9 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from torch import Tensor
 
-from sglang_parse.runtime.compat.models import built_on_cpu, taken_for_triton
-from sglang_parse.runtime.compat.pools import keep_on_cpu
-from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
+from sglang_parse.sgl.compat.model_changes import built_on_cpu, taken_for_triton
+from sglang_parse.sgl.compat.pool_changes import keep_on_cpu
+from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
 
 # Bytes of memory that a hierarchical cache leaves free. SGLang leaves 10 GiB to the
 # host beside a GPU, which a machine without one may not have.

@@ -17,7 +17,7 @@ from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 from torch.profiler import ProfilerActivity
 
-from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND, is_parse
+from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND, is_parse
 
 # Pool default where the user gives none: a host with hundreds of GiB must not hand
 # half of them to the KV cache of a test model.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_parse.target.layout import RowVisibility, expand_mask
+from sglang_parse.verify.layout import RowVisibility, expand_mask
 
 # What a tile costs, in cells of a score matrix: to start one, and to gather one KV
 # column. Estimated from timings on one EPYC core; they choose shapes, not results.

@@ -37,7 +37,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Stream:
+class AnswerStream:
     """A finished stream: its last `data:` line, and seconds to the first and last."""
 
     last: bytes
@@ -183,7 +183,7 @@ def open_session(
 
 async def post_stream(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any]
-) -> Stream:
+) -> AnswerStream:
     """POST a streaming `/generate`. Raises LoadError if it fails."""
     start = time.perf_counter()
     ttft, last = 0.0, b""
@@ -199,7 +199,7 @@ async def post_stream(
                 last = line
     except (aiohttp.ClientError, TimeoutError) as e:
         raise LoadError(f"{url}/generate failed: {e or type(e).__name__}") from e
-    return Stream(last, ttft, time.perf_counter() - start)
+    return AnswerStream(last, ttft, time.perf_counter() - start)
 
 
 def read_chunk(line: bytes) -> dict[str, Any]:

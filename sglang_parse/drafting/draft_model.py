@@ -19,11 +19,11 @@ from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.spans import read_ends, split_spans
 from sglang_parse.drafting.vocabularies import SAME, TokenizerMatch
 from sglang_parse.requests.ends import TextEnds
-from sglang_parse.runtime.capacity import longest_prefill
-from sglang_parse.runtime.grammar import GrammarChain
-from sglang_parse.runtime.readback import StepTokens
-from sglang_parse.runtime.sampling import draft_rows
-from sglang_parse.runtime.upload import upload
+from sglang_parse.sgl.capacity import longest_prefill
+from sglang_parse.sgl.grammar import GrammarChain
+from sglang_parse.sgl.readback import StepTokens
+from sglang_parse.sgl.sampling import draft_rows
+from sglang_parse.sgl.upload import upload
 
 # Missing tokens up to which catching up is decode steps, where these are captured.
 CAPTURED_CATCH_UP = 2

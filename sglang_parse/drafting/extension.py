@@ -8,22 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_parse.drafting.base import (
+from sglang_parse.drafting.drafter import (
     Drafter,
     DrafterContext,
     DrafterResources,
     Prefill,
     extend_draft,
 )
-from sglang_parse.options.checks import DRAFTER_NAMES
 from sglang_parse.options.extensions import (
     Extension,
     ExtensionError,
     Extensions,
     described,
 )
+from sglang_parse.options.validation import DRAFTER_NAMES
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from sglang_parse.drafting.base import (
+from sglang_parse.drafting.drafter import (
     Drafter,
     DrafterContext,
     DrafterResources,
@@ -33,7 +33,7 @@ from sglang_parse.drafting.heads import HEADS
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.options.request import wants_token_level, wants_verdict_only
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)

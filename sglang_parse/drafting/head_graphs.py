@@ -22,7 +22,10 @@ from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from torch import Tensor
 
 from sglang_parse.options.table import EAGLE3, MTP
-from sglang_parse.runtime.compat.graphs import capture_head_prefills, capture_head_steps
+from sglang_parse.sgl.compat.graph_changes import (
+    capture_head_prefills,
+    capture_head_steps,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.utils import get_available_gpu_memory
 from torch import Tensor
 
-from sglang_parse.drafting.base import DrafterContext
+from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.drafting.head_graphs import HeadGraphs, HeadInput
 from sglang_parse.drafting.runner import DraftRunner
-from sglang_parse.runtime.capacity import check_feature_room, longest_prefill
-from sglang_parse.runtime.compat.models import waits_for_no_gpu
-from sglang_parse.runtime.upload import upload
+from sglang_parse.sgl.capacity import check_feature_room, longest_prefill
+from sglang_parse.sgl.compat.model_changes import waits_for_no_gpu
+from sglang_parse.sgl.upload import upload
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sglang.srt.configs.draft_parallel import DraftTPExecution
 
-from sglang_parse.drafting.base import DrafterContext
+from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.drafting.head_model import HeadModel
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
-from sglang_parse.runtime.compat.models import capture_features
-from sglang_parse.runtime.mtp import check_mtp
+from sglang_parse.sgl.compat.model_changes import capture_features
+from sglang_parse.sgl.mtp import check_mtp
 
 
 class EagleHead(HeadModel):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_parse.runtime.upload import upload
+from sglang_parse.sgl.upload import upload
 
 
 class KvFlags:

@@ -8,17 +8,17 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
 
-from sglang_parse.drafting.base import Drafter, DrafterResources, Prefill, room_for
 from sglang_parse.drafting.draft_model import (
     CAPTURED_CATCH_UP,
     DraftModel,
     DraftRequest,
 )
+from sglang_parse.drafting.drafter import Drafter, DrafterResources, Prefill, room_for
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.upload import upload
+from sglang_parse.sgl.upload import upload
 
 
 @dataclass

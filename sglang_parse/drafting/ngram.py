@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from sglang_parse.drafting.base import Drafter, DrafterContext
+from sglang_parse.drafting.drafter import Drafter, DrafterContext
 from sglang_parse.drafting.ngram_index import NgramIndex
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)

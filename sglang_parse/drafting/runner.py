@@ -25,10 +25,10 @@ from sglang.srt.speculative.spec_info import SpecInput, SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
-from sglang_parse.runtime.architecture import check_architecture
-from sglang_parse.runtime.batches import build_batch, extend_fields, mark_extend
-from sglang_parse.runtime.compat.backends import plan_plain_decode
-from sglang_parse.runtime.pacing import StepPacer
+from sglang_parse.sgl.architecture import check_architecture
+from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
+from sglang_parse.sgl.forward_batches import build_batch, extend_fields, mark_extend
+from sglang_parse.sgl.pacing import StepPacer
 
 
 class DraftRunner:

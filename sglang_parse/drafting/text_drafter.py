@@ -12,25 +12,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_parse.drafting.base import (
+from sglang_parse.drafting.draft_model import DraftProposal, DraftRequest
+from sglang_parse.drafting.draft_prompt import PROMPT_KEY, carried
+from sglang_parse.drafting.drafter import (
     Drafter,
     DrafterContext,
     Prefill,
     extend_draft,
     room_for,
 )
-from sglang_parse.drafting.draft_model import DraftProposal, DraftRequest
-from sglang_parse.drafting.draft_prompt import PROMPT_KEY, carried
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_model import TextModel
 from sglang_parse.drafting.thinking import ThinkingMarks, marks_of, thinking_state
 from sglang_parse.drafting.transcript import LOOKBACK, Transcript
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.own_rows import Row
-from sglang_parse.runtime.protocols import SchedulerRequest
-from sglang_parse.runtime.tokenizers import load_tokenizer
+from sglang_parse.sgl.own_rows import Row
+from sglang_parse.sgl.scheduler_types import SchedulerRequest
+from sglang_parse.sgl.tokenizers import load_tokenizer
 
 # Tokens that the first estimate of a token's length counts for.
 TRUST = 256

@@ -8,7 +8,7 @@ from typing import Any
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from sglang_parse.drafting.draft_model import DraftModel
-from sglang_parse.runtime.own_rows import OwnRows
+from sglang_parse.sgl.own_rows import OwnRows
 
 # Slots of its pool for each slot of the target's: its tokens may be shorter.
 SLOTS_PER_TOKEN = 1.3

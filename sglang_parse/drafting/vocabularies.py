@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.runtime.tokenizers import TokenizerSource
+from sglang_parse.sgl.tokenizers import TokenizerSource
 
 SAMPLE = "Step 1: 3.14 + 2,718 = 12345\n\n\tIt's naïve – 你好, привет 👍🏽. Yes No"
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from sglang_parse.engine.client_text import Bounds, Text, draft_of
+from sglang_parse.engine.client_drafts import Bounds, Text, draft_of
 from sglang_parse.engine.failures import guard
 from sglang_parse.engine.outcome import follow_target, record
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.engine.verifications import Verifications
 from sglang_parse.requests.refusal import Refusal, internal_error
-from sglang_parse.requests.round import RequestRound, Round, Segments
-from sglang_parse.runtime.protocols import (
+from sglang_parse.requests.round_records import RequestRound, Round, Segments
+from sglang_parse.sgl.scheduler_types import (
     RoundBatch,
     SchedulerBatch,
     SchedulerRequest,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from sglang_parse.drafting.base import Drafter, Prefill
+from sglang_parse.drafting.drafter import Drafter, Prefill
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.plain_steps import pays
 from sglang_parse.reporting.report import RoundRecord
 from sglang_parse.requests.ends import TextEnds
-from sglang_parse.requests.round import Kept, RequestRound, Round, Verdict
+from sglang_parse.requests.round_records import Kept, RequestRound, Round, Verdict
 
 # Rows of the target's logits asked for in one call, over all requests; and the least
 # and most of one request.

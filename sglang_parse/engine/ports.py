@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sglang_parse.requests.round import Round
-from sglang_parse.target.layout import VerifyPlan
+from sglang_parse.requests.round_records import Round
+from sglang_parse.verify.layout import VerifyPlan
 
 
 class Sampler(Protocol):
@@ -28,10 +28,10 @@ class Sampler(Protocol):
 
 
 class Target(Sampler, Protocol):
-    """The target model (`target.model.TargetModel`)."""
+    """The target model (`verify.model.TargetModel`)."""
 
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
-        """One pass over the plan's rows; a `target.output.PassOutput`."""
+        """One pass over the plan's rows; a `verify.output.PassOutput`."""
 
     def look_ahead(self, round: Round) -> None:
         """Nobody will draft: fill `took_ahead`, and `num_skipped` of requests whose
@@ -56,7 +56,7 @@ class Target(Sampler, Protocol):
 
 
 class Slots(Protocol):
-    """KV slots of a round (`runtime.slots.RoundSlots`)."""
+    """KV slots of a round (`sgl.slots.RoundSlots`)."""
 
     @property
     def max_rows(self) -> int:
@@ -81,8 +81,8 @@ class Slots(Protocol):
         """Free the slots behind the first lens[i] columns."""
 
 
-class Ranks(Protocol):
-    """What tensor-parallel ranks agree on (`runtime.ranks.Ranks`)."""
+class RankAgreement(Protocol):
+    """What tensor-parallel ranks agree on (`sgl.ranks.Ranks`)."""
 
     def agree(self, value: int) -> int:
         """The first rank's value."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_parse.drafting.base import Prefill
+from sglang_parse.drafting.drafter import Prefill
+from sglang_parse.engine.client_drafts import Text
 from sglang_parse.engine.client_pass import ClientPass
-from sglang_parse.engine.client_text import Text
 from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.engine.ports import Target
 

@@ -4,7 +4,7 @@ Drafters write ahead. The draft is cut at the ends of its segments, and one pass
 target judges every prefix that ends there. The longest prefix that is valid is kept;
 from there the target is followed token by token while it agrees with the draft.
 
-It works on one record per request (`requests/round.py`) and imports no SGLang.
+It works on one record per request (`requests/round_records.py`) and imports no SGLang.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_parse.engine.outcome import (
     record,
     suffix_scores,
 )
-from sglang_parse.engine.ports import Ranks, Slots, Target
+from sglang_parse.engine.ports import RankAgreement, Slots, Target
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.shown import lay_out, pending_draft
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
@@ -30,8 +30,8 @@ from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.in_a_row import has_time
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.drafters import tokens_behind
-from sglang_parse.requests.round import Round
-from sglang_parse.target.layout import VerifyPlan
+from sglang_parse.requests.round_records import Round
+from sglang_parse.verify.layout import VerifyPlan
 
 
 class RoundEngine:
@@ -45,7 +45,7 @@ class RoundEngine:
         drafters: GuardedDrafters,
         planner: RoundPlanner,
         segmenting: Segmenting,
-        ranks: Ranks,
+        ranks: RankAgreement,
         judge: ScoreRows = question_scores,
         on_error: Callable[[ExtensionError], None] = lambda error: None,
         verdicts: VerdictSource | None = None,

@@ -15,7 +15,7 @@ from sglang_parse.engine.failures import guard
 from sglang_parse.judging.segmenter import Segmenter, thin
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.requests.round import RequestRound, Round, Segments
+from sglang_parse.requests.round_records import RequestRound, Round, Segments
 
 # Committed text the segmenter sees before the segment that the draft begins or ends.
 SEAM_TOKENS = 48

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sglang_parse.reporting.drafters import first_tokens
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round
-from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
+from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.verify.layout import PassRequest, VerifyPlan, build_verify_plan
 
 EMPTY = Draft()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sglang_parse.engine.outcome import suffix_verdict
-from sglang_parse.requests.round import Round
+from sglang_parse.requests.round_records import Round
 
 Scores = tuple[float, ...]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_parse.judging.prompt import JudgePrompt, build_judge_prompt
 from sglang_parse.options.extensions import Extension, ExtensionError, described
-from sglang_parse.options.judges import JUDGE_EXTENSIONS, QUESTION_JUDGE
+from sglang_parse.options.judge_names import JUDGE_EXTENSIONS, QUESTION_JUDGE
 
 if TYPE_CHECKING:
     from torch import Tensor

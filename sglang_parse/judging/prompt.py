@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from sglang_parse.options.checks import CUT_MARK
+from sglang_parse.options.validation import CUT_MARK
 
 FALLBACK_SUFFIX = "\n\nQuestion: {question}\nAnswer:"
 # What the user says in the exchange that templates render.

@@ -12,7 +12,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from sglang_parse.options.checks import shown
+from sglang_parse.options.validation import shown
 
 NAME = re.compile("[a-z][a-z0-9_-]{0,39}")
 

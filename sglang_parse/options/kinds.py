@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sglang_parse.options import checks
-from sglang_parse.options.judges import QUESTION_JUDGE, check_judge
+from sglang_parse.options import validation as checks
+from sglang_parse.options.judge_names import QUESTION_JUDGE, check_judge
 from sglang_parse.options.segmenters import SEGMENTERS, check_segmenter
 
 

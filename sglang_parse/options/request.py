@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import shown
-from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import (
     MODES,
@@ -18,6 +17,7 @@ from sglang_parse.options.table import (
     SharedOptions,
     options_of,
 )
+from sglang_parse.options.validation import shown
 
 # Segments to recover where the target writes the rest of the response.
 REST = sys.maxsize

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_parse.options.checks import shown
 from sglang_parse.options.extensions import Extensions
+from sglang_parse.options.validation import shown
 
 SEGMENTERS = ("line", "paragraph", "sentence", "step", "code")
 FIXED = "fixed"

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import AUTO, parse_verdict_tokens, shown
-from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.table import (
     EAGLE3,
     HEADS,
@@ -24,6 +23,7 @@ from sglang_parse.options.table import (
     flag_name,
     options_of,
 )
+from sglang_parse.options.validation import AUTO, parse_verdict_tokens, shown
 
 CONFIG_ENV = "SGLANG_PARSE_CONFIG"
 CONFIG_FLAG = flag_name("config")

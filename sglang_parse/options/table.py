@@ -14,12 +14,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.options.checks import (
-    AUTO,
-    DRAFT_KEY_ENV,
-    MAX_VERIFY_SEGMENTS,
-)
-from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.kinds import (
     DRAFTERS,
     JUDGE,
@@ -38,6 +33,11 @@ from sglang_parse.options.kinds import (
     number,
     place,
     whole,
+)
+from sglang_parse.options.validation import (
+    AUTO,
+    DRAFT_KEY_ENV,
+    MAX_VERIFY_SEGMENTS,
 )
 
 FLAG_PREFIX = "--speculative-parse-"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from sglang_parse.requests.round import RequestRound
+from sglang_parse.requests.round_records import RequestRound
 from sglang_parse.requests.state import RequestState
 
 # Tokens after which what was seen counts for half.

@@ -14,9 +14,9 @@ from operator import mul
 from typing import Protocol, runtime_checkable
 
 from sglang_parse.policy.gate import Gate
-from sglang_parse.policy.protocols import Agreement
-from sglang_parse.policy.trials import MARGIN, Trials
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.policy.policy_inputs import Agreement
+from sglang_parse.policy.trial_budget import MARGIN, Trials
+from sglang_parse.requests.round_records import RequestRound, Round
 
 #: First number of agreeing tokens of each bin; a match has two at least.
 STARTS = (1, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)

@@ -13,9 +13,9 @@ from sglang_parse.policy.acceptance import Acceptance, Rate
 from sglang_parse.policy.chains import ChainRule
 from sglang_parse.policy.costs import CostModel
 from sglang_parse.policy.head_gate import HeadGate
-from sglang_parse.policy.trials import MARGIN, Trials
+from sglang_parse.policy.trial_budget import MARGIN, Trials
 from sglang_parse.policy.window import Choice, Goodput
-from sglang_parse.requests.round import RequestRound
+from sglang_parse.requests.round_records import RequestRound
 
 # Judged tokens, failing verdicts, or drafted tokens without any verdict, after which
 # verdicts are known well enough for another way to be taken.

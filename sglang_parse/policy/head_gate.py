@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from sglang_parse.policy.costs import size_of
-from sglang_parse.policy.trials import MARGIN, Trials
+from sglang_parse.policy.trial_budget import MARGIN, Trials
 
 # Rounds of a trial. Their mean is then compared with plain rounds.
 TRIAL_ROUNDS = 16

@@ -7,7 +7,7 @@ plain_steps.py.
 
 from __future__ import annotations
 
-from sglang_parse.requests.round import Round
+from sglang_parse.requests.round_records import Round
 
 # Milliseconds of rounds in a row, if the next one takes as long as the last: so long a
 # stream gets no token. A new request ends them.

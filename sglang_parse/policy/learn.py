@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_parse.policy.costs import CostModel
-from sglang_parse.requests.round import Round
+from sglang_parse.requests.round_records import Round
 
 
 def round_timing(round_: Round) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sglang_parse.requests.round import Round
+from sglang_parse.requests.round_records import Round
 
 # Most steps of a round, and their milliseconds together: so long a stream waits.
 MOST_STEPS, MOST_MS = 16, 200.0

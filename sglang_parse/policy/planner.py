@@ -16,10 +16,10 @@ from sglang_parse.policy.plain_steps import (
     AheadPace,
     plain_steps,
 )
-from sglang_parse.policy.protocols import Agreement, SlotCounts, Writer
+from sglang_parse.policy.policy_inputs import Agreement, SlotCounts, Writer
 from sglang_parse.policy.window import Choice, next_window
 from sglang_parse.policy.windows import SHORT_WINDOW, fit_windows, longest_window
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 
 logger = logging.getLogger(__name__)
 

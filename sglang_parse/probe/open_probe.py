@@ -7,11 +7,11 @@ from typing import Any
 
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
 from sglang_parse.judging.judges import ServerJudge
-from sglang_parse.options.checks import shown
-from sglang_parse.options.judges import QUESTION_JUDGE
+from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
+from sglang_parse.options.validation import shown
 from sglang_parse.probe.linear_probe import Probe, ProbeError, usual_layers
 from sglang_parse.probe.pair_collector import PairCollector
 from sglang_parse.probe.pairs_route import open_collector
@@ -19,7 +19,7 @@ from sglang_parse.probe.probe_file import load_probe
 from sglang_parse.probe.probe_guard import ProbeGuard
 from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
 from sglang_parse.probe.target_fingerprint import fingerprint
-from sglang_parse.runtime.architecture import has_recurrent_state
+from sglang_parse.sgl.architecture import has_recurrent_state
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

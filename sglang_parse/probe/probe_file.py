@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_parse.options.checks import shown
+from sglang_parse.options.validation import shown
 from sglang_parse.probe.linear_probe import (
     Learnt,
     Point,

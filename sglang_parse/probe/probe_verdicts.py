@@ -15,15 +15,15 @@ from itertools import islice
 from typing import Any
 
 from sglang_parse.engine.outcome import ScoreRows, suffix_scores, suffix_verdict
-from sglang_parse.engine.ports import Ranks, Slots, Target
+from sglang_parse.engine.ports import RankAgreement, Slots, Target
 from sglang_parse.engine.verdict_source import Scores
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.probe.linear_probe import Point, Probe
 from sglang_parse.probe.pair_collector import PairCollector
 from sglang_parse.probe.probe_guard import ProbeGuard
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import RequestRound, Round, Segments, Verdict
-from sglang_parse.target.layout import PassRequest, build_verify_plan
+from sglang_parse.requests.round_records import RequestRound, Round, Segments, Verdict
+from sglang_parse.verify.layout import PassRequest, build_verify_plan
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class RoundParts:
 
     target: Target
     slots: Slots
-    ranks: Ranks
+    ranks: RankAgreement
     view: Callable[[Any, Sequence[int]], Any]
     judge: ScoreRows
     on_error: Callable[[ExtensionError], None]

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 from sglang_parse.probe.linear_probe import TargetHashes
-from sglang_parse.runtime.model_folder import local_folder
+from sglang_parse.sgl.model_folder import local_folder
 
 #: Keys of a config.json that say nothing about the model.
 IGNORED = ("_name_or_path", "transformers_version")

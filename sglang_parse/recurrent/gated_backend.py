@@ -28,8 +28,8 @@ from sglang_parse.recurrent.gated_delta import (
     Places,
     run_layer,
 )
-from sglang_parse.target.backends.base import ParseVerifyInput
-from sglang_parse.target.layout import VerifyPlan, build_virtual_sequences
+from sglang_parse.verify.backends.verify_backend import ParseVerifyInput
+from sglang_parse.verify.layout import VerifyPlan, build_virtual_sequences
 
 
 def add_linear_layers(original: Callable[..., Any], runner: Any, full: Any) -> Any:

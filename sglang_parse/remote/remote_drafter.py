@@ -20,19 +20,19 @@ from sglang_parse.api import (
     RequestRound,
     Round,
 )
-from sglang_parse.drafting.base import room_for
 from sglang_parse.drafting.draft_prompt import CHAT_KEY, carried
+from sglang_parse.drafting.drafter import room_for
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder, unfinished
 from sglang_parse.drafting.thinking import ThinkingMarks, marks_of, thinking_state
-from sglang_parse.options.checks import DRAFT_KEY_ENV
+from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote.breaker import Breaker
 from sglang_parse.remote.remote_protocol import Chat
 from sglang_parse.remote.remote_streams import RemoteStreams
 from sglang_parse.remote.streamed_answer import StreamedAnswer
 from sglang_parse.reporting.telemetry import TELEMETRY
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.protocols import SchedulerRequest
-from sglang_parse.runtime.ranks import Ranks
+from sglang_parse.sgl.ranks import Ranks
+from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from sglang_parse.options.checks import DRAFT_KEY_ENV
+from sglang_parse.options.validation import DRAFT_KEY_ENV
 
 # Seconds to connect.
 CONNECT_S = 5.0

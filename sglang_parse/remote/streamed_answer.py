@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sglang_parse.drafting.transcript import common_length
 from sglang_parse.remote.remote_protocol import Chat
 from sglang_parse.remote.remote_streams import Stream
-from sglang_parse.runtime.protocols import SchedulerRequest
+from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 # Bytes that the answer may be ahead of its stream before another is begun.
 MAX_BEHIND = 64

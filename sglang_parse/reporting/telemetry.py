@@ -1,7 +1,7 @@
 """Server-wide counters, as /server_info and /metrics show them.
 
 The scheduler process has one `TELEMETRY`: the worker and the output streamer write to
-it, and integration/metrics_hooks.py reads it. Each finished request is counted once.
+it, and plugin/metrics_hooks.py reads it. Each finished request is counted once.
 """
 
 from __future__ import annotations

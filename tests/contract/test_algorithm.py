@@ -14,7 +14,7 @@ def test_custom_algorithm_lacks_exactly_the_methods_we_add():
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-    from sglang_parse.integration.algorithm import ParseAlgorithm
+    from sglang_parse.plugin.algorithm import ParseAlgorithm
 
     def public(cls):
         return {

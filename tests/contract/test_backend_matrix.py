@@ -19,13 +19,17 @@ import torch
 from flashinfer.decode import fast_decode_plan
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.runtime_context import get_parallel
+from tests.unit.runtime.test_pacing import lagging  # noqa: F401
 from torch.overrides import TorchFunctionMode
 
-from sglang_parse.runtime.compat.backends import _part_of_two, reads_rows_of, room_for
-from sglang_parse.runtime.graphs import PassGraphs
-from sglang_parse.runtime.pacing import StepPacer
-from sglang_parse.target.backends.registry import backend_of
-from tests.unit.runtime.test_pacing import lagging  # noqa: F401
+from sglang_parse.sgl.compat.backend_changes import (
+    _part_of_two,
+    reads_rows_of,
+    room_for,
+)
+from sglang_parse.sgl.graphs import PassGraphs
+from sglang_parse.sgl.pacing import StepPacer
+from sglang_parse.verify.backends.routes import backend_of
 
 pytestmark = pytest.mark.usefixtures("plugins")
 MAX_BS, CONTEXT, SIZES = 4, 8, (1, 2, 4)

@@ -1,4 +1,4 @@
-"""Every run-time change of an SGLang object: what runtime/compat changes exists, and
+"""Every run-time change of an SGLang object: what sgl/compat changes exists, and
 is read where its docstrings say."""
 
 import ast
@@ -17,9 +17,13 @@ import torch
 
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.runtime.compat import backends, graphs, models, pools, requests
-from sglang_parse.runtime.families import family_of
-from sglang_parse.target.backends.registry import BACKENDS
+from sglang_parse.sgl.compat import backend_changes as backends
+from sglang_parse.sgl.compat import graph_changes as graphs
+from sglang_parse.sgl.compat import model_changes as models
+from sglang_parse.sgl.compat import pool_changes as pools
+from sglang_parse.sgl.compat import request_changes as requests
+from sglang_parse.sgl.families import family_of
+from sglang_parse.verify.backends.routes import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("plugins")
 
@@ -36,7 +40,7 @@ FOLDER = Path(graphs.__file__).parent
 
 
 def changes():
-    """The functions of runtime/compat by name."""
+    """The functions of sgl/compat by name."""
     modules = (backends, graphs, models, pools, requests)
     assert {Path(m.__file__).name for m in modules} == {
         path.name for path in FOLDER.glob("*.py") if path.name != "__init__.py"
@@ -50,7 +54,7 @@ def changes():
 
 
 def test_every_change_has_its_file_and_its_end():
-    """Red if a function joins runtime/compat without saying where SGLang needs it and
+    """Red if a function joins sgl/compat without saying where SGLang needs it and
     what would end the need, or names a file that SGLang no longer has."""
     import sglang
 
@@ -84,7 +88,7 @@ def test_forwards_look_for_graphs_where_they_are_taken_away():
 
 
 def test_every_change_is_named_by_a_contract_test():
-    """Red if a function joins runtime/compat without a test of what it takes of
+    """Red if a function joins sgl/compat without a test of what it takes of
     SGLang."""
     folder = Path(__file__).parent
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("test_*.py")]
@@ -141,7 +145,7 @@ def changes_of_sglang(source: str) -> list[str]:
 
 def test_nothing_but_compat_changes_a_thing_of_sglang():
     """Red if a module sets a field of what it imports of SGLang or torch, or of an
-    object of a running server: only runtime/compat may, where each change has its
+    object of a running server: only sgl/compat may, where each change has its
     reason and test."""
     root = FOLDER.parents[1]
     found = {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
+from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
 from tests.support.signatures import parameters
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -81,7 +81,7 @@ def test_latent_attention_gives_our_backend_whole_queries_and_keys():
 @pytest.mark.contract_source
 def test_images_have_positions_of_their_own_in_prefills_alone():
     """Red if a token behind an image gets its position otherwise than by its number
-    and a delta (runtime/batches.py), or a pass would read images again."""
+    and a delta (sgl/forward_batches.py), or a pass would read images again."""
     from sglang.srt.managers.mm_utils import prepare_mm_inputs
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -117,7 +117,7 @@ def test_experts_of_other_ranks_are_minus_one_in_torchs_code():
 @pytest.mark.contract_source
 def test_rows_of_experts_are_counted_on_the_device():
     """Red if layers of experts on several ranks read the count elsewhere, or in
-    another shape (runtime/batches.py, `count_tokens`)."""
+    another shape (sgl/forward_batches.py, `count_tokens`)."""
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     source = inspect.getsource(ForwardBatch._init_num_token_non_padded)

@@ -1,4 +1,4 @@
-"""SGLang's graph runners are as runtime/graphs.py and runtime/compat expect them."""
+"""SGLang's graph runners are as sgl/graphs.py and sgl/compat expect them."""
 
 import inspect
 import re
@@ -225,7 +225,7 @@ def test_plans_of_captured_steps_are_staged_in_page_locked_memory():
 
 @pytest.mark.contract_source
 def test_a_runner_without_graphs_holds_its_eager_runner_and_no_prefills():
-    """Red if SGLang marks a runner without graphs otherwise than runtime/compat does
+    """Red if SGLang marks a runner without graphs otherwise than sgl/compat does
     where a head's capture fails."""
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -239,7 +239,7 @@ def test_a_runner_without_graphs_holds_its_eager_runner_and_no_prefills():
 @pytest.mark.contract_source
 def test_captured_decode_steps_say_how_long_they_may_be():
     """Red if short passes are never decode steps any more, or ones that are not
-    captured (target/short_passes.py)."""
+    captured (verify/short_passes.py)."""
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
         DecodeCudaGraphRunner,
     )
@@ -266,7 +266,7 @@ def test_captured_decode_steps_say_how_long_they_may_be():
 )
 def test_a_decode_step_writes_the_kv_of_all_rows_before_it_attends(module, attends):
     """Red if a row of a short pass may attend before the rows in front of it are
-    written (target/short_passes.py)."""
+    written (verify/short_passes.py)."""
     folder = Path(sglang.__file__).parent / "srt" / "layers" / "attention"
     text = (folder / f"{module}.py").read_text(encoding="utf-8")  # some need a GPU
     steps = text.split("    def forward_decode(")[1:]

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("plugins")
 
 @pytest.mark.contract_source
 def test_kv_record_has_lengths():
-    """Red if the allocated length of a request moves (runtime/slots.py writes it)."""
+    """Red if the allocated length of a request moves (sgl/slots.py writes it)."""
     from sglang.srt.managers import schedule_batch
 
     source = inspect.getsource(schedule_batch)
@@ -38,7 +38,7 @@ def test_row_is_wide_enough_for_the_scheduler_reserve():
     """
     from sglang.srt.mem_cache import allocation_sizing
 
-    from sglang_parse.integration.algorithm import NUM_DRAFT_TOKENS
+    from sglang_parse.plugin.algorithm import NUM_DRAFT_TOKENS
 
     reserve = inspect.getsource(allocation_sizing.get_alloc_reserve_per_decode)
     assert "return 2 * get_alloc_len_per_decode()" in reserve

@@ -15,7 +15,7 @@ def test_report_outlives_incremental_streaming():
     slices are no longer what they were."""
     from sglang.srt.managers import tokenizer_manager
 
-    from sglang_parse.integration.report_streamer import keep_report
+    from sglang_parse.plugin.report_streamer import keep_report
 
     original = tokenizer_manager._slice_streaming_output_meta_info
     original = getattr(original, "__wrapped__", original)
@@ -34,7 +34,7 @@ def test_streamer_adds_the_report_of_finished_requests(monkeypatch):
     )
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    from sglang_parse.integration import report_streamer as report
+    from sglang_parse.plugin import report_streamer as report
     from sglang_parse.reporting.attached import attach
     from sglang_parse.reporting.report import RequestReport
 
@@ -126,7 +126,7 @@ def test_configuration_says_which_algorithm_serves():
     """Red if `gating.serves_parse` asks SGLang in a way that it no longer knows."""
     from sglang.srt.runtime_context import get_context, get_spec
 
-    from sglang_parse.integration.gating import serves_parse
+    from sglang_parse.plugin.gating import serves_parse
 
     assert get_context().is_config_namespace_published("nothing") is False
     assert callable(get_spec) and serves_parse() is False

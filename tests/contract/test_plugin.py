@@ -6,8 +6,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from sglang_parse.integration import hooks
-from sglang_parse.integration.cpu_hooks import CPU_HOOKS
+from sglang_parse.plugin import hooks
+from sglang_parse.plugin.cpu_hooks import CPU_HOOKS
 
 pytestmark = pytest.mark.usefixtures("plugins")
 ALL_HOOKS = {h.target: h for h in reversed(hooks.HOOKS + CPU_HOOKS) if h.kind}
@@ -24,10 +24,10 @@ def test_entry_point_registers_the_algorithm():
     """Red if SGLang's plugin loader swallowed an error of ours."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_parse.integration.algorithm import ParseAlgorithm
+    from sglang_parse.plugin.algorithm import ParseAlgorithm
 
     found = {e.name: e.value for e in entry_points(group="sglang.srt.plugins")}
-    assert found["parse"] == "sglang_parse.integration.plugin:register"
+    assert found["parse"] == "sglang_parse.plugin.register:register"
     assert isinstance(SpeculativeAlgorithm.from_string("PARSE"), ParseAlgorithm)
 
 
@@ -82,7 +82,7 @@ def test_attention_backend_is_known_by_name():
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-    from sglang_parse.runtime.names import CPU_ATTENTION_BACKEND
+    from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
 
     assert CPU_ATTENTION_BACKEND in ATTENTION_BACKENDS
     assert CPU_ATTENTION_BACKEND in choices.ATTENTION_BACKEND_CHOICES

@@ -1,4 +1,4 @@
-"""SGLang's batch and requests have what runtime/protocols.py says that they have."""
+"""SGLang's batch and requests have what sgl/scheduler_types.py says that they have."""
 
 import ast
 import dataclasses
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import sglang_parse
-from sglang_parse.integration.rounds import QUEUE
-from sglang_parse.runtime import protocols
-from sglang_parse.runtime.views import BatchView
+from sglang_parse.plugin.rounds import QUEUE
+from sglang_parse.sgl import scheduler_types as protocols
+from sglang_parse.sgl.views import BatchView
 from tests.support.signatures import parameters
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -96,7 +96,7 @@ def test_a_view_of_a_batch_has_what_a_round_reads():
 
 
 # Modules whose `batch` is a ForwardBatch of ours.
-FORWARD_BATCHES = {"runtime/batches.py", "runtime/graphs.py", "drafting/runner.py"}
+FORWARD_BATCHES = {"sgl/forward_batches.py", "sgl/graphs.py", "drafting/runner.py"}
 
 
 def read(names: set[str], skip: set[str]) -> dict[str, str]:

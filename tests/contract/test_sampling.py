@@ -13,7 +13,7 @@ def test_filter_batch_repeats_and_reorders_rows():
     import torch
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-    from sglang_parse.runtime.sampling import expand_rows
+    from sglang_parse.sgl.sampling import expand_rows
 
     info = SamplingBatchInfo(
         temperatures=torch.tensor([[1.0], [2.0], [3.0]]),
@@ -55,7 +55,7 @@ def test_ranks_agree_on_sampled_tokens(monkeypatch, tp_size):
     import torch
     from sglang.srt.layers.sampler import Sampler
 
-    from sglang_parse.runtime import sampling
+    from sglang_parse.sgl import sampling
 
     parallel = SimpleNamespace(tp_size=tp_size)
     monkeypatch.setattr(sampling, "get_parallel", lambda: parallel)

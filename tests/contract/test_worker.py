@@ -17,7 +17,7 @@ def test_worker_constructor_is_called_with_these_keywords():
     """Red if the scheduler passes other keywords to a speculative worker."""
     from sglang.srt.managers.scheduler import Scheduler
 
-    from sglang_parse.integration.worker import ParseWorker
+    from sglang_parse.plugin.worker import ParseWorker
 
     source = inspect.getsource(Scheduler)
     for name in parameters(ParseWorker.__init__)[1:]:
@@ -26,7 +26,7 @@ def test_worker_constructor_is_called_with_these_keywords():
 
 def test_worker_implements_what_its_base_leaves_abstract():
     """Red if BaseSpecWorker gains an abstract method."""
-    from sglang_parse.integration.worker import ParseWorker
+    from sglang_parse.plugin.worker import ParseWorker
 
     assert not ParseWorker.__abstractmethods__
 
@@ -118,7 +118,7 @@ def test_steps_run_ahead_where_nothing_disturbs_them(
 ):
     """Red if a step writes KV while a hierarchical cache fills slots that were just
     freed, if a CPU computes what no round may take, or if drafters are not told."""
-    from sglang_parse.integration import assembly
+    from sglang_parse.plugin import assembly
 
     seen = []
     head = SimpleNamespace(token_level=True, max_tokens=4, open=seen.append)

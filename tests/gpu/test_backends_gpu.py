@@ -7,7 +7,7 @@ the same rounded inputs.
 import pytest
 import torch
 
-from sglang_parse.target.backends.registry import build_verify_input
+from sglang_parse.verify.backends.routes import build_verify_input
 from tests.support.passes import HEADS, KV_HEADS, SCALING, latent, make_pass
 
 pytestmark = [

@@ -55,21 +55,21 @@ RETRACTED = ("small", "other", "default")
 AHEAD = ("default", "head-only")
 AHEAD_PLUGIN = """
     from sglang_parse.policy import in_a_row
-    from sglang_parse.target.short_passes import ShortPasses
+    from sglang_parse.verify.short_passes import ShortPasses
 
 
     def register():
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        engine = "sglang_parse.integration.worker.ParseWorker.alloc_memory_pool"
+        engine = "sglang_parse.plugin.worker.ParseWorker.alloc_memory_pool"
         HookRegistry.register(engine, switch_on, HookType.AFTER)
-        rows = "sglang_parse.target.steps.StepAhead.rows_of"
+        rows = "sglang_parse.verify.steps.StepAhead.rows_of"
         HookRegistry.register(rows, tell, HookType.AFTER)
         logits = "sglang_parse.drafting.model_drafter.FirstStep.logits_of"
         HookRegistry.register(logits, tell_draft, HookType.AFTER)
         row = "sglang_parse.engine.round.RoundEngine.run_row"
         HookRegistry.register(row, tell_row, HookType.AFTER)
-        short = "sglang_parse.target.short_passes.ShortPasses.run"
+        short = "sglang_parse.verify.short_passes.ShortPasses.run"
         HookRegistry.register(short, tell_short, HookType.AFTER)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_parse.options.checks import shown
+from sglang_parse.options.validation import shown
 from tests.support.client import finish, report
 
 BAD = {

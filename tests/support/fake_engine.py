@@ -24,7 +24,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
 from sglang_parse.reporting.report import RequestReport
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 YES, NO, LINE, STOP = 0, 1, 2, 3

@@ -6,7 +6,7 @@ import torch
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
-from sglang_parse.runtime.own_rows import OwnRows, Row
+from sglang_parse.sgl.own_rows import OwnRows, Row
 
 
 class CheckedRows(OwnRows):

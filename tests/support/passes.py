@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sglang_parse.target.backends.base import place_slots
-from sglang_parse.target.layout import PassRequest, VerifyPlan, build_verify_plan
+from sglang_parse.verify.backends.verify_backend import place_slots
+from sglang_parse.verify.layout import PassRequest, VerifyPlan, build_verify_plan
 from tests.support.reference import (
     attention,
     verify_mask,

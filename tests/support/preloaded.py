@@ -8,6 +8,6 @@ import sglang.srt.entrypoints.http_server
 import sglang.srt.models.registry  # noqa: F401 - every model's module
 from sglang.srt.plugins import load_plugins
 
-import sglang_parse.integration.worker  # noqa: F401
+import sglang_parse.plugin.worker  # noqa: F401
 
 load_plugins()

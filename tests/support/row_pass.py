@@ -13,8 +13,8 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
-from sglang_parse.runtime.compat.backends import reads_rows_of
-from sglang_parse.target.backends.registry import build_verify_input
+from sglang_parse.sgl.compat.backend_changes import reads_rows_of
+from sglang_parse.verify.backends.routes import build_verify_input
 from tests.support.passes import HEADS, KV_HEADS, SCALING, Pass
 from tests.support.reference import attention
 

@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
 # What a scheduler imports when it starts.
-import sglang_parse.integration.worker  # noqa: F401
+import sglang_parse.plugin.worker  # noqa: F401
 
 SHOW_ALL_ENV = "SGLANG_PARSE_TEST_SHOW_ALL"
 

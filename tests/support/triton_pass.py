@@ -22,8 +22,8 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sglang_parse.runtime.compat.backends import room_for
-from sglang_parse.target.backends.registry import backend_of, build_verify_input
+from sglang_parse.sgl.compat.backend_changes import room_for
+from sglang_parse.verify.backends.routes import backend_of, build_verify_input
 from tests.support.passes import HEADS, SCALING, Pass, latent, make_pass
 
 

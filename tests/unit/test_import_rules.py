@@ -16,21 +16,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
-    "shield", "options", "judging", "runtime", "reporting", "requests", "target", "cpu",
-    "recurrent", "drafting", "remote", "policy", "engine", "probe", "integration",
+    "shield", "options", "judging", "sgl", "reporting", "requests", "verify", "cpu",
+    "recurrent", "drafting", "remote", "policy", "engine", "probe", "plugin",
     "embedded", "demo", "calibrate", "cli",
 )  # fmt: skip
 # The client's side, which shares little with the server's.
 FRONTEND = {"frontend", "judging", "options"}
 # Everything else works with fakes where SGLang is not installed.
 WITH_SGLANG = {
-    "runtime",
-    "target",
+    "sgl",
+    "verify",
     "cpu",
     "recurrent",
     "drafting",
     "probe",
-    "integration",
+    "plugin",
     "frontend",
     "shield",
 }

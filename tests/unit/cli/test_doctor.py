@@ -10,7 +10,7 @@ import pytest
 from sglang_parse.cli import doctor
 from sglang_parse.cli import main as cli
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
-from sglang_parse.options.checks import DRAFT_KEY_ENV
+from sglang_parse.options.validation import DRAFT_KEY_ENV
 
 
 @pytest.fixture

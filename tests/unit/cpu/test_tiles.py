@@ -16,7 +16,7 @@ from sglang_parse.cpu.tiles import (
     plan_decode,
     plan_tiles,
 )
-from sglang_parse.target.layout import PassRequest, RowVisibility, build_verify_plan
+from sglang_parse.verify.layout import PassRequest, RowVisibility, build_verify_plan
 from tests.support.reference import attention, verify_mask
 
 Request = tuple[int, int, tuple[int, ...], int]  # seq_len, num_draft, cuts, suffix_len

@@ -12,7 +12,7 @@ from sglang_parse.drafting import draft_model
 from sglang_parse.drafting.draft_model import DraftRequest
 from sglang_parse.drafting.spans import SHORT_GAP, read_ends
 from sglang_parse.drafting.vocabularies import TokenizerMatch
-from sglang_parse.runtime.readback import StepTokens
+from sglang_parse.sgl.readback import StepTokens
 from tests.support.counting import GREEDY, VOCAB, CountingDraft
 
 

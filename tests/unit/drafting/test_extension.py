@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.api import Drafter
-from sglang_parse.drafting import extension, registry
+from sglang_parse.drafting import create_drafters as registry
+from sglang_parse.drafting import extension
 from sglang_parse.drafting.extension import ExtensionDrafter, create_extension_drafters
 from sglang_parse.options.extensions import Extensions
 from tests.support.fake_engine import (

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.drafting.base import DrafterResources, Prefill, PrefillRequest
+from sglang_parse.drafting.drafter import DrafterResources, Prefill, PrefillRequest
 from sglang_parse.drafting.head import MOST_UNREAD, HeadDrafter
 from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round, Segments
+from sglang_parse.requests.round_records import Kept, RequestRound, Round, Segments
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime.ranks import Ranks
-from sglang_parse.target.output import PassOutput
+from sglang_parse.sgl.ranks import Ranks
+from sglang_parse.verify.output import PassOutput
 from tests.support.counting import CountingHead
 
 TABLE = 100 * torch.arange(4)[:, None] + torch.arange(40)

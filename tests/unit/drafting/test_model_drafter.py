@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.drafting.base import DrafterResources, Prefill
+from sglang_parse.drafting.drafter import DrafterResources, Prefill
 from sglang_parse.drafting.model_drafter import ModelDrafter
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round
+from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support.counting import VOCAB, CountingDraft
 

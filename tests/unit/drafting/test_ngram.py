@@ -6,7 +6,7 @@ import pytest
 
 from sglang_parse.drafting.ngram import CopyOutcome, NgramDrafter
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from tests.support.fake_engine import (
     VOCAB,
     FakeDrafter,

@@ -15,7 +15,7 @@ from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.token_names import BYTES, TextError
 from sglang_parse.drafting.transcript import Transcript
-from sglang_parse.integration.checks import check_draft_tokenizer
+from sglang_parse.plugin.model_checks import check_draft_tokenizer
 from tests.support import tokenizer_kinds as kinds
 
 TEXTS = (

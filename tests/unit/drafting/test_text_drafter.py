@@ -17,7 +17,7 @@ from sglang_parse.embedded import DRAFT_PATH
 from sglang_parse.embedded.task import make_problems, render_answer
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round
+from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support import tokenizer_kinds as tokenizers
 from tests.support.client import chat_ids

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.engine import client_text
+from sglang_parse.engine import client_drafts as client_text
+from sglang_parse.engine.client_drafts import Text, fitting
 from sglang_parse.engine.client_pass import ClientPass
-from sglang_parse.engine.client_text import Text, fitting
 from sglang_parse.engine.verifications import (
     FIRST_ROWS,
     MAX_VERIFY_SECONDS,

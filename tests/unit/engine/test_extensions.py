@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from sglang_parse.engine.client_text import Bounds, draft_of
+from sglang_parse.engine.client_drafts import Bounds, draft_of
 from sglang_parse.engine.failures import ExtensionErrors
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.judging import segmenter
@@ -15,7 +15,7 @@ from sglang_parse.options import segmenters
 from sglang_parse.options.extensions import ExtensionError, Extensions
 from sglang_parse.requests.client_text import ClientText
 from sglang_parse.requests.refusal import Refusal
-from sglang_parse.requests.round import RequestRound
+from sglang_parse.requests.round_records import RequestRound
 from tests.support.fake_engine import (
     LINE,
     TEXTS,

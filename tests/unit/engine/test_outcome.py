@@ -33,12 +33,18 @@ from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round, Segments, Verdict
+from sglang_parse.requests.round_records import (
+    Kept,
+    RequestRound,
+    Round,
+    Segments,
+    Verdict,
+)
 from sglang_parse.requests.state import RequestState
-from sglang_parse.runtime import sampling
-from sglang_parse.target import drawing
-from sglang_parse.target.model import TargetModel
-from sglang_parse.target.output import PassOutput
+from sglang_parse.sgl import sampling
+from sglang_parse.verify import drawing
+from sglang_parse.verify.model import TargetModel
+from sglang_parse.verify.output import PassOutput
 
 VOCAB = 50
 

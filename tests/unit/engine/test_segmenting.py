@@ -14,7 +14,7 @@ from sglang_parse.judging.segmenter import REACH, RULES, Segmenter
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round
+from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_engine import FakeSlots
 

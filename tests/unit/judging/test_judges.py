@@ -12,7 +12,7 @@ from sglang_parse.judging.judges import (
     question_scores,
 )
 from sglang_parse.judging.prompt import JudgePrompt
-from sglang_parse.options import judges as names
+from sglang_parse.options import judge_names as names
 from sglang_parse.options.extensions import ExtensionError, Extensions
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig

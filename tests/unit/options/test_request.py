@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.options.checks import CUT_MARK
 from sglang_parse.options.request import (
     RequestOptions,
     check_custom_params,
     strongest_mode,
 )
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.validation import CUT_MARK
 
 GOOD = {
     "parse_mode": ["semantic", "exact", "off"],

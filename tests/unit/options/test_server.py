@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from sglang_parse.options.checks import parse_verdict_tokens
 from sglang_parse.options.server import CONFIG_ENV, ParseConfig
 from sglang_parse.options.table import flag_name
+from sglang_parse.options.validation import parse_verdict_tokens
 
 BAD = {
     "window": [-1, 1.5, "256", True, None, (1 << 20) + 1, [1]],

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from docs.tables import request_table, server_table
-from sglang_parse.integration.flags import add_flags, flag_values
 from sglang_parse.options.kinds import SWITCH, whole
 from sglang_parse.options.request import (
     REQUEST_TABLE,
@@ -27,6 +26,7 @@ from sglang_parse.options.table import (
     option,
     options_of,
 )
+from sglang_parse.plugin.flags import add_flags, flag_values
 
 SERVER_TABLE = options_of(ParseConfig)
 ROWS = [*SERVER_TABLE, *options_of(RequestOnlyOptions)]

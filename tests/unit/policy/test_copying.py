@@ -8,7 +8,7 @@ import pytest
 from sglang_parse.drafting.ngram import CopyOutcome
 from sglang_parse.policy.copying import STARTS, CopyPlanner, CopySurvival
 from sglang_parse.policy.gate import Gate
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
 

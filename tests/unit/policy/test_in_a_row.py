@@ -7,7 +7,7 @@ import pytest
 from sglang_parse.judging.decide import Decision
 from sglang_parse.policy.in_a_row import has_room, has_time, may_go_on
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round
+from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from tests.support.fake_engine import STOP, make_request
 
 

@@ -15,7 +15,7 @@ from sglang_parse.policy.plain_steps import (
     pays,
     plain_steps,
 )
-from sglang_parse.requests.round import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round
 
 CONTEXT = 1000
 

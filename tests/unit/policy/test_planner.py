@@ -14,7 +14,7 @@ from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.window import Choice
 from sglang_parse.policy.windows import longest_draft
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round, Segments
+from sglang_parse.requests.round_records import Kept, RequestRound, Round, Segments
 from sglang_parse.requests.state import RequestState
 
 

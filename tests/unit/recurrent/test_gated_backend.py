@@ -10,9 +10,9 @@ from sglang_parse.recurrent.gated_backend import (
     ChainsAndSuffixes,
     GatedDeltaBackend,
 )
-from sglang_parse.target.backends.mask import MaskedVerifyInput
-from sglang_parse.target.backends.virtual import VirtualVerifyInput
-from sglang_parse.target.layout import PassRequest, build_verify_plan
+from sglang_parse.verify.backends.mask import MaskedVerifyInput
+from sglang_parse.verify.backends.virtual import VirtualVerifyInput
+from sglang_parse.verify.layout import PassRequest, build_verify_plan
 from tests.support.gated_delta import (
     KERNEL,
     KEY,

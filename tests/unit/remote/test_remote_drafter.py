@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.drafting.base import Prefill, PrefillRequest
 from sglang_parse.drafting.draft_prompt import CHAT_KEY
+from sglang_parse.drafting.drafter import Prefill, PrefillRequest
 from sglang_parse.drafting.extension import ExtensionDrafter
 from sglang_parse.drafting.thinking import ThinkingMarks
 from sglang_parse.options.server import ParseConfig
@@ -27,7 +27,7 @@ from sglang_parse.remote.streamed_answer import (
     PLENTY,
     StreamedAnswer,
 )
-from sglang_parse.runtime.ranks import Ranks
+from sglang_parse.sgl.ranks import Ranks
 from tests.support.fake_engine import (
     STOP,
     TEXTS,

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from sglang_parse.options.checks import DRAFT_KEY_ENV
+from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote import remote_streams
 from sglang_parse.remote.breaker import MAX_FAILURES, REST_S, Breaker
 from sglang_parse.remote.remote_protocol import (

@@ -8,7 +8,7 @@ import pytest
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.requests.registry import RequestStates
+from sglang_parse.requests.request_states import RequestStates
 
 JUDGE = JudgePrompt((7, 8), ((1, 2),), uses_chat_template=True)
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round import Kept, RequestRound, Round, Segments
+from sglang_parse.requests.round_records import Kept, RequestRound, Round, Segments
 
 
 def record(**more) -> RequestRound:

@@ -1,0 +1,97 @@
+"""The drafters of a server, in the order of their turns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from sglang_parse.drafting.draft_model import DraftModel
+from sglang_parse.drafting.drafter import Drafter, DrafterContext
+from sglang_parse.drafting.extension import (
+    DRAFTER_EXTENSIONS,
+    ExtensionDrafter,
+    create_extension_drafters,
+)
+from sglang_parse.drafting.head import HeadDrafter
+from sglang_parse.drafting.model_drafter import ModelDrafter
+from sglang_parse.drafting.ngram import NgramDrafter
+from sglang_parse.drafting.text_drafter import TextDrafter
+from sglang_parse.drafting.vocabularies import match_of
+from sglang_parse.options.extensions import ExtensionError
+from sglang_parse.options.table import MTP
+
+logger = logging.getLogger(__name__)
+
+
+def _draft_model(context: DrafterContext) -> Drafter | None:
+    """The draft model; it drafts in text where its ids are not the target's."""
+    server_args = context.server_args
+    if not server_args.speculative_draft_model_path:
+        return None
+    match = match_of(server_args)
+    logger.info("PARSE: draft and target: %s", match)
+    if not match.shares_ids:
+        return TextDrafter.create(context)
+    model = DraftModel(
+        server_args,
+        context.gpu_id,
+        context.nccl_port,
+        context.context_len,
+        vocab_size=context.vocab_size,
+        match=match,
+    )
+    return ModelDrafter(model)
+
+
+#: One line for each drafter. `create` returns None where no flag asks for it.
+DRAFTERS: tuple[Callable[[DrafterContext], Drafter | None], ...] = (
+    NgramDrafter.create,
+    HeadDrafter.create,
+    _draft_model,
+)
+#: An extension of our own, loaded where `--speculative-parse-draft-url` is set.
+REMOTE = EntryPoint(
+    "remote",
+    "sglang_parse.remote.remote_drafter:RemoteDrafter.create",
+    DRAFTER_EXTENSIONS.group,
+)
+
+
+def create_drafters(
+    context: DrafterContext,
+    on_error: Callable[[ExtensionError], None] = lambda error: None,
+) -> list[Drafter]:
+    """The drafters that flags ask for, and those of installed packages.
+
+    Drafters that work token by token come first, then extensions, the draft model last.
+
+    on_error: told what a package's drafter raises where the engine does not look.
+    """
+    built_in = [create(context) for create in DRAFTERS]
+    made = [drafter for drafter in built_in if drafter is not None]
+    extra: list[Drafter] = [*create_extension_drafters(context, on_error)]
+    if context.config.draft_url:
+        remote = REMOTE.load()(context)
+        extra.append(ExtensionDrafter(remote, context.vocab_size, on_error))
+    return [
+        *(d for d in made if d.token_level),
+        *(d for d in extra if d.token_level),
+        *(d for d in extra if not d.token_level),
+        *(d for d in made if not d.token_level),
+    ]
+
+
+def models_of(server_args: Any, config: Any) -> list[tuple[str, str | None]]:
+    """(path, revision) of every model that drafts, for the memory budget."""
+    paths = [
+        (
+            server_args.speculative_draft_model_path,
+            server_args.speculative_draft_model_revision,
+        ),
+        (config.eagle_model_path, None),
+    ]
+    if config.compose == MTP:
+        paths.append((server_args.model_path, server_args.revision))
+    return [(path, revision) for path, revision in paths if path]

@@ -1,0 +1,33 @@
+"""Names of judges: the built-in one and those of installed packages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_parse.options.extensions import Extensions
+from sglang_parse.options.validation import shown
+
+#: Asks a question and compares the answers yes and no.
+QUESTION_JUDGE = "question"
+JUDGE_EXTENSIONS = Extensions(
+    "judge",
+    built_in=(QUESTION_JUDGE,),
+    expected="an object, or a class that is called without arguments, with that `name` "
+    "and the methods suffix(tokenizer) and scores(logits)",
+)
+
+
+def judge_names() -> tuple[str, ...]:
+    """The built-in name, then those of installed packages."""
+    return (QUESTION_JUDGE, *JUDGE_EXTENSIONS.names())
+
+
+def check_judge(name: Any, field: str) -> str:
+    """Return `name` if it names a judge; ValueError names `field` otherwise."""
+    if name == QUESTION_JUDGE:
+        return QUESTION_JUDGE
+    if isinstance(name, str) and JUDGE_EXTENSIONS.check(name, field):
+        return name
+    raise ValueError(
+        f"{field} is {shown(name)}; expected one of {', '.join(judge_names())}."
+    )

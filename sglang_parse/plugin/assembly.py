@@ -1,0 +1,296 @@
+"""Builds what a PARSE server consists of, from the server's arguments to the engine.
+
+SGLang starts a worker in two steps. `open_parts` runs before the KV pools exist and
+loads models; `build_batches` runs after them and puts the engine together.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.model_override_base import (
+    attention_backends_of,
+    resolved_view,
+)
+from sglang.srt.runtime_context import get_memory, get_parallel
+from sglang.srt.utils import get_available_gpu_memory
+
+from sglang_parse.drafting.create_drafters import create_drafters
+from sglang_parse.drafting.drafter import Drafter, DrafterContext, DrafterResources
+from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.engine.client_pass import ClientPass
+from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
+from sglang_parse.engine.outcome import largest_wave
+from sglang_parse.engine.prefill import PrefillEngine
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.engine.segmenting import Segmenting, padded_texts
+from sglang_parse.judging.judges import ServerJudge, open_judge
+from sglang_parse.judging.segmenter import build_token_texts
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.plugin.batches import Batches
+from sglang_parse.plugin.broken_extensions import warn_of_broken
+from sglang_parse.plugin.ending import refuse
+from sglang_parse.plugin.flags import config_from_server_args
+from sglang_parse.plugin.model_checks import penalty_sentence
+from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.probe.open_probe import OpenedProbe, open_probe
+from sglang_parse.probe.probe_verdicts import RoundParts
+from sglang_parse.reporting import telemetry
+from sglang_parse.requests.request_states import RequestStates
+from sglang_parse.sgl.architecture import check_architecture, has_recurrent_state
+from sglang_parse.sgl.capacity import (
+    describe_pools,
+    full_pass_rows,
+    longest_prefill,
+    pass_rows,
+    warn_of_logits,
+)
+from sglang_parse.sgl.compat.request_changes import hold, release
+from sglang_parse.sgl.ranks import Ranks
+from sglang_parse.sgl.slots import RoundSlots
+from sglang_parse.sgl.views import batch_view
+from sglang_parse.verify.model import TargetModel
+from sglang_parse.verify.passes import TargetVerifier
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What exists before the KV pools: models, judge, segmenter, request states."""
+
+    config: ParseConfig
+    server_args: Any
+    ranks: Ranks
+    telemetry: telemetry.Telemetry
+    errors: ExtensionErrors
+    verifier: TargetVerifier
+    drafters: tuple[Drafter, ...]
+    segmenting: Segmenting
+    judge: ServerJudge
+    requests: RequestStates
+    probe: OpenedProbe
+
+    @property
+    def context_len(self) -> int:
+        """Of the target, in tokens."""
+        return int(self.verifier.runner.model_config.context_len)
+
+    @property
+    def draft_runners(self) -> list[DraftRunner]:
+        """Models that draft; the draft model comes first, as SGLang expects."""
+        return [r for drafter in reversed(self.drafters) for r in drafter.runners]
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return has_recurrent_state(self.verifier.runner)
+
+    @property
+    def max_judge_tokens(self) -> int:
+        """Judge suffix tokens of one request in one pass."""
+        suffix = self.judge.ask(self.config.judge_suffix).suffix
+        return self.config.max_segments * len(suffix)
+
+    @property
+    def device_runs_beside(self) -> bool:
+        """Whether a step may run while the scheduler works.
+
+        On a CPU nothing runs beside the host. A hierarchical cache brings KV into slots
+        that were just freed, which such a step may still write.
+        """
+        on_host = torch.device(self.verifier.runner.device).type == "cpu"
+        return not (on_host or get_memory().enable_hierarchical_cache)
+
+
+def open_parts(
+    server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any
+) -> Parts:
+    """Load the models that draft, the judge and the probe.
+
+    Raises ValueError where the target's architecture or an option cannot be served.
+    """
+    config: ParseConfig = config_from_server_args(server_args)
+    runner, tokenizer = target_worker.model_runner, target_worker.tokenizer
+    model_config = runner.model_config
+    check_architecture(
+        runner,
+        "--model-path",
+        # What SGLang has chosen itself is not in the record that it was given.
+        backends=attention_backends_of(resolved_view(server_args)),
+        head=config.compose if config.composes else "",
+        route=config.verify_route,
+        brings_back=get_memory().enable_hierarchical_cache,
+    )
+    if told := penalty_sentence(model_config.get_default_sampling_params()):
+        logger.warning(told)
+    ranks = Ranks(get_parallel().tp_group)
+    counters = telemetry.start(
+        config,
+        server_args,
+        is_first_rank=get_parallel().tp_rank == 0,
+        dp_rank=get_parallel().dp_rank,
+    )
+    errors = ExtensionErrors(counters.add_extension_error)
+    warn_of_broken()
+    verifier = TargetVerifier(target_worker, runner.spec_algorithm, config.verify_route)
+    drafters = create_drafters(
+        DrafterContext(
+            config=config,
+            server_args=server_args,
+            gpu_id=gpu_id,
+            nccl_port=nccl_port,
+            target=runner,
+            context_len=model_config.context_len,
+            vocab_size=model_config.vocab_size,
+            ranks=ranks,
+            tokenizer=tokenizer,
+        ),
+        errors.note,
+    )
+    verifier.shows_features = any(d.reads_features for d in drafters)
+    texts = padded_texts(build_token_texts(tokenizer), model_config.vocab_size)
+    judge = open_judge(config.judge, tokenizer, config.verdict_pairs)
+    probe = open_probe(server_args, config, judge, verifier)
+    counters.guard = probe.guard
+    requests = RequestStates(
+        config,
+        tokenizer,
+        frozenset(model_config.hf_eos_token_id or ()),
+        judge.ask,
+        has_draft_model=any(not d.token_level for d in drafters),
+        has_token_level=any(d.token_level for d in drafters),
+        refuse=refuse,
+        judge_kind=probe.judge_kind,
+        has_recurrent_state=has_recurrent_state(runner),
+    )
+    counters.held = requests.count
+    suffix = judge.ask(config.judge_suffix)
+    logger.info("PARSE: %s; the judge asks %s", config, suffix)
+    return Parts(
+        config=config,
+        server_args=server_args,
+        ranks=ranks,
+        telemetry=counters,
+        errors=errors,
+        verifier=verifier,
+        drafters=tuple(drafters),
+        segmenting=Segmenting(config, texts, errors.note),
+        judge=judge,
+        requests=requests,
+        probe=probe,
+    )
+
+
+def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batches:
+    """The engine, on top of models, pools and drafters."""
+    slots = _open_slots(parts, req_to_token_pool, allocator)
+    _open_drafters(parts, slots, num_requests=req_to_token_pool.size)
+    target = TargetModel(parts.verifier, slots, runs_ahead=parts.device_runs_beside)
+    count = partial(parts.telemetry.add_extension_error, "drafter")
+    guarded = GuardedDrafters(parts.drafters, count)
+    engine = RoundEngine(
+        target=target,
+        slots=slots,
+        drafters=guarded,
+        planner=RoundPlanner(
+            parts.config,
+            parts.ranks,
+            slots,
+            parts.drafters,
+            context_len=parts.context_len,
+            runs_ahead=parts.device_runs_beside,
+        ),
+        segmenting=parts.segmenting,
+        ranks=parts.ranks,
+        judge=parts.judge.scores,
+        on_error=parts.errors.note,
+        verdicts=parts.probe.verdicts(
+            RoundParts(
+                target,
+                slots,
+                parts.ranks,
+                batch_view,
+                parts.judge.scores,
+                parts.errors.note,
+            )
+        ),
+    )
+    client_pass = ClientPass(
+        engine,
+        context_len=parts.context_len,
+        view=batch_view,
+        refuse=refuse,
+        hold=hold,
+        release=release,
+        step_rows=longest_prefill(),
+    )
+    _log_pools(parts, num_requests=req_to_token_pool.size)
+    return Batches(
+        engine,
+        prefills=PrefillEngine(
+            target=target,
+            drafters=guarded,
+            client_pass=client_pass,
+            brings_back=slots.brings_back,
+        ),
+        client_pass=client_pass,
+        requests=parts.requests,
+        telemetry=parts.telemetry,
+    )
+
+
+def _open_slots(parts: Parts, req_to_token_pool: Any, allocator: Any) -> RoundSlots:
+    runner = parts.verifier.runner
+    most = pass_rows(runner, req_to_token_pool, _free_bytes(runner))
+    return RoundSlots(
+        req_to_token_pool,
+        allocator,
+        max_rows=parts.ranks.agree(most),
+        brings_back=get_memory().enable_hierarchical_cache,
+    )
+
+
+def _open_drafters(parts: Parts, slots: RoundSlots, *, num_requests: int) -> None:
+    judges = any(not d.token_level for d in parts.drafters)
+    longest = max((d.max_tokens for d in parts.drafters), default=0)
+    resources = DrafterResources(
+        slots=slots,
+        num_slots=slots.last_slot,
+        features_of=None if parts.has_recurrent_state else parts.verifier.features_of,
+        full_pass_rows=full_pass_rows(
+            num_requests=num_requests,
+            window=parts.config.window if judges else longest,
+            max_judge_tokens=parts.max_judge_tokens if judges else 0,
+            most=min(slots.num_slots, slots.max_rows),
+        ),
+        runs_ahead=parts.device_runs_beside,
+    )
+    for drafter in parts.drafters:
+        drafter.open(resources)
+
+
+def _log_pools(parts: Parts, *, num_requests: int) -> None:
+    runner = parts.verifier.runner
+    warn_of_logits(
+        num_rows=largest_wave(num_requests),
+        vocab_size=runner.model_config.vocab_size,
+        free_bytes=_free_bytes(runner),
+    )
+    logger.info(
+        describe_pools(
+            target_pool=runner.token_to_kv_pool,
+            draft_pools=[r.runner.token_to_kv_pool for r in parts.draft_runners],
+            window=parts.config.window,
+            max_judge_tokens=parts.max_judge_tokens,
+        )
+    )
+
+
+def _free_bytes(runner: Any) -> int:
+    """Free memory of the runner's device."""
+    free_gb = get_available_gpu_memory(runner.device, runner.gpu_id, empty_cache=False)
+    return int(free_gb * (1 << 30))

@@ -1,0 +1,97 @@
+"""The `--speculative-parse-*` flags and their way to the worker.
+
+Their values travel on the ServerArgs record as `_parse_options`. It is not a field, but
+SGLang pickles it to the scheduler processes (server_args.py, `__reduce__`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_parse.options.server import CONFIG_ENV, CONFIG_FLAG, ParseConfig
+from sglang_parse.options.table import Option, flag_name, options_of
+from sglang_parse.sgl.names import is_parse
+
+OPTIONS_ATTRIBUTE = "_parse_options"
+_DEST_PREFIX = "speculative_parse_"
+CONFIG_DEST = _DEST_PREFIX + "config"
+SERVER_TABLE = options_of(ParseConfig)
+
+
+def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
+    """AFTER hook on ServerArgs.add_cli_args: define our flags."""
+    add_flags(parser, SERVER_TABLE)
+
+
+def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
+    """One flag per row, and one for the JSON file. A flag not given is None."""
+    group = parser.add_argument_group("PARSE (--speculative-algorithm PARSE)")
+    for row in table:
+        form: dict[str, Any] = {"type": row.kind.read, "metavar": row.kind.metavar}
+        if not row.kind.metavar:
+            form = {"action": argparse.BooleanOptionalAction}
+        group.add_argument(
+            row.flag, dest=_dest(row.name), default=None, help=_help(row), **form
+        )
+    group.add_argument(
+        CONFIG_FLAG,
+        dest=CONFIG_DEST,
+        default=None,
+        metavar="FILE",
+        help="JSON file with these settings. Its keys are the flags' names without the "
+        "prefix and with underscores. Flags win over the file. The environment "
+        f"variable {CONFIG_ENV} names such a file too.",
+    )
+
+
+def attach_options(result: Any, *args: Any, **kwargs: Any) -> Any:
+    """AFTER hook on ServerArgs.from_cli_args(args): keep our flags on the record.
+
+    Raises ValueError if one is given and the algorithm is not PARSE.
+    """
+    namespace = kwargs.get("args") or args[-1]
+    options = flag_values(namespace, SERVER_TABLE)
+    given = [name for name, value in options.items() if value is not None]
+    algorithm = getattr(namespace, "speculative_algorithm", None)
+    if given and not is_parse(algorithm):
+        name = given[0].removeprefix(_DEST_PREFIX)
+        raise ValueError(
+            f"{flag_name(name)} is set but --speculative-algorithm is {algorithm}; "
+            "expected --speculative-algorithm PARSE."
+        )
+    setattr(result, OPTIONS_ATTRIBUTE, options)
+    return result
+
+
+def flag_values(namespace: Any, table: Sequence[Option]) -> dict[str, Any]:
+    """Parsed flags by option name, and the JSON file's path under CONFIG_DEST."""
+    values = {row.name: getattr(namespace, _dest(row.name), None) for row in table}
+    return {**values, CONFIG_DEST: getattr(namespace, CONFIG_DEST, None)}
+
+
+def config_from_server_args(server_args: Any) -> ParseConfig:
+    """The server's ParseConfig. Raises ValueError naming the offending flag."""
+    options = dict(getattr(server_args, OPTIONS_ATTRIBUTE, None) or {})
+    path = options.pop(CONFIG_DEST, None)
+    return ParseConfig.from_sources(options, path)
+
+
+def _help(row: Option) -> str:
+    """The row as --help tells it: plain text, and no % for argparse to expand."""
+    values = f" Values: {row.kind.values}." if row.kind.metavar else ""
+    text = f"{row.help}{values} Default: {_shown_default(row)}."
+    return text.replace("`", "").replace("%", "%%")
+
+
+def _shown_default(row: Option) -> str:
+    if isinstance(row.default, bool):
+        return "on" if row.default else "off"
+    if isinstance(row.default, str) and " " in row.default:
+        return f'"{row.default}"'
+    return str(row.default) or "none"
+
+
+def _dest(name: str) -> str:
+    return _DEST_PREFIX + name

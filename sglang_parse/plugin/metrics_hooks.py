@@ -1,0 +1,35 @@
+"""What a PARSE server's scheduler reports: its logged accept rate and /server_info."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_parse.probe.pairs_route import add_pairs
+from sglang_parse.reporting.telemetry import TELEMETRY
+from sglang_parse.sgl.compat.request_changes import count_drafts
+
+
+def add_internal_state(
+    result: Any, scheduler: Any = None, recv_req: Any = None, *_: Any, **__: Any
+) -> Any:
+    """AFTER hook on Scheduler.get_internal_state: /server_info shows our part, and the
+    endpoint of pairs receives those that it requests."""
+    result.internal_state["parse"] = TELEMETRY.as_dict()
+    add_pairs(result, recv_req)
+    return result
+
+
+def correct_decode_stats(reporter: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook on SchedulerMetricsReporter.report_decode_stats.
+
+    Once per interval SGLang divides by the rounds times a fixed draft length. The count
+    of kept drafts is rescaled so that the quotient is kept drafts over drafts.
+    """
+    if not reporter.spec_num_cap_tokens:
+        return
+    reports = (
+        reporter.is_stats_logging_rank or reporter.current_scheduler_metrics_enabled
+    )
+    if not reports or reporter.forward_ct_decode % reporter.decode_log_interval:
+        return
+    count_drafts(reporter)

@@ -1,0 +1,150 @@
+"""Start checks of the pair: draft model, tokenizers, the target's head."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_parse.drafting.text_bridge import TextEncoder
+from sglang_parse.drafting.token_names import TextError
+from sglang_parse.drafting.vocabularies import TokenizerMatch, compare
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.table import EAGLE3, MTP, flag_name
+from sglang_parse.options.validation import DRAFT_KEY_ENV
+from sglang_parse.plugin.broken_extensions import check_asked
+from sglang_parse.remote.remote_protocol import check_key
+from sglang_parse.sgl.families import SMALL_DRAFT, family_of
+from sglang_parse.sgl.mtp import check_mtp
+from sglang_parse.sgl.tokenizers import load_tokenizer
+
+DRAFT_FLAG = "--speculative-draft-model-path"
+
+
+def penalty_sentence(defaults: Mapping[str, Any]) -> str:
+    """What a repetition penalty of the model's own generation_config.json does, or "".
+
+    defaults: ModelConfig.get_default_sampling_params, which chat requests start from.
+    """
+    penalty = defaults.get("repetition_penalty")
+    if penalty in (None, 1):
+        return ""
+    return (
+        f"The model's generation_config.json sets repetition_penalty {penalty}: chat "
+        "requests that name none have it, and PARSE serves those one token a pass; "
+        "start with --sampling-defaults openai, or send repetition_penalty 1."
+    )
+
+
+def check_head(server_args: Any, config: ParseConfig) -> None:
+    """The head was made for this target. Raises ValueError naming the flag."""
+    if config.compose == MTP:
+        check_mtp(server_args)
+    if config.compose != EAGLE3:
+        return
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    path, flag = config.eagle_model_path, flag_name("eagle_model_path")
+    trust = server_args.trust_remote_code
+    try:
+        head = get_config(path, trust_remote_code=trust)
+    except (OSError, ValueError) as e:
+        raise ValueError(
+            f"{flag} is {path!r}, which holds no model: {str(e).splitlines()[0]}"
+        ) from e
+    target = get_config(server_args.model_path, trust_remote_code=trust)
+    names = getattr(head, "architectures", None) or ["a model without architecture"]
+    if "Eagle3" not in names[0]:
+        raise ValueError(
+            f"{flag} is {path!r}, which is {names[0]}; expected an EAGLE-3 head such "
+            "as LlamaForCausalLMEagle3."
+        )
+    width = getattr(head, "target_hidden_size", None) or head.hidden_size
+    for what, ours, theirs in (
+        ("hidden size", target.hidden_size, width),
+        ("vocabulary size", target.vocab_size, head.vocab_size),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{flag} is {path!r}, made for a target of {what} {theirs}; "
+                f"--model-path has {ours}."
+            )
+
+
+def check_draft_model(server_args: Any, config: ParseConfig) -> None:
+    """The draft model is named by SGLang's flag and ours, or by neither."""
+    config.check_draft_model(server_args.speculative_draft_model_path)
+
+
+def check_pair(server_args: Any, config: ParseConfig) -> None:
+    """The draft, if there is one, can write for the target. Raises ValueError."""
+    target = load_tokenizer(server_args, of_draft=False)
+    if server_args.speculative_draft_model_path:
+        check_draft_kind(server_args)
+        draft = load_tokenizer(server_args, of_draft=True)
+        check_draft_pages(server_args, check_draft_tokenizer(target, draft))
+    if config.draft_url:
+        check_key(os.environ.get(DRAFT_KEY_ENV, ""))
+        try:
+            TextEncoder(target)
+        except TextError as e:
+            raise ValueError(
+                f"{flag_name('draft_url')} needs a target whose tokens are known as "
+                f"text, but of its tokenizer {e}."
+            ) from e
+
+
+def check_extensions(server_args: Any, config: ParseConfig) -> None:
+    """The segmenter and the judge can be used. Raises ValueError."""
+    check_asked(config, load_tokenizer(server_args, of_draft=False))
+
+
+def check_draft_kind(server_args: Any) -> None:
+    """The draft has no recurrent state, which would keep a rejected token. Raises
+    ValueError."""
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    path = server_args.speculative_draft_model_path
+    config = get_config(
+        path,
+        trust_remote_code=server_args.trust_remote_code,
+        revision=server_args.speculative_draft_model_revision,
+    )
+    for name in getattr(config, "architectures", None) or ():
+        if family_of(name).recurrent:
+            raise ValueError(
+                f"{DRAFT_FLAG} is {path!r}, and {name} has a "
+                "recurrent state, which cannot go back behind a rejected draft; "
+                f"expected a model of attention alone, such as {SMALL_DRAFT}."
+            )
+
+
+def check_draft_pages(server_args: Any, agreement: TokenizerMatch) -> None:
+    """A draft in text takes its own KV slots one by one. Raises ValueError."""
+    page = server_args.page_size or 1
+    if page > 1 and not agreement.shares_ids:
+        raise ValueError(
+            f"--page-size is {page}, and the draft's tokenizer is not the target's "
+            f"({agreement.difference}); expected --page-size 1, or a draft with the "
+            "target's tokenizer."
+        )
+
+
+def check_draft_tokenizer(target: Any, draft: Any) -> TokenizerMatch:
+    """How a draft reaches the target. Raises ValueError where it cannot."""
+    agreement = compare(target, draft)
+    if agreement.shares_ids:
+        return agreement
+    for tokenizer, whose, advice in (
+        (target, "the target's", "take a draft with the target's own tokenizer"),
+        (draft, "the draft's", f"a draft such as {SMALL_DRAFT} works"),
+    ):
+        try:
+            TextEncoder(tokenizer)
+        except TextError as e:
+            raise ValueError(
+                f"{DRAFT_FLAG} needs the target's tokenizer, or two "
+                f"whose tokens are known as text, but {agreement.difference}, and of "
+                f"{whose} {e}; {advice}."
+            ) from e
+    return agreement

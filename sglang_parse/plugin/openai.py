@@ -1,0 +1,306 @@
+"""What SGLang's OpenAI endpoints lack: `prediction`, its usage counts, and reports.
+
+SGLang 0.5.23 drops `prediction`, because its request models ignore unknown fields, and
+refuses `return_meta_info` with streaming. An ASGI middleware in front of the endpoints
+turns the request into one that SGLang understands, and adds to the response what the
+request's report says. The report arrives from TokenizerManager through a context
+variable (request_hooks.py).
+Source: https://platform.openai.com/docs/guides/predicted-outputs
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import orjson
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS
+from sglang_parse.options.validation import (
+    MAX_CLIENT_CHARS,
+    check_flag,
+    check_text,
+    shown,
+)
+from sglang_parse.plugin.carried import CHAT, GENERATE, take_carried
+from sglang_parse.plugin.draft_prompts import DraftPrompts
+from sglang_parse.plugin.flags import config_from_server_args
+from sglang_parse.plugin.request_hooks import (
+    Exchange,
+    check_params,
+    current_exchange,
+)
+from sglang_parse.probe.pairs_route import add_pairs_route
+from sglang_parse.sgl.compat.model_changes import hide_media
+from sglang_parse.sgl.families import reads_images_of
+
+# SageMaker's name for it.
+ALIASES = {"/invocations": CHAT}
+# Their request models have no custom_params, and drop them.
+WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
+PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS, GENERATE)
+# Fields that OpenAI does not allow beside a prediction, with the values it does allow.
+BESIDE_PREDICTION: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda v: v == 1, "1"),
+    "logprobs": (lambda v: v is False, "false"),
+    "top_logprobs": (lambda v: v == 0, "0"),
+    "presence_penalty": (lambda v: _at_most_zero(v), "at most 0"),
+    "frequency_penalty": (lambda v: _at_most_zero(v), "at most 0"),
+    "max_completion_tokens": (lambda v: False, "none (max_tokens is allowed)"),
+    "tools": (lambda v: v == [], "none"),
+    "functions": (lambda v: v == [], "none"),
+    "audio": (lambda v: False, "none"),
+    "modalities": (lambda v: v == ["text"], '["text"]'),
+}
+
+
+def translate(path: str, body: dict[str, Any]) -> Exchange:
+    """Rewrite a request body in place; return what its response needs.
+
+    Raises ValueError naming the field, its value and what is allowed.
+    """
+    exchange = Exchange()
+    path = ALIASES.get(path, path)
+    take_carried(path, body)
+    if path == GENERATE:
+        # Here a stream can still be refused with HTTP 400.
+        check_params(body.get("sampling_params"))
+        return exchange
+    for where, name in _misplaced(path, body):
+        on = f" on {CHAT}" if path in WITHOUT_OPTIONS else ""
+        raise ValueError(
+            f"{where} would be ignored; expected custom_params.{name}{on}."
+        )
+    if path == CHAT and body.get("prediction") is not None:
+        _take_prediction(body)
+        exchange.add_usage = True
+    # SGLang serves the field for chat without streaming; the middleware elsewhere.
+    is_served = path == CHAT and not body.get("stream")
+    if path not in WITHOUT_OPTIONS and not is_served and body.get("return_meta_info"):
+        flag = body.pop("return_meta_info")
+        exchange.add_report = check_flag(flag, "return_meta_info")
+    return exchange
+
+
+def _misplaced(path: str, body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Options that SGLang would drop silently: where each is, and its name."""
+    if path in WITHOUT_OPTIONS:
+        for place in ("custom_params", "metadata"):
+            given = body.get(place)
+            for name in given if isinstance(given, dict) else ():
+                if name in OPTIONS:
+                    yield f"{place}.{name}", name
+    yield from ((name, name) for name in body if name in OPTIONS)
+
+
+def _take_prediction(body: dict[str, Any]) -> None:
+    """Turn a chat's `prediction` into an option. Raises ValueError."""
+    text = _prediction_text(body.pop("prediction"))
+    for name, (is_allowed, expected) in BESIDE_PREDICTION.items():
+        value = body.get(name)
+        if value is not None and not is_allowed(value):
+            raise ValueError(
+                f"{name} is {shown(value)}; expected {expected} with prediction."
+            )
+    custom = body.get("custom_params") or {}
+    if not isinstance(custom, Mapping):
+        raise ValueError(f"custom_params is {shown(custom)}; expected an object.")
+    if clash := [key for key in CLIENT_TEXTS if key in custom]:
+        raise ValueError(
+            f"prediction and custom_params.{clash[0]} are both given; expected one."
+        )
+    # An empty prediction asks for the target's own answer: nothing is to be judged.
+    body["custom_params"] = (
+        {**custom, "parse_prediction": text}
+        if text
+        else {"parse_mode": "exact", **custom}
+    )
+
+
+def _prediction_text(prediction: Any) -> str:
+    """The text of a `prediction`, its parts joined. Raises ValueError."""
+    expected = (
+        'expected {"type": "content", "content": TEXT}, TEXT a string or a list of '
+        '{"type": "text", "text": STRING}.'
+    )
+    if not isinstance(prediction, Mapping) or prediction.get("type") != "content":
+        raise ValueError(f"prediction is {shown(prediction)}; {expected}")
+    content = prediction.get("content")
+    parts = (
+        content if isinstance(content, list) else [{"type": "text", "text": content}]
+    )
+    texts = [
+        part.get("text")
+        for part in parts
+        if isinstance(part, Mapping) and part.get("type") == "text"
+    ]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prediction.content is {shown(content)}; {expected}")
+    joined = "".join(map(str, texts))
+    if not joined.strip():
+        return ""
+    return check_text(joined, "prediction.content", MAX_CLIENT_CHARS)
+
+
+def _at_most_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value <= 0
+
+
+class ParseEndpoints:
+    """ASGI middleware. Requests that it does not concern pass through unchanged."""
+
+    def __init__(self, app: Any, prompts: DraftPrompts | None = None) -> None:
+        self.app = app
+        self.prompts = prompts or DraftPrompts()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Servers put their root path before the path (--fastapi-root-path).
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path not in PATHS:
+            await self.app(scope, receive, send)
+            return
+        raw = await _read_body(receive)
+        if path == GENERATE and b"parse_" not in raw:
+            await self.app(scope, _replay(raw, receive), send)
+            return
+        try:
+            exchange, raw = self._translate(path, raw)
+        except ValueError as e:
+            await _refuse(str(e), scope, receive, send)
+            return
+        scope = {**scope, "headers": _with_length(scope["headers"], len(raw))}
+        token = current_exchange.set(exchange)
+        try:
+            writer = _Amender(exchange, send) if exchange.adds else send
+            await self.app(scope, _replay(raw, receive), writer)
+        finally:
+            current_exchange.reset(token)
+
+    def _translate(self, path: str, raw: bytes) -> tuple[Exchange, bytes]:
+        """The body for SGLang, and what the response needs. Raises ValueError."""
+        body, dump = _parse_request(raw)
+        if not isinstance(body, dict):
+            return Exchange(), raw  # SGLang says what is wrong with it
+        before = body.copy()
+        try:
+            exchange = translate(path, body)
+            if ALIASES.get(path, path) == CHAT:
+                exchange.entries = self.prompts.entries_of(body)
+            return exchange, raw if body == before else dump(body)
+        except (orjson.JSONEncodeError, RecursionError) as e:
+            raise ValueError("The request body is nested too deeply.") from e
+
+
+class _Amender:
+    """Passes a response on, amended: JSON as a whole, a stream event by event."""
+
+    def __init__(self, exchange: Exchange, send: Send) -> None:
+        self.exchange = exchange
+        self.send = send
+        self.start: Message | None = None
+        self.is_stream = False
+        self.held = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            self.is_stream = kind.startswith(b"text/event-stream")
+            if self.is_stream or message["status"] != 200:
+                await self.send(message)
+            else:
+                self.start = message
+            return
+        self.held += message.get("body", b"")
+        more = message.get("more_body", False)
+        if self.is_stream:
+            *events, self.held = self.held.split(b"\n\n")
+            data = b"".join(self._event(event) + b"\n\n" for event in events)
+            if not more:
+                data += self.held
+            await self.send({**message, "body": data})
+        elif self.start is None:
+            data, self.held = self.held, b""
+            await self.send({**message, "body": data})
+        elif not more:
+            data = self._amended(self.held)
+            headers = _with_length(self.start["headers"], len(data))
+            await self.send({**self.start, "headers": headers})
+            await self.send({**message, "body": data})
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(b"data: {"):
+            return event
+        return b"data: " + self._amended(event[6:])
+
+    def _amended(self, raw: bytes) -> bytes:
+        """A JSON object amended; anything else as it is."""
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            return raw
+        return (
+            orjson.dumps(self.exchange.amend(body)) if isinstance(body, dict) else raw
+        )
+
+
+async def _refuse(told: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """HTTP 400 in the shape of SGLang's OpenAI errors."""
+    error = {"object": "error", "message": told, "type": "BadRequest"}
+    response = JSONResponse({**error, "param": None, "code": 400}, status_code=400)
+    await response(scope, receive, send)
+
+
+async def _read_body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"".join(parts)
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replay(raw: bytes, receive: Receive) -> Receive:
+    """The body once, then what the client does next (a disconnect)."""
+    messages = iter([{"type": "http.request", "body": raw, "more_body": False}])
+
+    async def replay() -> Message:
+        return next(messages, None) or await receive()
+
+    return replay
+
+
+def _parse_request(raw: bytes) -> tuple[Any, Callable[[Any], bytes]]:
+    """The body as SGLang reads it, and what writes it. Lone surrogates and NaN, which
+    orjson refuses, reach SGLang too."""
+    try:
+        return orjson.loads(raw), orjson.dumps
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(raw), lambda body: json.dumps(body).encode()
+    except (ValueError, RecursionError):
+        return None, orjson.dumps
+
+
+def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
+    kept = [(k, v) for k, v in headers if k.lower() != b"content-length"]
+    return [*kept, (b"content-length", str(length).encode())]
+
+
+def add_endpoints(server_args: Any, manager: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook on http_server._setup_and_run_http_server."""
+    from sglang.srt.entrypoints.http_server import app
+    from starlette.middleware import Middleware
+
+    names = manager.model_config.hf_config.architectures or [""]
+    hide_media(manager.model_config, images=reads_images_of(names[0]))
+    add_pairs_route(app, config_from_server_args(server_args))
+    # The innermost: after the API key, CORS, the metrics, and decompression.
+    app.user_middleware.append(
+        Middleware(ParseEndpoints, prompts=DraftPrompts.of(server_args))
+    )

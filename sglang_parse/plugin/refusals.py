@@ -1,0 +1,186 @@
+"""The arguments of SGLang that PARSE cannot serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.overrides import attention_backends_of
+from sglang.srt.environ import envs
+
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.sgl.model_folder import quantization_of
+from sglang_parse.verify.backends.routes import BACKENDS, backend_of, choose_route
+
+UNSET = (None, False)
+# Fields of ServerArgs with the values that PARSE serves; None and empty ones are served
+# in any case.
+SERVED: dict[str, tuple[Any, ...]] = {
+    "pp_size": (1,),
+    "attn_dp_size": (1,),
+    "disaggregation_mode": ("null",),
+    "enable_lora": UNSET,
+    "lora_paths": UNSET,
+    "enable_hisparse": UNSET,
+    # KV that is loaded from elsewhere is missing in the draft model's pool.
+    "hicache_storage_backend": UNSET,
+    "enable_flexkv": UNSET,
+    "enable_unified_cache_external_linker": UNSET,
+    # Their slots, positions or prefills are not those of one pool on one rank.
+    "dcp_size": (1,),
+    "attn_cp_size": (1,),
+    "enable_prefill_cp": UNSET,
+    "enable_pdmux": UNSET,
+    # Batches then need what only SGLang's scheduler gives them (require_mlp_sync).
+    "moe_dense_tp_size": UNSET,
+    "moe_a2a_backend": ("none",),
+    # It takes the sequences of a pass for its requests (kv_canary/plan_input.py).
+    "kv_canary": ("none",),
+    "enable_two_batch_overlap": UNSET,
+    "enable_mixed_chunk": UNSET,
+    # A recurrent state is kept as it was, in a slot of its own for each request.
+    "mamba_radix_cache_strategy": ("no_buffer", "auto"),
+    "enable_linear_replayssm": UNSET,
+    "enable_linear_replayssm_spec": UNSET,
+    "enable_int8_mamba_checkpoint": UNSET,
+    # The grammars of outlines cannot go back over a rejected draft.
+    "grammar_backend": ("xgrammar", "llguidance", "none"),
+    # Other implementations are none of the models in families.toml.
+    "model_impl": ("auto", "sglang"),
+    # SGLang starts those HTTP workers without its plugins.
+    "tokenizer_worker_num": (1,),
+    # Their requests pass no TokenizerManager, and their answers have no reports.
+    "grpc_mode": UNSET,
+    "smg_grpc_mode": UNSET,
+    # It assumes that the KV of an answer's last token is written.
+    "enable_streaming_session": UNSET,
+    # Each request gets a grammar, and judged text follows none.
+    "enable_strict_thinking": UNSET,
+    # Options of SGLang's own verification, which PARSE does not run.
+    "speculative_use_rejection_sampling": UNSET,
+    "speculative_accept_threshold_single": (1,),
+    "speculative_accept_threshold_acc": (1,),
+    "speculative_token_map": UNSET,
+    "speculative_adaptive": UNSET,
+    "skip_tokenizer_init": UNSET,
+}
+_FLAGS = {"pp_size": "pipeline-parallel-size"}
+_BACKEND_FIELDS = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_draft_attention_backend",
+)
+
+
+def check_arguments(server_args: Any, config: ParseConfig | None = None) -> None:
+    """Raise ValueError for the first argument with a value that is not served."""
+    for field, served in SERVED.items():
+        value = getattr(server_args, field, None)
+        if value is None or value in served or (served is UNSET and not value):
+            continue
+        flag = f"--{_FLAGS.get(field, field.replace('_', '-'))}"
+        expected = "unset" if served is UNSET else " or ".join(map(str, served))
+        raise ValueError(
+            f"--speculative-algorithm PARSE does not support {flag} {value}; expected "
+            f"{expected}."
+        )
+
+
+def check_page_size(server_args: Any, config: ParseConfig) -> None:
+    """Chunks of a prefill end with a page; SGLang would stop in an assertion."""
+    page, chunk = server_args.page_size or 1, server_args.chunked_prefill_size or 0
+    if page < 1 or (chunk > 0 and chunk % page):
+        raise ValueError(
+            f"--page-size is {page}; expected a divisor of --chunked-prefill-size, "
+            f"which is {chunk}."
+        )
+
+
+def check_attention_backends(server_args: Any, config: ParseConfig) -> None:
+    """Each backend that is named can serve a verify pass on this device."""
+    for field in _BACKEND_FIELDS:
+        backend, flag = getattr(server_args, field, None), field.replace("_", "-")
+        if backend is not None and backend not in BACKENDS:
+            raise ValueError(
+                f"--speculative-algorithm PARSE does not support --{flag} {backend}; "
+                f"expected one of {', '.join(BACKENDS)}."
+            )
+    prefill, _ = attention_backends_of(server_args)
+    if prefill == "flashinfer" and server_args.dtype in ("float32", "float"):
+        raise ValueError(
+            f"--dtype is {server_args.dtype} and FlashInfer has no kernels for it; "
+            "expected half, float16 or bfloat16, or --attention-backend triton."
+        )
+
+
+def check_parts(server_args: Any, config: ParseConfig) -> None:
+    """The backends of prefills and of decode steps can do what PARSE asks of each."""
+    prefill, decode = attention_backends_of(server_args)
+    mode = server_args.speculative_attention_mode
+    if prefill != decode and mode != "prefill":
+        raise ValueError(
+            f"--speculative-attention-mode is {mode}, and PARSE verifies on the "
+            f"backend for prefills, which is {prefill}; expected prefill."
+        )
+    choose_route(config.verify_route, prefill)
+    steps = server_args.speculative_draft_attention_backend or decode
+    if config.composes and steps == "fa3":
+        # It adds SGLang's own draft steps to lengths (flashattention_backend.py).
+        raise ValueError(
+            f"--speculative-parse-compose {config.compose} cannot draft on attention "
+            "backend fa3; add --speculative-draft-attention-backend flashinfer."
+        )
+    most, page = backend_of(prefill).max_page_size, server_args.page_size or 1
+    if page > most:
+        raise ValueError(
+            f"--page-size is {page}; expected at most {most} where PARSE verifies on "
+            f"attention backend {prefill}."
+        )
+
+
+def check_hierarchical_cache(server_args: Any, config: ParseConfig) -> None:
+    """A head needs hidden states, which the cache does not bring back with the KV."""
+    if server_args.enable_hierarchical_cache and config.composes:
+        raise ValueError(
+            f"--speculative-parse-compose {config.compose} would have the target read "
+            "again what --enable-hierarchical-cache brings back; leave one of them out."
+        )
+
+
+def check_quantization(server_args: Any, config: ParseConfig) -> None:
+    """On CPU, no weights are quantised: SGLang's kernels for them run on GPUs."""
+    if server_args.device != "cpu" and torch.cuda.is_available():
+        return
+    for method_field, path_field in (
+        ("quantization", "model_path"),
+        ("speculative_draft_model_quantization", "speculative_draft_model_path"),
+    ):
+        method, path = (getattr(server_args, f) for f in (method_field, path_field))
+        if method not in (None, "unquant"):
+            raise ValueError(
+                f"--{method_field.replace('_', '-')} is {method}, whose kernels run on "
+                "a GPU alone; expected unset."
+            )
+        if path and (method := quantization_of(path)):
+            raise ValueError(
+                f"--{path_field.replace('_', '-')} {path!r} holds weights quantised by "
+                f"{method}, whose kernels run on a GPU alone; expected weights that "
+                "are not quantised."
+            )
+
+
+def check_environment(server_args: Any, config: ParseConfig) -> None:
+    """Raise ValueError for switches of SGLang's environment that are not served."""
+    for variable, why in (
+        (
+            envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING,
+            "leaves no memory for passes outside captured graphs",
+        ),
+        (envs.SGLANG_RUST_SERVER, "sends no reports"),
+    ):
+        if variable.get():
+            raise ValueError(
+                f"--speculative-algorithm PARSE does not support {variable.name}=1, "
+                f"which {why}; unset it."
+            )

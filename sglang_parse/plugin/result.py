@@ -1,0 +1,229 @@
+"""Decisions -> what SGLang gets back: tokens, lengths, logprobs, hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from torch import Tensor
+
+from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.sgl.sampling import ROW_LISTS
+from sglang_parse.sgl.sampling_masks import empty_rows, lay_out
+from sglang_parse.sgl.scheduler_types import SchedulerRequest
+from sglang_parse.sgl.upload import upload
+
+
+class ParseDraftInput(SpecInput):
+    """What travels from one round to the next: nothing.
+
+    The pending token is `req.output_ids[-1]` (rounds run without overlap) and all
+    else is kept by the worker per request.
+    """
+
+    capture_hidden_mode = CaptureHiddenMode.NULL
+
+    def __init__(self) -> None:
+        super().__init__(SpecInputType.EAGLE_DRAFT)
+
+    def filter_batch(
+        self, new_indices: Tensor, new_indices_cpu: list[int] | None = None
+    ) -> None:
+        return None
+
+    def merge_batch(self, other: SpecInput) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What one request of a batch gets from a step."""
+
+    #: Tokens decided ahead come first. Empty where it waits or has failed.
+    tokens: tuple[int, ...] = ()
+    #: Tokens that were drafted for it.
+    num_drafted: int = 0
+    #: How many of the tokens each pass of the target gave.
+    passes: tuple[int, ...] = ()
+    #: Its record, None where it took no part in the round.
+    r: RequestRound | None = None
+
+
+def emit(rounds: Sequence[RequestRound]) -> Emitted:
+    """The tokens of a request's rounds in a row. Those that were decided ahead of the
+    first one were drafted once."""
+    last = rounds[-1]
+    tokens = (*last.state.ready, *last.decision.accept_tokens)
+    last.state.ready = ()
+    passes = [num for r in rounds for num in _tokens_by_pass(r)]
+    num_ahead = len(tokens) - sum(passes)
+    if passes:
+        passes[0] += num_ahead
+    return Emitted(
+        tokens,
+        num_ahead + sum(len(r.draft.tokens) for r in rounds),
+        tuple(passes),
+        last,
+    )
+
+
+def _tokens_by_pass(r: RequestRound) -> list[int]:
+    """What each pass of one round gave: a decode step gives one."""
+    num = len(r.decision.accept_tokens)
+    return [num] if r.draft.tokens else [1] * num
+
+
+@dataclass
+class HostResult(GenerationBatchResult):
+    """A result that the host has already.
+
+    Behind it the device may run a step for the next round (verify/steps.py). SGLang
+    would wait for that too: for a copy of the tokens, and of the new lengths.
+    """
+
+    #: [bs] int64, tokens with KV behind the round, on the device and on the host. They
+    #: stand for `new_seq_lens` (scheduler_hooks.py).
+    lens: Tensor | None = None
+    host_lens: Tensor | None = None
+    #: Passes of all requests, beside the one of each that SGLang counts.
+    num_more_passes: int = 0
+
+    def copy_to_cpu(
+        self, return_logprob: bool, return_hidden_states: bool = True
+    ) -> None:
+        """Only what the requests asked for besides has to be copied."""
+        output = self.logits_output
+        has_masks = output is not None and output.sampling_mask_output is not None
+        if return_logprob or return_hidden_states or has_masks:
+            super().copy_to_cpu(return_logprob, return_hidden_states)
+        else:
+            self.copy_done = None
+
+
+def build_result(
+    emitted: Sequence[Emitted],
+    round: Round | None,
+    *,
+    seq_lens: Tensor,
+    host_lens: Tensor,
+    return_logprob: bool,
+    return_hidden_states: bool,
+    reqs: Sequence[SchedulerRequest] = (),
+) -> HostResult:
+    """Pad the tokens to one stride (sglang/srt/managers/utils.py).
+
+    round: of the requests that took part. seq_lens, host_lens: [bs] before the round,
+    on the device and on the host. reqs: of the batch, to be asked which of them want to
+    know what their tokens are drawn from.
+    """
+    device = seq_lens.device
+    lens = [len(one.tokens) for one in emitted]
+    stride = max(1, *lens)
+    tokens = [[*one.tokens, *[0] * (stride - len(one.tokens))] for one in emitted]
+    num_new = torch.tensor(lens)
+    num_drafted = [one.num_drafted for one in emitted]
+    output = LogitsProcessorOutput(next_token_logits=None)
+    if round is not None and return_logprob:
+        _fill_logprobs(output, emitted, round)
+    if round is not None and return_hidden_states:
+        _fill_hidden_states(output, emitted, round, stride)
+    _fill_sampling_masks(output, emitted, round, reqs, device)
+    return HostResult(
+        logits_output=output,
+        next_token_ids=torch.tensor(tokens).flatten(),
+        accept_lens=num_new.to(torch.int32),
+        cap_lens=torch.tensor(num_drafted, dtype=torch.int32),
+        speculative_output_stride=stride,
+        lens=seq_lens + upload(num_new, device),
+        host_lens=host_lens + num_new,
+        num_more_passes=sum(max(0, len(one.passes) - 1) for one in emitted),
+        next_draft_input=ParseDraftInput(),
+        can_run_cuda_graph=False,
+    )
+
+
+def _fill_hidden_states(
+    output: LogitsProcessorOutput,
+    emitted: Sequence[Emitted],
+    round: Round,
+    stride: int,
+) -> None:
+    """[bs * stride, hidden]. Tokens decided before this pass have no row in it; a
+    request that asked for hidden states has none of them."""
+    source = round.output.hidden_states
+    if source is None:
+        return
+    last = len(source) - 1
+    rows = []
+    for one in emitted:
+        most = max(0, len(one.tokens) - 1)
+        own = [one.r.root_row + min(j, most) if one.r else 0 for j in range(stride)]
+        rows += [min(row, last) for row in own]
+    output.hidden_states = source[upload(rows, source.device)]
+
+
+def _fill_logprobs(
+    output: LogitsProcessorOutput,
+    emitted: Sequence[Emitted],
+    round: Round,
+) -> None:
+    """Lay the sampled rows' logprobs out as [bs, width].
+
+    SGLang reads the width from the rows, of requests that asked alone; a long text of
+    another request does not widen them. Those that asked are never judged, so their
+    rows start at the round's first token. Source: batch_result_processor.py,
+    `_apply_decode_logprobs`.
+    """
+    asking = (one for one in emitted if one.r and one.r.req.return_logprob)
+    width = max((1, *(len(one.tokens) for one in asking)))
+    source = round.sampled
+    place: list[int] = []
+    for one in emitted:
+        rows = one.r.kept.places if one.r else [0]
+        num_rows = _num_sampled(one.r) if one.r else 1
+        place += [rows[j if j < num_rows else 0] for j in range(width)]
+    values = source.next_token_logprobs
+    if values is not None:
+        chosen = values[upload(place, values.device)]
+        output.next_token_logprobs = chosen.view(len(emitted), width)
+    for name in ROW_LISTS:
+        rows_of: Any = getattr(source, name)
+        if rows_of is not None:
+            setattr(output, name, [rows_of[i] for i in place])
+
+
+def _num_sampled(r: RequestRound) -> int:
+    """How many of its tokens, the first ones, have a sampled row of their own."""
+    if not r.draft.tokens:
+        return len(r.kept.places)
+    return r.decision.num_matched + 1
+
+
+def _fill_sampling_masks(
+    output: LogitsProcessorOutput,
+    emitted: Sequence[Emitted],
+    round: Round | None,
+    reqs: Sequence[SchedulerRequest],
+    device: Any,
+) -> None:
+    """What the tokens of the requests that asked are drawn from. These are followed
+    token by token, so each of their tokens was sampled in this round."""
+    asking = [
+        (req, one)
+        for req, one in zip(reqs, emitted, strict=False)
+        if req.return_sampling_mask
+    ]
+    if not asking:
+        return
+    masks = round.sampled.sampling_mask_output if round is not None else None
+    output.sampling_mask_output = lay_out(
+        empty_rows(0, device) if masks is None else masks,
+        [one.r.kept.places[: len(one.tokens)] if one.r else [] for _, one in asking],
+        [req.sampling_logprobs_mode == "support" for req, _ in asking],
+    )

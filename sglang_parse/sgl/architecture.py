@@ -1,0 +1,187 @@
+"""Which models PARSE can serve: of families it knows, with KV that can branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
+from sglang.srt.configs.model_config import AttentionArch, is_minimax_sparse
+
+from sglang_parse.options.table import EAGLE3
+from sglang_parse.sgl.families import SEE, family_of
+from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
+
+# Attention backends on which a pass of many prefixes is right for such models.
+WINDOW_BACKENDS = (CPU_ATTENTION_BACKEND, "triton", "fa3")
+LATENT_BACKENDS = (CPU_ATTENTION_BACKEND, "triton", "flashinfer")
+# FlashInfer puts a prefill after a cached prefix of latent KV together from parts of
+# SGLang's own batches. A draft model runs such prefills, and so does a head.
+LATENT_PREFILL_BACKENDS = (CPU_ATTENTION_BACKEND, "triton")
+RECURRENT_BACKENDS = (CPU_ATTENTION_BACKEND,)
+
+#: Whether something speaks against a model, and the sentence that says so.
+Reason = tuple[bool, str]
+
+
+def check_architecture(
+    runner: Any,
+    flag: str,
+    *,
+    backends: Sequence[str] = (),
+    is_draft: bool = False,
+    is_head: bool = False,
+    head: str = "",
+    route: str = "auto",
+    brings_back: bool = False,
+) -> None:
+    """Refuse models whose state cannot branch, or is not known to. Raises ValueError.
+
+    runner: sglang.srt.model_executor.model_runner.ModelRunner with its model loaded:
+    ModelConfig alone does not say of every family that it has sliding windows (Gemma 2
+    and 3, or any under --disable-hybrid-swa-memory). flag: names the model.
+    backends: attention backends of its prefills and steps. is_draft: whether it drafts,
+    and no pass runs on it; is_head: as the head of a target. head: the setting
+    `compose` where a head reads this target. route: the setting
+    `verify_route`. brings_back: whether there is a hierarchical cache.
+    """
+    name = runner.model_config.hf_config.architectures[0]
+    for holds, what in (
+        *_reasons(runner, name, is_head=is_head),
+        *(
+            reason
+            for backend in backends
+            for reason in _reasons_of_backend(runner, backend, is_draft=is_draft)
+        ),
+        *_reasons_of_latent_kv(runner, backends, head=head, route=route),
+        *_reasons_of_readers(runner, head=head),
+        *_reasons_of_cache(runner, brings_back),
+    ):
+        if holds:
+            raise ValueError(f"{flag}: {what.format(name=name)}.")
+
+
+def has_recurrent_state(runner: Any) -> bool:
+    """Whether some layer of a model keeps a state besides KV.
+
+    Of such families SGLang takes a draft for the MTP head, whose layer keeps none.
+    """
+    if getattr(runner, "is_draft_worker", False):
+        return False
+    return mambaish_config(runner.model_config) is not None
+
+
+def has_latent_kv(runner: Any) -> bool:
+    """Whether all heads of a model share one compressed key and value."""
+    return bool(runner.model_config.attention_arch == AttentionArch.MLA)
+
+
+def has_window(runner: Any) -> bool:
+    """Whether some layer of a model sees the last tokens alone."""
+    size = runner.sliding_window_size
+    return bool(runner.model_config.is_hybrid_swa) or (size is not None and size >= 0)
+
+
+def _reasons(runner: Any, name: str, *, is_head: bool) -> Iterator[Reason]:
+    """What speaks against a model whatever serves it."""
+    config, family = runner.model_config, family_of(name)
+    for holds, why in (
+        (bool(family.why), family.why),
+        (
+            mambaish_config(config) is not None and hybrid_gdn_config(config) is None,
+            "has a recurrent state other than that of gated delta nets",
+        ),
+        (config.is_encoder_decoder, "is an encoder-decoder"),
+        (not config.is_generation, "does not generate"),
+        (is_minimax_sparse(config.hf_config), "has block-sparse attention"),
+        (
+            bool(getattr(config, "attention_chunk_size", None)),
+            "attends within chunks of the context",
+        ),
+    ):
+        told = "which --speculative-algorithm PARSE does not support"
+        yield holds, f"{{name}} {why}, {told}; {SEE}"
+    yield (
+        family.head and not is_head,
+        "SGLang serves this model as {name}, the head of a target; expected a model "
+        "that writes by itself, or the head beside its target by "
+        "--speculative-parse-compose",
+    )
+
+
+def _reasons_of_backend(
+    runner: Any, backend: str, *, is_draft: bool
+) -> Iterator[Reason]:
+    """What speaks against a model on one attention backend."""
+    is_hybrid, has_state = (
+        runner.model_config.is_hybrid_swa,
+        has_recurrent_state(runner),
+    )
+    if not is_draft:
+        # SGLang divides memory between both pools and leaves none to what drafts.
+        yield (
+            is_hybrid and backend != CPU_ATTENTION_BACKEND,
+            "{name} has a KV pool of its own for sliding windows, beside which PARSE "
+            "cannot budget a draft; add --disable-hybrid-swa-memory",
+        )
+        yield (
+            (is_hybrid or has_state) and getattr(runner, "page_size", 1) > 1,
+            "{name} keeps windows or states in a pool of their own, which PARSE does "
+            "not serve in pages; add --page-size 1",
+        )
+    windows = (*WINDOW_BACKENDS, "flashinfer") if is_draft else WINDOW_BACKENDS
+    latent = LATENT_PREFILL_BACKENDS if is_draft else LATENT_BACKENDS
+    for holds, what, possible in (
+        (has_window(runner), "sliding windows", windows),
+        (has_latent_kv(runner), "latent attention", latent),
+        (has_state, "a recurrent state", RECURRENT_BACKENDS),
+    ):
+        yield (
+            holds and backend not in possible,
+            f"{{name}} has {what}, which PARSE cannot serve on --attention-backend "
+            f"{backend}; expected {' or '.join(possible)}",
+        )
+
+
+def _reasons_of_latent_kv(
+    runner: Any, backends: Sequence[str], *, head: str, route: str
+) -> Iterator[Reason]:
+    """FlashInfer's latent attention takes no mask, and reads no cached prompt again."""
+    on_flashinfer = has_latent_kv(runner) and "flashinfer" in backends
+    for holds, what in (
+        (bool(head), f"--speculative-parse-compose {head}"),
+        (route == "mask", "--speculative-parse-verify-route mask"),
+    ):
+        yield (
+            on_flashinfer and holds,
+            "{name} has latent attention, which FlashInfer cannot serve with "
+            f"{what}; leave it out, or add --attention-backend triton",
+        )
+
+
+def _reasons_of_readers(runner: Any, *, head: str) -> Iterator[Reason]:
+    """What reads the target's hidden states beside the passes."""
+    yield (
+        has_recurrent_state(runner) and head == EAGLE3,
+        "{name} has a recurrent state, from which what an EAGLE-3 head reads of a "
+        "cached prompt cannot be computed; leave out --speculative-parse-compose "
+        "eagle3",
+    )
+    yield (
+        bool(head) and runner.model_config.is_multimodal,
+        "{name} is multimodal, and its head cannot read images; leave out "
+        f"--speculative-parse-compose {head}",
+    )
+
+
+def _reasons_of_cache(runner: Any, brings_back: bool) -> Iterator[Reason]:
+    """No test has shown these beside a hierarchical cache."""
+    for holds, what in (
+        (has_recurrent_state(runner), "a recurrent state"),
+        (has_window(runner), "sliding windows"),
+    ):
+        yield (
+            brings_back and holds,
+            f"{{name}} has {what}, which PARSE does not serve with "
+            "--enable-hierarchical-cache; leave it out",
+        )

@@ -1,0 +1,103 @@
+"""The target model as the engine uses it: a round in, hidden states and tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from torch import Tensor
+
+from sglang_parse.requests.round_records import Round
+from sglang_parse.sgl.forward_batches import mrope_shifts
+from sglang_parse.sgl.sampling import join_outputs
+from sglang_parse.sgl.scheduler_types import SchedulerBatch
+from sglang_parse.sgl.slots import RoundSlots
+from sglang_parse.sgl.upload import upload
+from sglang_parse.verify.drawing import draw, sampling_state
+from sglang_parse.verify.layout import VerifyPlan
+from sglang_parse.verify.output import PassOutput
+from sglang_parse.verify.passes import TargetVerifier
+from sglang_parse.verify.short_passes import ShortPasses
+from sglang_parse.verify.steps import DecodeSteps, GoOn
+
+
+class TargetModel:
+    """Passes of `verifier` over the slots of SGLang's pools.
+
+    runs_ahead: whether the device computes while the host does something else.
+    """
+
+    def __init__(
+        self, verifier: TargetVerifier, slots: RoundSlots, *, runs_ahead: bool = False
+    ) -> None:
+        self.verifier = verifier
+        self.slots = slots
+        self.steps = DecodeSteps(verifier, runs_ahead=runs_ahead)
+        self.short_passes = ShortPasses(verifier, slots)
+
+    def verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
+        """The pass, its judge suffixes in scratch slots."""
+        self.steps.forget()
+        if self.short_passes.fits(round, plan):
+            return self.short_passes.run(round, plan)
+        tree_cache = round.batch.tree_cache
+        scratch = self.slots.take_scratch(tree_cache, plan.num_suffix_tokens)
+        try:
+            return self.verifier.verify(
+                plan,
+                rows=[r.row for r in round],
+                req_pool_indices=round.batch.req_pool_indices,
+                scratch=scratch,
+                table=self.slots.table,
+                mrope_shifts=mrope_shifts(round.batch.reqs),
+            )
+        finally:
+            self.slots.release_scratch(scratch)
+
+    def look_ahead(self, round: Round) -> None:
+        """See `DecodeSteps.look`."""
+        self.steps.look(round)
+
+    def decode(self, round: Round, go_on: GoOn) -> list[list[int]]:
+        """The tokens of the target's ordinary decode steps (`DecodeSteps.run`)."""
+        tokens, samples = self.steps.run(round, self.slots.table, go_on)
+        round.sampled = self.join_samples(samples)
+        return tokens
+
+    def keep(self, round: Round) -> None:
+        """Behind a pass: bring recurrent states to the decided tokens but the last,
+        whose row no pass has had yet. A decode step has brought them there itself."""
+        advance = round.output.advance
+        if advance is not None:
+            advance([len(r.decision.accept_tokens) for r in round])
+
+    def prefill(
+        self, batch: SchedulerBatch, *, needed: bool
+    ) -> tuple[Any, Tensor | None]:
+        return self.verifier.prefill(batch, needed=needed)
+
+    def sample(
+        self, round: Round, owner: Sequence[int], offset: Sequence[int]
+    ) -> tuple[list[int], LogitsProcessorOutput]:
+        """The target's own tokens after `offset` draft tokens of requests `owner`."""
+        requests = round.requests
+        pairs = list(zip(owner, offset, strict=True))
+        rows = [requests[i].root_row + j for i, j in pairs]
+        positions = [requests[i].seq_len + j for i, j in pairs]
+        tokens, sampled = draw(
+            self.verifier.runner,
+            round,
+            self.verifier.logits_of(round.output, rows),
+            info=sampling_state(round, owner),
+            owner=owner,
+            offset=offset,
+            positions=upload(positions, round.batch.seq_lens.device),
+        )
+        chosen: list[int] = tokens.tolist()
+        return chosen, sampled
+
+    def join_samples(
+        self, samples: Sequence[LogitsProcessorOutput]
+    ) -> LogitsProcessorOutput:
+        return join_outputs(samples)

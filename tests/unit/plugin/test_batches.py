@@ -1,0 +1,178 @@
+"""A decode step: a round, and texts that wait beside it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.judging.decide import Decision
+from sglang_parse.plugin import batches as batches_module
+from sglang_parse.plugin.batches import Batches
+from sglang_parse.plugin.rounds import Queue
+from sglang_parse.requests.round_records import Kept
+from sglang_parse.requests.state import RequestState
+from tests.support.fake_batch import plain_sampling
+
+WAITS, FAILS = "waits", "fails"
+
+
+class Req:
+    grammar = to_finish = None
+    return_sampling_mask = False
+
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
+        self.output_ids = [1]
+        self.spec_num_correct_drafts = 0
+        self.spec_correct_drafts_histogram = [1]
+        self.spec_verify_ct = 0
+        self.verification = "text" if kind == WAITS else None
+
+
+class Engine:
+    """Decides token 7 for every request of a round but those that fail."""
+
+    #: Whether the next round begins right behind the last one.
+    follows = True
+
+    def interrupt(self) -> None:
+        self.follows = False
+
+    #: Rounds that follow each other where nobody asks for more than tokens.
+    rounds_in_row = 1
+
+    def run_row(self, open_round):
+        rounds = []
+        while len(rounds) < self.rounds_in_row and not (
+            rounds and rounds[-1].has_mail()
+        ):
+            for r in rounds[-1] if rounds else ():
+                r.state.ready += r.decision.accept_tokens
+            rounds.append(open_round())
+            self.run(rounds[-1])
+        return rounds
+
+    def run(self, round) -> None:
+        for row, r in enumerate(round):
+            r.root_row = row
+            r.kept = Kept(decision=Decision((7,), 0, 0, ()))
+            if r.req.kind == FAILS:
+                r.fail(KeyError("x"))
+        round.num_rows = 5
+        round.seconds = {"draft": 0.1, "layout": 0.2, "verify": 0.3, "decide": 0.4}
+
+
+@pytest.fixture
+def decode(monkeypatch):
+    """Kinds of requests -> what was told, the requests and SGLang's result."""
+    monkeypatch.setattr(batches_module, "round_timing", lambda round: None)
+    view = "sglang_parse.sgl.views.expand_rows"
+    monkeypatch.setattr(view, lambda info, rows, device: info)
+
+    def run(*kinds: str, rounds_in_row=1, has_mail=False, masks=None):
+        reqs = [Req(kind) for kind in kinds]
+        states = {
+            req: RequestState(
+                None, frozenset(), None, None, verification=req.verification
+            )
+            for req in reqs
+        }
+        engine = Engine()
+        engine.rounds_in_row = rounds_in_row
+        told = SimpleNamespace(seconds=[], rows=[], texts=[], engine=engine)
+        batches = Batches(
+            engine,
+            prefills=None,
+            client_pass=SimpleNamespace(
+                go_on=lambda batch, texts: told.texts.extend(texts)
+            ),
+            requests=SimpleNamespace(of=states.__getitem__, has_recurrent_state=False),
+            telemetry=SimpleNamespace(
+                add_seconds=lambda **s: told.seconds.append(s),
+                add_rows=lambda **rows: told.rows.append(rows),
+            ),
+        )
+        num = len(reqs)
+        batch = SimpleNamespace(
+            reqs=reqs, tree_cache=None,
+            req_pool_indices=torch.arange(num),
+            req_pool_indices_cpu=torch.arange(num) + 10,
+            seq_lens=torch.full((num,), 5), seq_lens_cpu=torch.full((num,), 5),
+            sampling_info=plain_sampling(9, sampling_mask_batch_indices=masks),
+            device="cpu",
+            return_logprob=False, return_hidden_states=False,
+            top_logprobs_nums=None, token_ids_logprobs=None,
+            parse_queue=Queue(has_mail=lambda: has_mail),
+        )  # fmt: skip
+        return told, reqs, batches.decode(batch)
+
+    return run
+
+
+def test_texts_wait_beside_a_round(decode):
+    """Red if a request that waits for verdicts takes part in a round, or the others get
+    its place in the batch."""
+    told, reqs, result = decode("", WAITS, "")
+    assert result.accept_lens.tolist() == [1, 0, 1]
+    assert result.next_token_ids.tolist() == [7, 0, 7]
+    assert not told.engine.follows
+    ((index, req, row),) = [(t.index, t.req, t.row) for t in told.texts]
+    assert (index, req, row) == (1, reqs[1], 11)
+    # SGLang counts the number of tokens less one as correct drafts.
+    assert [r.spec_num_correct_drafts for r in reqs] == [0, 1, 0]
+
+
+def test_texts_that_wait_alone_need_no_round(decode):
+    """Red if a batch without anybody to decode for stops the scheduler, or costs a
+    pass."""
+    told, _, result = decode(WAITS, WAITS)
+    assert result.accept_lens.tolist() == [0, 0]
+    assert len(told.texts) == 2 and told.seconds == []
+
+
+def test_a_request_that_failed_ends_alone(decode):
+    """Red if our own error in one request costs another a token, or its sender gets no
+    answer."""
+    _, (bad, good), result = decode(FAILS, "")
+    assert bad.to_finish.status_code == 500 and good.to_finish is None
+    assert "KeyError" in bad.to_finish.message
+    assert result.accept_lens.tolist() == [0, 1]
+
+
+def test_time_of_a_round_is_told_by_stage(decode):
+    """Red if laying a pass out is lost from the time of verifying."""
+    told, *_ = decode("")
+    assert told.seconds == [{"draft": 0.1, "verify": 0.5, "decide": 0.4}]
+
+
+def test_rows_of_a_judged_pass_are_told_by_kind(decode):
+    """Red if the rows of the draft are counted among those of the verdicts."""
+    told, *_ = decode("", "")
+    assert told.rows == [{"draft": 2, "verdict": 3}]
+    assert told.engine.follows
+
+
+def test_rounds_in_a_row_give_one_result(decode):
+    """Red if SGLang does not get the tokens of all of them, or counts them as one pass;
+    if their time is told once; or if the next round does not begin where they end."""
+    told, reqs, result = decode("", "", rounds_in_row=3)
+    assert result.accept_lens.tolist() == [3, 3]
+    assert result.next_token_ids.tolist() == [7] * 6
+    assert result.lens.tolist() == [8, 8]
+    assert len(told.seconds) == 3
+    assert [r.spec_verify_ct for r in reqs] == [2, 2] and result.num_more_passes == 4
+
+
+@pytest.mark.parametrize(
+    ("kinds", "more"),
+    [
+        (("",), {"has_mail": True}),
+        (("", WAITS), {}),
+        (("",), {"masks": [0]}),
+    ],
+)
+def test_the_scheduler_is_asked_behind_one_round(decode, kinds, more):
+    """Red if a request that came, or a text that waits, waits for several rounds; or if
+    what is known of the tokens of all rounds but the last is lost."""
+    told, _, result = decode(*kinds, rounds_in_row=3, **more)
+    assert len(told.seconds) == 1 and result.accept_lens.tolist()[0] == 1

@@ -1,0 +1,126 @@
+"""The EAGLE-3 head has to be the target's."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.drafting.vocabularies import TokenizerMatch
+from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.validation import DRAFT_KEY_ENV
+from sglang_parse.plugin import model_checks as checks
+from sglang_parse.plugin.model_checks import (
+    check_draft_kind,
+    check_draft_pages,
+    check_head,
+)
+from tests.support import tokenizer_kinds as kinds
+
+
+def head_args(path, tmp_path, **changes):
+    """Server arguments and settings with a head of the embedded one's config."""
+    config = json.loads((HEAD_PATH / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = SimpleNamespace(model_path=str(TARGET_PATH), trust_remote_code=False)
+    return args, ParseConfig(compose="eagle3", eagle_model_path=str(path))
+
+
+def test_the_embedded_head_fits_the_embedded_target(tmp_path):
+    """Red if a good head is refused."""
+    check_head(*head_args(HEAD_PATH, tmp_path))
+    check_head(SimpleNamespace(), ParseConfig())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "is LlamaForCausalLM; expected"),
+        ({"hidden_size": 256}, "a target of hidden size 256; --model-path has 128"),
+        ({"target_hidden_size": 64}, "a target of hidden size 64"),
+        ({"vocab_size": 32000}, "vocabulary size 32000; --model-path has 640"),
+    ],
+    ids=str,
+)
+def test_a_head_of_another_target_is_refused(tmp_path, changes, message):
+    """Red if such a head is found out by a crash in a matrix product."""
+    with pytest.raises(ValueError, match="eagle-model-path is ") as error:
+        check_head(*head_args(tmp_path, tmp_path, **changes))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "refused"),
+    [
+        ("qwen3_next", "Qwen3NextForCausalLM", True),
+        ("qwen3_5_text", "Qwen3_5ForCausalLM", True),
+        ("qwen3", "Qwen3ForCausalLM", False),
+    ],
+)
+def test_a_draft_with_a_recurrent_state_is_refused(tmp_path, model_type, name, refused):
+    """Red if a draft is loaded that cannot go back behind a rejected token, or the
+    sentence names no draft that works."""
+    config = {"model_type": model_type, "architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = SimpleNamespace(
+        speculative_draft_model_path=str(tmp_path),
+        speculative_draft_model_revision=None,
+        trust_remote_code=False,
+    )
+    if not refused:
+        return check_draft_kind(args)
+    with pytest.raises(ValueError, match=f"{name} has a recurrent state.*Qwen3-0.6B"):
+        check_draft_kind(args)
+
+
+def test_a_draft_is_read_at_its_own_revision(monkeypatch):
+    """Red if another revision of the draft is looked at than is served."""
+    from sglang.srt.utils import hf_transformers_utils
+
+    asked = []
+
+    def get_config(path, **more):
+        asked.append((path, more["revision"]))
+        return SimpleNamespace(architectures=None)
+
+    monkeypatch.setattr(hf_transformers_utils, "get_config", get_config)
+    check_draft_kind(
+        SimpleNamespace(
+            speculative_draft_model_path="a/b",
+            speculative_draft_model_revision="v2",
+            trust_remote_code=False,
+        )
+    )
+    assert asked == [("a/b", "v2")]
+
+
+def test_a_draft_in_text_is_refused_beside_pages():
+    """Red if such a draft asks for slots one by one where SGLang gives pages: it loses
+    them, and its drafts."""
+    ids, text = (
+        TokenizerMatch(),
+        TokenizerMatch("id 5 is 'a' and 'b'", shares_ids=False),
+    )
+    for page, agreement in ((None, text), (1, text), (16, ids)):
+        check_draft_pages(SimpleNamespace(page_size=page), agreement)
+    with pytest.raises(ValueError, match=r"--page-size is 16, .*id 5 .*expected"):
+        check_draft_pages(SimpleNamespace(page_size=16), text)
+
+
+def test_a_head_that_is_not_there_is_refused(tmp_path):
+    """Red if a mistyped path gives a trace instead of a sentence."""
+    with pytest.raises(ValueError, match="eagle-model-path is .*holds no model"):
+        check_head(*head_args(tmp_path / "nowhere", tmp_path))
+
+
+def test_a_key_that_no_header_holds_ends_the_start(monkeypatch):
+    """Red if such a key of a draft server is found when the first draft is asked for:
+    the thread of the streams dies, and nothing says so."""
+    monkeypatch.setattr(checks, "load_tokenizer", lambda *_, **__: kinds.embedded())
+    args = SimpleNamespace(speculative_draft_model_path=None)
+    config = ParseConfig(draft_url="http://localhost:1/v1")
+    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-\n")
+    with pytest.raises(ValueError, match=f"{DRAFT_KEY_ENV} has a character"):
+        checks.check_pair(args, config)
+    monkeypatch.setenv(DRAFT_KEY_ENV, "sk-1")
+    checks.check_pair(args, config)

@@ -1,0 +1,80 @@
+"""Defaults that PARSE sets before SGLang resolves what depends on them."""
+
+import pytest
+
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.plugin.defaults import (
+    DETERMINISTIC_BACKEND,
+    GPU_ATTENTION_BACKEND,
+)
+
+PARSE = (
+    *("--speculative-algorithm", "parse"),
+    *("--speculative-draft-model-path", str(DRAFT_PATH)),
+)
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def backend_seen_by_sglang(*flags: str) -> str | None:
+    """What SGLang's own choice of a backend finds already chosen."""
+    from sglang.srt.arg_groups import resolution_hooks
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.server_args import prepare_server_args
+
+    args = prepare_server_args(["--model-path", str(TARGET_PATH), *flags])
+    seen = []
+    step = resolution_hooks._HOOKS["handle_deterministic_inference"][0]
+    step(args, lambda a: seen.append(resolving_view(a).attention_backend))
+    (backend,) = seen
+    return backend
+
+
+def test_parse_takes_flashinfer_where_none_is_named():
+    """Red if a Hopper card's default (fa3) is chosen, which PARSE then refuses."""
+    assert backend_seen_by_sglang(*PARSE) == GPU_ATTENTION_BACKEND
+
+
+def test_deterministic_answers_take_triton_where_none_is_named():
+    """Red if SGLang names fa3 there, on Hopper, which PARSE then refuses as if the user
+    had; or if the radix cache is lost."""
+    flags = ("--enable-deterministic-inference",)
+    assert backend_seen_by_sglang(*PARSE, *flags) == DETERMINISTIC_BACKEND
+
+
+def test_a_named_backend_is_kept():
+    """Red if --attention-backend triton is overruled."""
+    flags = ("--attention-backend", "triton")
+    assert backend_seen_by_sglang(*PARSE, *flags) == "triton"
+
+
+@pytest.mark.parametrize(
+    ("flags", "backend"),
+    [
+        (("--prefill-attention-backend", "triton"), "triton"),
+        (("--decode-attention-backend", "triton"), GPU_ATTENTION_BACKEND),
+    ],
+)
+def test_where_one_is_named_the_other_is_one_that_can_verify(flags, backend):
+    """Red if SGLang's default for the card stands beside the one that was named."""
+    assert backend_seen_by_sglang(*PARSE, *flags) == backend
+
+
+def test_other_servers_choose_for_themselves():
+    """Red if installing the plugin changes servers that do not use PARSE."""
+    assert backend_seen_by_sglang() is None
+
+
+def test_steps_come_before_what_they_are_for():
+    """Red if SGLang renames a step, looks at a model before our first checks, or
+    chooses a backend before our default."""
+    from sglang.srt.arg_groups import pipeline, resolution_hooks
+
+    source = pipeline.__loader__.get_source(pipeline.__name__)
+    names = (
+        *("handle_deprecated_dp_attention", "handle_model_source_paths"),
+        *("handle_deterministic_inference", "handle_attention_backend_compatibility"),
+    )
+    calls = [source.index(f"run_hook({name}, ") for name in names]
+    assert calls == sorted(calls)
+    assert {names[0], names[2]} <= set(resolution_hooks._HOOKS)

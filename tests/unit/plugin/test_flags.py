@@ -1,0 +1,208 @@
+"""The flags on their way through SGLang's own parser to the worker."""
+
+import argparse
+import dataclasses
+import json
+import pickle
+import re
+
+import pytest
+
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.options.server import CONFIG_ENV, ParseConfig
+from sglang_parse.options.table import flag_name
+from sglang_parse.plugin.flags import (
+    OPTIONS_ATTRIBUTE,
+    attach_options,
+    config_from_server_args,
+)
+
+FIELDS = [f.name for f in dataclasses.fields(ParseConfig)]
+BASE = [
+    "--model-path",
+    str(TARGET_PATH),
+    "--speculative-draft-model-path",
+    str(DRAFT_PATH),
+    "--speculative-algorithm",
+    "PARSE",
+]
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+@pytest.fixture(autouse=True)
+def no_config_env(monkeypatch):
+    monkeypatch.delenv(CONFIG_ENV, raising=False)
+
+
+def prepare(*flags: str):
+    from sglang.srt.server_args import prepare_server_args
+
+    return prepare_server_args([*BASE, *flags])
+
+
+@pytest.fixture(scope="module")
+def help_text(plugins):
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COLUMNS", "80")  # long names are broken at hyphens
+        return parser.format_help()
+
+
+@pytest.mark.parametrize("field", [*FIELDS, "config"])
+def test_every_setting_has_a_flag_in_help(help_text, field):
+    """Red if a setting has no flag, or SGLang's --help does not show it."""
+    assert flag_name(field) in help_text
+
+
+def test_help_shows_defaults(help_text):
+    """Red if a flag's help does not say what happens without it."""
+    shown = " ".join(help_text.split())
+    for field in ("window", "max_segments", "segmenter", "threshold", "keep_rule"):
+        assert f"Default: {getattr(ParseConfig(), field)}." in shown
+    (own,) = re.findall(r"parse-judge-every N (.*?) --speculative", shown)
+    assert own.endswith("Default: 0.")
+
+
+def test_no_flags_give_the_defaults():
+    """Red if an unset flag overrides a default with None."""
+    assert config_from_server_args(prepare()) == ParseConfig()
+
+
+def test_flags_round_trip():
+    """Red if a flag's value is lost, or lands in another setting."""
+    args = prepare(
+        *("--speculative-parse-window", "0"),
+        *("--speculative-parse-max-segments", "3"),
+        *("--speculative-parse-segmenter", "fixed:5"),
+        *("--speculative-parse-judge-every", "2"),
+        *("--speculative-parse-judge-suffix", "Right so far?"),
+        *("--speculative-parse-verdict-tokens", "Yes/No,yes/no"),
+        *("--speculative-parse-threshold", "2"),
+        *("--speculative-parse-keep-rule", "longest"),
+        *("--speculative-parse-mode", "exact"),
+        "--no-speculative-parse-exact-tail",
+        *("--speculative-parse-recover-segments", "all"),
+        "--no-speculative-parse-adaptive",
+        *("--speculative-parse-max-round-ms", "70"),
+        *("--speculative-parse-verify-route", "virtual"),
+        *("--speculative-parse-compose", "eagle3"),
+        *("--speculative-parse-eagle-model-path", "a/head"),
+        *("--speculative-parse-eagle-steps", "7"),
+        *("--speculative-parse-drafters", "ngram,eagle3,remote,model"),
+        *("--speculative-parse-draft-url", "http://host:1/v1"),
+        *("--speculative-parse-draft-url-model", "small"),
+        *("--speculative-parse-draft-url-streams", "3"),
+        *("--speculative-parse-ngram-tokens", "9"),
+        *("--speculative-parse-probe-check", "0.1"),
+        *("--speculative-parse-probe-agreement", "0.9"),
+        *("--speculative-parse-probe-collect", "100"),
+    )
+    assert config_from_server_args(args) == ParseConfig(
+        window=0,
+        max_segments=3,
+        segmenter="fixed:5",
+        judge_every=2,
+        judge_suffix="Right so far?",
+        verdict_tokens="Yes/No,yes/no",
+        threshold=2.0,
+        keep_rule="longest",
+        mode="exact",
+        exact_tail=False,
+        recover_segments="all",
+        adaptive=False,
+        max_round_ms=70,
+        verify_route="virtual",
+        compose="eagle3",
+        eagle_model_path="a/head",
+        eagle_steps=7,
+        drafters="ngram,eagle3,remote,model",
+        draft_url="http://host:1/v1",
+        draft_url_model="small",
+        draft_url_streams=3,
+        ngram_tokens=9,
+        probe_check=0.1,
+        probe_agreement=0.9,
+        probe_collect=100,
+    )
+    found = dataclasses.asdict(config_from_server_args(args))
+    default = dataclasses.asdict(ParseConfig())
+    # Another judge takes an installed package, and no question; a probe is read.
+    same = {name for name in found if found[name] == default[name]}
+    assert same == {"judge", "probe"}
+
+
+def test_flags_survive_pickling_to_child_processes():
+    """Red if schedulers run with the defaults: `_parse_options` is no field."""
+    args = prepare("--speculative-parse-threshold", "0.9")
+    copy = pickle.loads(pickle.dumps(args))
+    assert config_from_server_args(copy).threshold == 0.9
+
+
+def test_only_plain_values_are_pickled():
+    """Red if the record carries rows of the table, which children may not unpickle."""
+    args = prepare("--no-speculative-parse-adaptive")
+    (name,) = [name for name in vars(args) if name == OPTIONS_ATTRIBUTE]
+    copy = pickle.loads(pickle.dumps(args))
+    assert getattr(copy, name) == getattr(args, name)
+    given = {k: v for k, v in getattr(copy, name).items() if v is not None}
+    assert given == {"adaptive": False}
+
+
+def test_empty_config_flag_is_refused():
+    """Red if an unset shell variable behind the flag is ignored without a word."""
+    with pytest.raises(ValueError, match="--speculative-parse-config is ''; expected"):
+        config_from_server_args(prepare("--speculative-parse-config", ""))
+
+
+def test_flags_of_another_algorithm_are_refused():
+    """Red if PARSE's flags are ignored by a server that does not serve it."""
+    result, namespace = argparse.Namespace(), argparse.Namespace()
+    namespace.speculative_parse_judge_every = 0
+    namespace.speculative_algorithm = "EAGLE"
+    with pytest.raises(ValueError, match="parse-judge-every is set but .* is EAGLE;"):
+        attach_options(result, namespace)
+
+
+def test_flags_survive_resolution():
+    """Red if SGLang's resolution drops what rides on the record."""
+    args = prepare("--speculative-parse-window", "12")
+    args.resolve_once()
+    assert config_from_server_args(pickle.loads(pickle.dumps(args))).window == 12
+
+
+def test_json_file_by_flag(tmp_path):
+    """Red if the file is ignored or wins over a flag."""
+    path = tmp_path / "parse.json"
+    path.write_text(json.dumps({"window": 40, "threshold": 0.8}))
+    args = prepare(
+        *("--speculative-parse-config", str(path)),
+        *("--speculative-parse-threshold", "0.6"),
+    )
+    config = config_from_server_args(args)
+    assert (config.window, config.threshold) == (40, 0.6)
+
+
+def test_sglangs_yaml_config_knows_our_flags(tmp_path):
+    """Red if `--config file.yaml` refuses or drops the PARSE flags."""
+    path = tmp_path / "server.yaml"
+    path.write_text(
+        "speculative-parse-window: 24\nspeculative-parse-keep-rule: longest\n"
+    )
+    config = config_from_server_args(prepare("--config", str(path)))
+    assert (config.window, config.keep_rule) == (24, "longest")
+
+
+def test_engine_keywords_take_the_environment(tmp_path, monkeypatch):
+    """Red if a ServerArgs built without a parser (sglang.Engine) has no route."""
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(model_path=str(TARGET_PATH))
+    assert config_from_server_args(args) == ParseConfig()
+    path = tmp_path / "parse.json"
+    path.write_text(json.dumps({"mode": "exact"}))
+    monkeypatch.setenv(CONFIG_ENV, str(path))
+    assert config_from_server_args(args).mode == "exact"

@@ -1,0 +1,348 @@
+"""The layer in front of the OpenAI endpoints, over a plain ASGI application."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_parse.plugin import openai as endpoints
+from sglang_parse.plugin.openai import CHAT, ParseEndpoints, translate
+from sglang_parse.plugin.request_hooks import Exchange, follow_request
+
+MANAGER = SimpleNamespace(
+    mm_processor=None,
+    model_config=SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"])
+    ),
+)
+REPORT = {"mode": "exact", "client_text_tokens": 7, "accepted_client_text_tokens": 5}
+
+
+def prediction(content) -> dict:
+    return {"prediction": {"type": "content", "content": content}}
+
+
+def test_prediction_becomes_a_custom_param():
+    """Red if the text is lost, or other custom_params are."""
+    body = {**prediction("some text"), "custom_params": {"other": 1}}
+    exchange = translate(CHAT, body)
+    assert exchange.add_usage and not exchange.add_report
+    custom = {"other": 1, "parse_prediction": "some text"}
+    assert body == {"custom_params": custom}
+
+
+@pytest.mark.parametrize("content", ["", " \n", []])
+def test_empty_prediction_is_followed_too(content):
+    """Red if a client that predicts an empty file gets a judged answer."""
+    body = prediction(content)
+    assert translate(CHAT, body).add_usage
+    assert body == {"custom_params": {"parse_mode": "exact"}}
+    body = {**prediction(content), "custom_params": {"parse_mode": "semantic"}}
+    translate(CHAT, body)
+    assert body == {"custom_params": {"parse_mode": "semantic"}}
+
+
+def test_text_completions_have_no_prediction():
+    """Red if a field that OpenAI defines for chat only is served elsewhere."""
+    body = prediction("some text")
+    assert not translate("/v1/completions", body).adds
+    assert "prediction" in body
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "ours"),
+    [(CHAT, False, False), (CHAT, True, True), ("/v1/completions", False, True)],
+)
+def test_return_meta_info_is_taken_over_where_sglang_lacks_it(path, stream, ours):
+    """Red if SGLang refuses the field, or loses it where it serves it itself."""
+    body = {"return_meta_info": True, "stream": stream}
+    assert translate(path, body).add_report == ours
+    assert ("return_meta_info" in body) != ours
+
+
+def test_invocations_are_chat_completions():
+    """Red if a prediction is dropped under SageMaker's path."""
+    body = prediction("some text")
+    assert translate("/invocations", body).add_usage
+    assert body == {"custom_params": {"parse_prediction": "some text"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (CHAT, {"parse_mode": "exact"}, "expected custom_params.parse_mode."),
+        (
+            "/v1/completions",
+            {"parse_threshold": 1, "custom_params": {}},
+            "parse_threshold would be ignored; expected custom_params.parse_threshold.",
+        ),
+        (
+            "/v1/messages",
+            {"custom_params": {"parse_mode": "exact"}},
+            "custom_params.parse_mode would be ignored; expected "
+            "custom_params.parse_mode on /v1/chat/completions",
+        ),
+        (
+            "/v1/responses",
+            {"parse_mode": "off"},
+            "expected custom_params.parse_mode on /v1/chat/completions",
+        ),
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(path, body, message):
+    """Red if who asks for exact answers is served others, and not told."""
+    with pytest.raises(ValueError, match=message):
+        translate(path, body)
+
+
+@pytest.mark.parametrize("path", endpoints.PATHS)
+def test_what_is_no_option_of_ours_passes(path):
+    """Red if fields that only look like ours are refused."""
+    body = {"custom_params": {"theirs": 1}, "parse_tools": True, "custom": []}
+    assert not translate(path, dict(body)).adds
+    assert not translate(path, {"custom_params": "text"}).adds
+
+
+def test_amend_adds_counts_and_reports():
+    """Red if counts do not add up or land on chunks without usage."""
+    exchange = Exchange(add_report=True, add_usage=True, reports={0: REPORT})
+    whole = {
+        "choices": [{"index": 0, "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 9, "completion_tokens_details": None},
+    }
+    exchange.amend(whole)
+    assert whole["choices"][0]["meta_info"] == {"parse": [REPORT]}
+    assert whole["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 5,
+        "rejected_prediction_tokens": 2,
+    }
+    middle = {"choices": [{"index": 0, "finish_reason": None}], "usage": None}
+    assert exchange.amend(dict(middle)) == middle
+
+
+# -- The ASGI layer ----------
+
+
+class App:
+    """Answers with `parts`; notes the body it got and passes the report on."""
+
+    def __init__(self, parts: list[bytes], content_type: bytes, status: int = 200):
+        self.parts = parts
+        self.headers = [(b"content-type", content_type), (b"content-length", b"1")]
+        self.status = status
+        self.body: bytes | None = None
+
+    async def __call__(self, scope, receive, send):
+        message = await receive()
+        self.body = message["body"]
+        length = dict(scope["headers"])[b"content-length"]
+        assert int(length) == len(self.body)
+
+        async def outputs():
+            yield {"index": 0, "meta_info": {"parse": [REPORT]}}
+
+        async for _ in follow_request(outputs(), MANAGER, None):
+            pass
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status,
+                "headers": self.headers,
+            }
+        )
+        for i, part in enumerate(self.parts):
+            more = i + 1 < len(self.parts)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+def call(
+    app, body: bytes, path: str = CHAT, chunks: int = 1, root_path: str = ""
+) -> tuple[int, dict, bytes]:
+    sent: list[dict] = []
+    size = -(-len(body) // chunks) or 1
+    messages = [
+        {
+            "type": "http.request",
+            "body": body[k : k + size],
+            "more_body": k + size < len(body),
+        }
+        for k in range(0, max(1, len(body)), size)
+    ]
+
+    async def receive():
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "path": root_path + path, "headers": headers}
+    scope["root_path"] = root_path
+    asyncio.run(ParseEndpoints(app)(scope, receive, send))
+    start, *rest = sent
+    return start["status"], dict(start["headers"]), b"".join(m["body"] for m in rest)
+
+
+def test_plain_requests_pass_unchanged():
+    """Red if a request without our fields is rewritten or its response held back."""
+    app = App([b'{"choices": []}'], b"application/json")
+    body = b'{"messages":  []}'
+    status, headers, out = call(app, body, chunks=3)
+    assert (status, out, app.body) == (200, b'{"choices": []}', body)
+    assert headers[b"content-length"] == b"1"
+
+
+def test_root_path_is_not_part_of_the_path():
+    """Red if --fastapi-root-path switches predictions off."""
+    app = App([b'{"choices": []}'], b"application/json")
+    call(app, json.dumps(prediction("text")).encode(), root_path="/api")
+    assert json.loads(app.body) == {"custom_params": {"parse_prediction": "text"}}
+
+
+def test_deep_body_is_refused():
+    """Red if a body that can be read and not written again is a server error."""
+    deep: dict = {}
+    for _ in range(280):
+        deep = {"a": deep}
+    body = json.dumps({**prediction("text"), "response_format": deep}).encode()
+    status, _, out = call(App([], b"application/json"), body)
+    assert status == 400 and b"nested too deeply" in out
+
+
+def test_what_only_json_reads_is_understood_too():
+    """Red if a prediction is dropped in silence because of a lone surrogate or a NaN,
+    which SGLang takes."""
+    app = App([b'{"choices": []}'], b"application/json")
+    body = b'{"prediction": {"type": "content", "content": "abc\\ud800"}}'
+    status, _, out = call(app, body)
+    assert status == 400 and b"prediction.content" in out
+    field = b'"prediction": {"type": "content", "content": "abc"}'
+    assert call(app, b'{%s, "x": NaN, "y": "\\ud800"}' % field)[0] == 200
+    asked = json.loads(app.body)
+    assert asked.pop("x") != asked.get("x")
+    assert asked == {"custom_params": {"parse_prediction": "abc"}, "y": "\ud800"}
+
+
+def test_broken_json_is_left_to_sglang():
+    """Red if our layer answers what SGLang would answer better."""
+    app = App([b"no"], b"text/plain", status=400)
+    assert call(app, b'{"prediction": ')[::2] == (400, b"no")
+
+
+def test_json_response_is_amended():
+    """Red if the amended body and its length disagree."""
+    whole = {"choices": [{"finish_reason": "stop"}], "usage": {"total_tokens": 3}}
+    parts = [json.dumps(whole).encode()[:9], json.dumps(whole).encode()[9:]]
+    app = App(parts, b"application/json")
+    _, headers, out = call(app, json.dumps(prediction("text")).encode())
+    assert int(headers[b"content-length"]) == len(out)
+    details = json.loads(out)["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 5
+    sent = json.loads(app.body)
+    assert sent == {"custom_params": {"parse_prediction": "text"}}
+
+
+def test_error_responses_pass_unamended():
+    """Red if an error of SGLang's is swallowed."""
+    app = App([b'{"object": "error"}'], b"application/json", status=400)
+    body = json.dumps(prediction("text")).encode()
+    assert call(app, body)[::2] == (400, b'{"object": "error"}')
+
+
+@pytest.mark.parametrize("cut", [1, 7, 40, 1000])
+def test_stream_events_are_amended_wherever_they_are_cut(cut):
+    """Red if an event split over two messages is lost or doubled."""
+    events = [
+        {"choices": [{"index": 0, "finish_reason": None}], "usage": None},
+        {"choices": [{"index": 0, "finish_reason": "stop"}], "usage": None},
+        {"choices": [], "usage": {"completion_tokens": 4}},
+    ]
+    data = b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in events)
+    data += b"data: [DONE]\n\n"
+    parts = [data[k : k + cut] for k in range(0, len(data), cut)]
+    app = App(parts, b"text/event-stream; charset=utf-8")
+    body = {**prediction("text"), "stream": True, "return_meta_info": True}
+    _, _, out = call(app, json.dumps(body).encode())
+    *lines, done, rest = out.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    first, last, usage = (json.loads(line[6:]) for line in lines)
+    assert first == events[0]
+    assert last["choices"][0]["meta_info"] == {"parse": [REPORT]}
+    assert (
+        usage["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] == 2
+    )
+
+
+def test_the_layer_is_the_innermost(monkeypatch):
+    """Red if refusals lack what SGLang's layers add, or bodies come in compressed."""
+    from sglang.srt.entrypoints import http_server
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
+
+    app = Starlette(middleware=[Middleware(CORSMiddleware)])
+    monkeypatch.setattr(http_server, "app", app)
+    args = SimpleNamespace(
+        speculative_algorithm="parse", speculative_draft_model_path=None
+    )
+    endpoints.add_endpoints(args, MANAGER)
+    app.add_middleware(CORSMiddleware)
+    kinds = [one.cls for one in app.user_middleware]
+    assert kinds == [*[CORSMiddleware] * 2, ParseEndpoints]
+    layer, order = app.build_middleware_stack(), []
+    while hasattr(layer, "app"):
+        order.append(type(layer))
+        layer = layer.app
+    assert order.index(ParseEndpoints) > max(
+        at for at, kind in enumerate(order) if kind is CORSMiddleware
+    )
+
+
+def test_refusal_names_the_field():
+    """Red if a forbidden combination reaches SGLang."""
+    app = App([], b"")
+    body = json.dumps({**prediction("text"), "n": 2}).encode()
+    status, _, out = call(app, body)
+    assert status == 400 and app.body is None
+    assert "n is 2; expected 1 with prediction." in json.loads(out)["message"]
+
+
+def test_other_paths_and_lifespan_pass():
+    """Red if the layer touches anything but its endpoints."""
+    app = App([b"ok"], b"text/plain")
+    body = json.dumps(prediction("text")).encode()
+    assert call(app, body, path="/encode")[2] == b"ok"
+    assert app.body == body
+    assert call(app, body, path="/generate")[2] == b"ok"
+    assert app.body == body
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_wrong_option_of_generate_is_refused_before_a_stream_begins(batch):
+    """Red if a streamed /generate is answered with HTTP 200 and an error event."""
+    params = {"custom_params": {"parse_mode": "loud"}}
+    body = {"stream": True, "sampling_params": [{}, params] if batch else params}
+    status, _, out = call(App([], b""), json.dumps(body).encode(), path="/generate")
+    assert status == 400 and "parse_mode is 'loud'" in json.loads(out)["message"]
+
+
+@pytest.mark.parametrize(("name", "reads"), [("a", True), ("b", False)])
+def test_a_server_that_refuses_images_does_not_say_that_it_reads_them(
+    name, reads, monkeypatch
+):
+    """Red if SGLang warms up with an image that is refused, which ends the server."""
+    from sglang.srt.entrypoints import http_server
+    from starlette.applications import Starlette
+
+    monkeypatch.setattr(http_server, "app", Starlette())
+    monkeypatch.setattr(endpoints, "reads_images_of", "a".__eq__)
+    config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[name]),
+        is_image_understandable_model=True,
+        is_audio_understandable_model=True,
+    )
+    args = SimpleNamespace(speculative_draft_model_path=None)
+    endpoints.add_endpoints(args, SimpleNamespace(model_config=config))
+    assert config.is_image_understandable_model == reads
+    assert not config.is_audio_understandable_model

@@ -1,0 +1,262 @@
+"""Server arguments that PARSE refuses, each with one sentence."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.embedded import (
+    DRAFT_PATH,
+    HEAD_PATH,
+    OTHER_DRAFT_PATH,
+    TARGET_PATH,
+)
+from sglang_parse.options.server import CONFIG_ENV, ParseConfig
+from sglang_parse.plugin import refusals
+from tests.support.resolution import DRAFT, TARGET, resolve
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+@pytest.fixture(autouse=True)
+def no_config_env(monkeypatch):
+    monkeypatch.delenv(CONFIG_ENV, raising=False)
+
+
+# Flags, and what the sentence names.
+REFUSED = (
+    ("--pp-size 2", "--pipeline-parallel-size"),
+    ("--tp 2 --attn-dp-size 2", "--attn-dp-size"),
+    ("--disaggregation-mode prefill", "--disaggregation-mode"),
+    ("--enable-lora --max-lora-rank 8", "--enable-lora"),
+    ("--lora-paths a=/nowhere", "lora"),
+    ("--enable-hisparse", "hisparse"),
+    (
+        "--enable-hierarchical-cache --speculative-parse-compose mtp",
+        "--enable-hierarchical-cache brings back",
+    ),
+    (
+        "--enable-hierarchical-cache --hicache-storage-backend file",
+        "--hicache-storage-backend",
+    ),
+    ("--enable-two-batch-overlap", "two-batch-overlap|two_batch_overlap"),
+    ("--enable-mixed-chunk", "mixed-chunk|mixed_chunk"),
+    ("--speculative-adaptive", "--speculative-adaptive"),
+    (
+        "--model-impl transformers",
+        "does not support --model-impl transformers; expected auto or sglang",
+    ),
+    ("--tokenizer-worker-num 2", "does not support --tokenizer-worker-num 2"),
+    ("--enable-streaming-session", "does not support --enable-streaming-session"),
+    ("--enable-flexkv", "--enable-flexkv"),
+    (
+        "--enable-unified-cache-external-linker",
+        "--enable-unified-cache-external-linker",
+    ),
+    ("--tp-size 2 --dcp-size 2", "--dcp-size 2"),
+    ("--tp-size 2 --attn-cp-size 2", "attn.cp.size"),
+    ("--enable-prefill-cp", "--enable-prefill-cp"),
+    ("--enable-pdmux --chunked-prefill-size -1", "--enable-pdmux"),
+    (
+        "--reasoning-parser qwen3 --enable-strict-thinking",
+        "does not support --enable-strict-thinking",
+    ),
+    (
+        "--attention-backend flashinfer --dtype float32",
+        "--dtype is float32 and FlashInfer has no kernels",
+    ),
+    ("--kv-canary log", "--kv-canary log"),
+    ("--enable-lmcache", "LMCache|--enable-lmcache"),
+    ("--moe-dense-tp-size 1", "--moe-dense-tp-size 1"),
+    ("--moe-a2a-backend deepep", "moe-a2a-backend|deepep"),
+    ("--speculative-use-rejection-sampling", "--speculative-use-rejection-sampling"),
+    ("--speculative-use-block-verification", "block.verification"),
+    (
+        "--speculative-accept-threshold-single 0.5",
+        "--speculative-accept-threshold-single 0.5",
+    ),
+    (
+        "--speculative-accept-threshold-acc 0.5",
+        "--speculative-accept-threshold-acc 0.5",
+    ),
+    ("--speculative-token-map map.pt", "--speculative-token-map map.pt"),
+    ("--grammar-backend outlines", "does not support --grammar-backend outlines"),
+    ("--speculative-eagle-topk 4", "takes no --speculative-eagle-topk, got 4"),
+    ("--skip-tokenizer-init", "--skip-tokenizer-init"),
+    ("--speculative-num-steps 5", "takes no --speculative-num-steps, got 5"),
+    (
+        "--speculative-num-draft-tokens 8",
+        "takes no --speculative-num-draft-tokens, got 8",
+    ),
+    (
+        "--page-size 48 --chunked-prefill-size 64",
+        "--page-size is 48; expected a divisor of --chunked-prefill-size, which is 64",
+    ),
+    (
+        "--speculative-draft-attention-backend flex_attention",
+        "--speculative-draft-attention-backend flex_attention",
+    ),
+    (
+        "--decode-attention-backend flex_attention",
+        "--decode-attention-backend flex_attention",
+    ),
+    (
+        "--prefill-attention-backend flex_attention",
+        "--prefill-attention-backend flex_attention",
+    ),
+    (
+        "--prefill-attention-backend triton --decode-attention-backend flashinfer "
+        "--speculative-attention-mode decode",
+        "--speculative-attention-mode is decode",
+    ),
+    (
+        "--prefill-attention-backend fa3 --page-size 16",
+        "--page-size is 16; expected at most 1",
+    ),
+    (
+        f"--speculative-parse-compose eagle3 --attention-backend fa3 "
+        f"--speculative-parse-eagle-model-path {HEAD_PATH}",
+        "add --speculative-draft-attention-backend flashinfer",
+    ),
+    (
+        "--attention-backend triton --speculative-parse-verify-route mask",
+        "--speculative-parse-verify-route is 'mask'",
+    ),
+)
+
+
+@pytest.mark.parametrize(("flags", "named"), REFUSED)
+def test_unsupported_combination_is_refused_by_name(flags, named):
+    """Red if a row of the refusal table is lost, or SGLang serves what it refuses
+    itself: the server would answer wrongly."""
+    kinds = (ValueError, AssertionError, NotImplementedError)
+    with pytest.raises(kinds, match=named) as error:
+        resolve(*TARGET, *DRAFT, *flags.split())
+    assert "\n" not in str(error.value).strip()
+
+
+def test_pools_sized_behind_captured_graphs_are_refused(monkeypatch):
+    """Red if passes outside graphs are left without memory."""
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
+    with pytest.raises(ValueError, match="does not support SGLANG_ENABLE_POST_CAPTURE"):
+        resolve(*TARGET, *DRAFT)
+
+
+def test_rust_server_is_refused(monkeypatch):
+    """Red if a server starts that has no reports."""
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    with pytest.raises(ValueError, match="does not support SGLANG_RUST_SERVER"):
+        resolve(*TARGET, *DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--speculative-parse-window", "8"), "window"),
+        (("--speculative-parse-config", "/nowhere.json"), "config"),
+        (("--no-speculative-parse-adaptive",), "adaptive"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [(), ("--speculative-algorithm", "NGRAM")])
+def test_own_flag_without_the_algorithm_is_refused(flags, named, algorithm):
+    """Red if a user who forgot the algorithm is served without it, and not told."""
+    with pytest.raises(ValueError, match=f"--speculative-parse-{named} is set but"):
+        resolve("--model-path", str(TARGET_PATH), *algorithm, *flags)
+
+
+def exchange_tokens(path, **changes):
+    """The draft model with two tokens of its tokenizer exchanged.
+
+    changes: other entries of its tokenizer.json.
+    """
+    shutil.copytree(DRAFT_PATH, path)
+    file = path / "tokenizer.json"
+    content = json.loads(file.read_text()) | changes
+    vocab = content["model"]["vocab"]
+    a, b = list(vocab)[100:102]
+    vocab[a], vocab[b] = vocab[b], vocab[a]
+    file.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_draft_with_another_tokenizer_drafts_in_text(tmp_path):
+    """Red if a pair that speaks different ids is refused though its text is known."""
+    for path in (exchange_tokens(tmp_path / "draft"), str(OTHER_DRAFT_PATH)):
+        resolve(*TARGET, "--speculative-draft-model-path", path)
+
+
+def test_draft_whose_tokens_are_not_known_as_text_is_refused(tmp_path):
+    """Red if such a pair is served, or the sentence does not name the first token."""
+    other = exchange_tokens(tmp_path / "draft", decoder=None)
+    with pytest.raises(ValueError) as error:
+        resolve(*TARGET, "--speculative-draft-model-path", other)
+    told = str(error.value)
+    assert told.startswith(
+        "--speculative-draft-model-path needs the target's tokenizer"
+    )
+    assert " is id " in told and "of the draft's its decoder is none" in told
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--quantization", "fp8"),
+        ("--speculative-draft-model-quantization", "fp8"),
+    ],
+)
+def test_quantised_weights_are_refused_on_a_cpu(flag, value):
+    """Red if a start on the CPU fails in a kernel that is for GPUs alone."""
+    with pytest.raises(ValueError, match=f"{flag} is {value}, whose kernels run on a"):
+        resolve(*TARGET, *DRAFT, flag, value)
+
+
+def test_a_quantised_draft_is_served_on_a_gpu(monkeypatch):
+    """Red if SGLang's flag is refused where its kernels are."""
+    args = SimpleNamespace(
+        device="cuda",
+        quantization="fp8",
+        model_path=str(TARGET_PATH),
+        speculative_draft_model_quantization="fp8",
+        speculative_draft_model_path=str(DRAFT_PATH),
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    refusals.check_quantization(args, ParseConfig())
+    args.device = "cpu"
+    with pytest.raises(ValueError, match="--quantization is fp8"):
+        refusals.check_quantization(args, ParseConfig())
+
+
+def test_a_folder_of_quantised_weights_is_refused_on_a_cpu(tmp_path):
+    """Red if the quantised checkpoint is noticed only by a missing kernel."""
+    folder = tmp_path / "draft"
+    shutil.copytree(DRAFT_PATH, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    args = SimpleNamespace(
+        device="cpu",
+        quantization=None,
+        model_path=str(TARGET_PATH),
+        speculative_draft_model_quantization=None,
+        speculative_draft_model_path=str(folder),
+    )
+    with pytest.raises(ValueError, match="-draft-model-path .* quantised by awq"):
+        refusals.check_quantization(args, ParseConfig())
+
+
+def test_verdict_word_of_several_tokens_is_refused():
+    """Red if a verdict is read from half a word."""
+    flags = ("--speculative-parse-verdict-tokens", "Quite/Hardly")
+    with pytest.raises(ValueError, match="--speculative-parse-verdict-tokens"):
+        resolve(*TARGET, *DRAFT, *flags)
+
+
+def test_bad_file_of_the_environment_is_refused_before_loading(tmp_path, monkeypatch):
+    """Red if a broken SGLANG_PARSE_CONFIG shows up only in the worker."""
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"treshold": 1}))
+    monkeypatch.setenv(CONFIG_ENV, str(path))
+    with pytest.raises(ValueError, match="treshold"):
+        resolve(*TARGET, *DRAFT)

@@ -1,0 +1,122 @@
+"""Rows and bytes that a forward may take."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.engine.outcome import largest_wave
+from sglang_parse.sgl import capacity
+from tests.support.kv_pools import pool_of_draft
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def test_largest_pass_has_a_slot_for_every_row():
+    """Red if a full pass is taken for smaller than it is, or for more than fits."""
+    room = {"num_requests": 4, "max_judge_tokens": 48, "most": 1000}
+    assert capacity.full_pass_rows(window=101, **room) == 4 * 150
+    assert capacity.full_pass_rows(window=400, **room) == 1000
+    assert capacity.full_pass_rows(window=0, **room) == 1000
+
+
+def test_features_of_a_prefill_must_fit():
+    """Red if a head runs the device out of memory at the first prompt."""
+    room = {"num_prefill": 8192, "num_verify": 9, "width": 3 * 4096, "itemsize": 2}
+    room["compose"] = "mtp"
+    wanted = 2 * 8192 * 3 * 4096 * 2
+    capacity.check_feature_room(**room, free_bytes=wanted)
+    with pytest.raises(
+        ValueError, match=r"mtp needs 0\.40 GB .* 8192 .*chunked-prefill"
+    ):
+        capacity.check_feature_room(**room, free_bytes=wanted - 1)
+
+
+def test_features_of_a_full_pass_that_may_not_fit_are_told(caplog):
+    """Red if the log says nothing before a crowded round runs out of capacity."""
+    room = {"num_prefill": 9, "num_verify": 8192, "width": 3 * 4096, "itemsize": 2}
+    room["compose"] = "mtp"
+    wanted = 2 * 8192 * 3 * 4096 * 2
+    capacity.check_feature_room(**room, free_bytes=wanted)
+    assert not caplog.text
+    capacity.check_feature_room(**room, free_bytes=wanted - 1)
+    assert "verify pass of 8192 tokens" in caplog.text
+    assert "--max-running-requests" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("chunk", "returns_experts", "rows"),
+    [(8192, False, 8192), (512, False, 2048), (512, True, 512), (-1, False, 16384)],
+)
+def test_a_pass_is_no_longer_than_memory_is_left_for(
+    monkeypatch, chunk, returns_experts, rows
+):
+    """Red if a pass outgrows the activations of a prefill, or SGLang's buffer of routed
+    experts, which has rows for a prefill alone."""
+    schedule = SimpleNamespace(chunked_prefill_size=chunk, max_prefill_tokens=16384)
+    features = SimpleNamespace(enable_return_routed_experts=returns_experts)
+    execution = SimpleNamespace(features=features)
+    monkeypatch.setattr(capacity, "get_schedule", lambda: schedule)
+    monkeypatch.setattr(capacity, "get_exec", lambda: execution)
+    assert capacity.longest_pass() == rows
+
+
+def test_line_says_what_pools_hold_and_rounds_take(monkeypatch):
+    """Red if the start-up line loses a number an operator plans with."""
+    monkeypatch.setattr(capacity, "get_alloc_reserve_per_decode", lambda: 4)
+    pool = pool_of_draft(torch.float32, num_tokens=1000)
+    size = capacity.bytes_per_token(pool)
+    line = capacity.describe_pools(
+        target_pool=pool, draft_pools=[pool, pool], window=256, max_judge_tokens=304
+    )
+    for number in (1000, size, 256, 304):
+        assert str(number) in line
+    assert f"{3 * 1000 * size / 1e9:.2f} GB" in line
+    alone = capacity.describe_pools(
+        target_pool=pool, draft_pools=[], window=0, max_judge_tokens=0
+    )
+    assert "0 for what drafts" in alone and "whole response" in alone
+
+
+def test_logits_that_may_not_fit_are_told(caplog):
+    """Red if nothing is said of Qwen3's logits where `--mem-fraction-static` leaves
+    less than 0.94 GB."""
+    rows = largest_wave(32)
+    assert rows == 512 and largest_wave(1) == 512 and largest_wave(128) == 1024
+    wanted = 3 * 512 * 151936 * 4
+    capacity.warn_of_logits(num_rows=rows, vocab_size=151936, free_bytes=wanted)
+    assert not caplog.text
+    capacity.warn_of_logits(num_rows=rows, vocab_size=151936, free_bytes=wanted - 1)
+    assert "512 rows need 0.93 GB" in caplog.text
+    assert "--mem-fraction-static" in caplog.text
+
+
+def a_state_pool():
+    """Two layers of 4 heads in 8 + 1 slots, as SGLang's MambaPool holds them."""
+    cache = SimpleNamespace(
+        conv=[torch.zeros(2, 9, 64, 3)], temporal=torch.zeros(2, 9, 4, 16, 8)
+    )
+    return SimpleNamespace(mamba_cache=cache, size=8)
+
+
+def test_passes_beside_a_recurrent_state_have_rows_that_fit(monkeypatch, caplog):
+    """Red if what a pass keeps of its rows is not bounded by memory, or the log does
+    not say what it takes."""
+    pool = SimpleNamespace(mamba_pool=a_state_pool())
+    model = SimpleNamespace(dtype=torch.float32)
+    monkeypatch.setattr(capacity, "longest_pass", lambda: 2048)
+    monkeypatch.setattr(capacity, "has_recurrent_state", lambda _: False)
+    assert capacity.pass_rows(model, pool, 0) == 2048
+    monkeypatch.setattr(capacity, "has_recurrent_state", lambda _: True)
+    caplog.set_level("INFO")
+    row = 2 * (64 + 2 * 4) * 4
+    assert capacity.pass_rows(model, pool, 2 * 100 * row) == 100
+    assert capacity.pass_rows(model, pool, 1 << 40) == 2048
+    branch = (64 * 3 + 4 * 16 * 8) * 4
+    for told in (
+        f"8 slots of {2 * branch} bytes",
+        "at most 100 rows",
+        f"keeps {row} bytes of each drafted one",
+        f"each judge suffix takes {branch} bytes",
+    ):
+        assert told in caplog.text

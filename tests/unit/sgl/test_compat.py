@@ -1,0 +1,98 @@
+"""Changes of SGLang's objects are undone, and are made only where they are needed."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.sgl.compat.backend_changes import IndexBuffer, room_for
+from sglang_parse.sgl.compat.graph_changes import (
+    pass_eager_inputs_through,
+    without_graphs,
+)
+from sglang_parse.sgl.compat.model_changes import take_states, waits_for_no_gpu
+
+BUFFERS = (
+    IndexBuffer("", "kv_indptr", num_extra=1),
+    IndexBuffer("updater", "last_page_len", fill=1),
+)
+
+
+def backend():
+    """As FlashInfer's: under `prefill_backend` stands a word, and no backend."""
+    updater = SimpleNamespace(last_page_len=torch.ones(2, dtype=torch.int32))
+    return SimpleNamespace(
+        kv_indptr=torch.zeros(3), updater=updater, prefill_backend="fa2"
+    )
+
+
+@pytest.mark.parametrize("of_two", [False, True])
+def test_room_has_an_entry_for_every_sequence_and_is_given_back(of_two):
+    """Red if a buffer is too short, of another type, or not filled as SGLang does, or
+    if a captured graph's buffer stays replaced after a pass that failed."""
+    found = backend()
+    pair = SimpleNamespace(prefill_backend=found)
+    before = dict(vars(found)), dict(vars(found.updater))
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        room_for(pair if of_two else found, BUFFERS, num_sequences=9),
+    ):
+        assert found.kv_indptr.tolist() == [0.0] * 10
+        last = found.updater.last_page_len
+        assert last.tolist() == [1] * 9 and last.dtype == torch.int32
+        raise RuntimeError("out of memory")
+    assert (vars(found), vars(found.updater)) == before
+    with room_for(found, BUFFERS, num_sequences=2):  # long enough as they are
+        assert (vars(found), vars(found.updater)) == before
+
+
+def test_graphs_come_back_after_a_failure():
+    """Red if one failed pass leaves the server without its graphs."""
+    runner = SimpleNamespace(
+        decode_cuda_graph_runner=object(), prefill_cuda_graph_runner=object()
+    )
+    before = dict(vars(runner))
+    with pytest.raises(RuntimeError), without_graphs(runner):
+        assert runner.prefill_cuda_graph_runner is None
+        raise RuntimeError
+    assert vars(runner) == before
+
+
+def test_eager_inputs_pass_through_once_and_for_all(monkeypatch):
+    """Red if a pass with more sequences than requests is copied into SGLang's buffers,
+    also where the user's environment says otherwise."""
+    from sglang.srt.environ import envs
+
+    monkeypatch.setenv("SGLANG_EAGER_INPUT_NO_COPY", "0")
+    pass_eager_inputs_through()
+    assert envs.SGLANG_EAGER_INPUT_NO_COPY.get() is True
+    assert "SGLANG_EAGER_INPUT_NO_COPY" in os.environ
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("rows", [None, [1]])
+def test_layers_leave_the_final_states_to_the_scheduler(rows, shown):
+    """Red if a client that asks for hidden states gets what a head or probe reads, or
+    those of other tokens."""
+    layers, final = torch.ones(2, 6), torch.arange(4.0).view(2, 2)
+    output = SimpleNamespace(hidden_states=final, last_hidden_states=None)
+    if shown:
+        output = SimpleNamespace(hidden_states=layers, last_hidden_states=final)
+    index = None if rows is None else torch.tensor(rows)
+    states = take_states(output, index)
+    assert states.final is final and states.layers is (layers if shown else None)
+    expected = final if rows is None else final[rows]
+    assert torch.equal(output.hidden_states, expected)
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 1)])
+def test_models_of_heads_wait_for_a_gpu_that_is_there(monkeypatch, device, waits):
+    """Red if a head cannot start on a CPU, or a GPU is not waited for any more."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(1))
+    with waits_for_no_gpu(device):
+        torch.cuda.synchronize()
+    assert len(waited) == waits
+    torch.cuda.synchronize()
+    assert len(waited) == waits + 1

@@ -1,0 +1,375 @@
+"""How often the host waits for the device in one judged round."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from torch._subclasses.fake_tensor import FakeTensor
+
+from sglang_parse.drafting import draft_model
+from sglang_parse.drafting.drafter import DrafterResources
+from sglang_parse.drafting.model_drafter import ModelDrafter
+from sglang_parse.engine.failures import GuardedDrafters
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.engine.segmenting import Segmenting
+from sglang_parse.judging.prompt import JudgePrompt
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.plugin.result import build_result, emit
+from sglang_parse.plugin.rounds import open_round
+from sglang_parse.plugin.scheduler_hooks import keep_lens
+from sglang_parse.policy.planner import RoundPlanner
+from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+from sglang_parse.sgl import graphs, readback, sampling, slots, upload
+from sglang_parse.sgl.slots import RoundSlots
+from sglang_parse.verify.layout import PassRequest, build_verify_plan
+from sglang_parse.verify.lm_head import LmHead
+from sglang_parse.verify.model import TargetModel
+from sglang_parse.verify.passes import TargetVerifier
+from tests.support.counting import GREEDY, CountingDraft
+from tests.support.device_trace import HostWaits
+from tests.support.fake_engine import request_options
+
+VOCAB, HIDDEN, SEQ_LEN, SUFFIX = 64, 8, 500, 24
+#: The most that a round may wait, however many requests it has.
+BUDGET = 40
+
+
+@dataclasses.dataclass
+class Sampling:
+    """The fields and methods of SGLang's that rows are made from."""
+
+    penalizer_orchestrator: Any = None
+    acc_additive_penalties: Any = None
+    acc_scaling_penalties: Any = None
+    grammars: Any = None
+    has_custom_logit_processor: bool = False
+    sampling_mask_batch_indices: Any = None
+    vocab_size: int = VOCAB
+
+    def __len__(self) -> int:
+        return 0
+
+    def filter_batch(self, index, rows) -> None: ...
+    def apply_logits_bias(self, logits) -> None: ...
+
+
+class Draft(CountingDraft):
+    def _forward(self, batch):
+        logits = torch.empty(len(batch.rows), VOCAB, device="cuda")
+        return SimpleNamespace(next_token_logits=logits)
+
+
+class Worker:
+    """Plans attention as FlashInfer does (flashinfer/prefill.py, `plan`)."""
+
+    def forward_batch_generation(self, *, batch, forward_batch, is_verify):
+        spec, rows = forward_batch.spec_info, len(forward_batch.input_ids)
+        _, kv_indptr, qo_indptr, _ = spec.generate_attn_arg_prefill(
+            req_pool_indices=forward_batch.req_pool_indices
+        )
+        for array in (kv_indptr, qo_indptr, torch.ones(4, device="cuda")):
+            array.to("cpu")
+        output = LogitsProcessorOutput(
+            next_token_logits=torch.empty(len(spec.logits_rows), VOCAB, device="cuda"),
+            hidden_states=torch.empty(rows, HIDDEN, device="cuda"),
+        )
+        return SimpleNamespace(logits_output=output)
+
+
+def make_verifier() -> TargetVerifier:
+    def logits_processor(ids, hidden, head, metadata):
+        logits = torch.empty(len(hidden), VOCAB, device="cuda")
+        return SimpleNamespace(next_token_logits=logits)
+
+    one = TargetVerifier.__new__(TargetVerifier)
+    one.asked_route, one.shows_features, one.spec_algorithm = "auto", False, None
+    one.target_worker = Worker()
+    one.runner = SimpleNamespace(
+        prefill_attention_backend_str="flashinfer",
+        attn_backend=SimpleNamespace(
+            indices_updater_prefill=SimpleNamespace(kv_last_page_len=torch.ones(999))
+        ),
+        kv_index_translator=SimpleNamespace(bind_own_plan=lambda batch: None),
+        model_config=SimpleNamespace(model_is_mrope=False),
+        server_args=SimpleNamespace(ep_size=1),
+        decode_cuda_graph_runner=None,
+        prefill_cuda_graph_runner=None,
+        device="cpu",
+        sampler=lambda output, *_: output.next_token_logits.argmax(dim=-1),
+    )
+    one.lm_head, one.shown = LmHead(None, logits_processor), None
+    one.pass_graphs = graphs.PassGraphs(one.runner)
+    return one
+
+
+def make_round(num: int, config: ParseConfig) -> Round:
+    requests = []
+    for row in range(num):
+        req = SimpleNamespace(
+            origin_input_ids=[5] * SEQ_LEN,
+            output_ids=[6],
+            grammar=None,
+            return_sampling_mask=False,
+            multimodal_inputs=None,
+            kv=SimpleNamespace(kv_allocated_len=SEQ_LEN + 1),
+            sampling_params=SimpleNamespace(
+                max_new_tokens=400,
+                stop_strs=None,
+                stop_regex_strs=None,
+                custom_params={},
+            ),
+        )
+        state = RequestState(
+            request_options(req, config),
+            frozenset({3}),
+            JudgePrompt((9,) * SUFFIX, ((0, 1),), True),
+            SimpleNamespace(record=lambda one: None, record_plain=lambda *told: None),
+        )
+        requests.append(RequestRound(req, state, row, SEQ_LEN, 6, output_len=1))
+    batch = SimpleNamespace(
+        reqs=[r.req for r in requests],
+        req_pool_indices=torch.empty(num, dtype=torch.int64, device="cuda"),
+        req_pool_indices_cpu=torch.arange(num),
+        seq_lens=torch.empty(num, dtype=torch.int64, device="cuda"),
+        sampling_info=Sampling(),
+        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        device=torch.device("cuda"),
+        return_logprob=False,
+        top_logprobs_nums=None,
+        token_ids_logprobs=None,
+    )
+    return Round(batch, requests)
+
+
+def make_engine(config: ParseConfig) -> tuple[RoundEngine, ModelDrafter]:
+    table = torch.empty(64, 4096, dtype=torch.int32, device="cuda")
+    allocator = SimpleNamespace(
+        size=1 << 16, available_size=lambda: 1 << 15, free=lambda slots: None
+    )
+    pool = RoundSlots(SimpleNamespace(req_to_token=table), allocator, max_rows=8192)
+    drafter = ModelDrafter(Draft())
+    drafter.open(DrafterResources(pool, 1 << 16, None, full_pass_rows=0))
+    ranks = SimpleNamespace(
+        agree=lambda value: value, agree_all=lambda rows: [tuple(r) for r in rows]
+    )
+    engine = RoundEngine(
+        target=TargetModel(make_verifier(), pool),
+        slots=pool,
+        drafters=GuardedDrafters([drafter]),
+        planner=RoundPlanner(config, ranks, pool, [drafter], context_len=4096),
+        segmenting=Segmenting(config, ["a "] * VOCAB),
+        ranks=ranks,
+    )
+    return engine, drafter
+
+
+class Copied:
+    """An event of a device."""
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """What would ask for a driver, or for SGLang's pools."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    taken = {"dtype": torch.int64, "device": "cuda"}
+    monkeypatch.setattr(upload, "page_locked", lambda held: held)
+    monkeypatch.setattr(readback, "page_locked", torch.ones_like)
+    monkeypatch.setattr(readback, "mark", lambda device: Copied())
+    monkeypatch.setattr(
+        slots, "alloc_token_slots", lambda _, n: torch.empty(n, **taken)
+    )
+    monkeypatch.setattr(slots, "assign_req_to_token_pool_func", lambda *_: None)
+    monkeypatch.setattr(slots, "get_alloc_reserve_per_decode", lambda: 1)
+    monkeypatch.setattr(sampling, "agree_across_ranks", lambda: None)
+    monkeypatch.setattr(draft_model, "draft_rows", lambda *_: GREEDY)
+    monkeypatch.setattr(draft_model, "draft_tp_context", lambda _: nullcontext())
+    monkeypatch.setattr(draft_model, "draft_pp_context", nullcontext)
+
+
+def waits_of(num: int, monkeypatch, *, runs_ahead: bool = False) -> HostWaits:
+    """A judged round of `num` requests that drafted before, its result included.
+
+    runs_ahead: whether the next draft begins behind it.
+    """
+    config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False)
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, drafter = make_engine(config)
+        drafter.runs_ahead = drafter._wrote = runs_ahead
+        round = make_round(num, config)
+        for r in round:
+            drafter._of(r).num_cached = SEQ_LEN
+        assert waits.total == 0
+        engine.run(round)
+        build_result(
+            [emit([r]) for r in round],
+            round,
+            seq_lens=round.batch.seq_lens,
+            host_lens=torch.full((num,), SEQ_LEN),
+            return_logprob=False,
+            return_hidden_states=False,
+        )
+    assert all(r.error is None for r in round), [r.error for r in round]
+    assert all(len(r.boundaries) >= 2 for r in round)
+    first = drafter._first
+    assert len(first.states if first else ()) == num * runs_ahead
+    return waits
+
+
+def test_a_judged_round_waits_seldom_and_never_for_each_request(no_gpu, monkeypatch):
+    """Red if a stage of the round copies from ordinary memory, or reads the device back
+    request by request."""
+    found = {num: waits_of(num, monkeypatch) for num in (1, 8, 32)}
+    counts = {num: dict(waits.counts) for num, waits in found.items()}
+    assert found[1].total > 0
+    assert found[1].total == found[8].total == found[32].total, counts
+    assert found[32].total <= BUDGET, counts
+    assert found[32].counts["tolist"] >= 2, counts  # verdicts, samples
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_a_draft_that_begins_ahead_waits_for_nothing(no_gpu, monkeypatch, num):
+    """Red if the host waits for what it has just launched for the next round."""
+    found = [waits_of(num, monkeypatch, runs_ahead=ahead) for ahead in (False, True)]
+    assert found[0].total == found[1].total
+
+
+class Steps:
+    """Decode steps of the target, planned on the host alone as captured ones are."""
+
+    def forward_batch_generation(self, *, batch, forward_batch, is_verify):
+        rows = len(forward_batch.input_ids)
+        logits = torch.empty(rows, VOCAB, device="cuda")
+        output = LogitsProcessorOutput(next_token_logits=logits)
+        return SimpleNamespace(logits_output=output)
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
+    """Red if the device is idle between the steps of a plain round, because the host
+    waits for the step before. It may read what is one step older, and the last at the
+    end."""
+    launched, waited = [], []
+
+    def mark(device):
+        step = len(launched)
+        launched.append(step)
+        wait = SimpleNamespace(synchronize=lambda: waited.append((step, len(launched))))
+        return wait
+
+    monkeypatch.setattr(readback, "mark", mark)
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, _ = make_engine(ParseConfig())
+        engine.target.verifier.target_worker = Steps()
+        round = make_round(num, ParseConfig())
+        round.num_steps, round.batch.return_hidden_states = 4, False
+        seen = []
+        go_on = lambda steps, done: seen.append((len(steps), done)) or True  # noqa: E731
+        assert len(engine.target.decode(round, go_on)) == 4
+    assert not waits.counts
+    assert seen == [(0, 1), (1, 2), (2, 3)]
+    assert waited == [(0, 2), (1, 3), (2, 4), (3, 4)]
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_a_short_pass_waits_for_nothing(no_gpu, monkeypatch, num):
+    """Red if the host waits for the device before a pass that is a decode step."""
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, _ = make_engine(ParseConfig())
+        engine.target.verifier.target_worker = Steps()
+        round = make_round(num, ParseConfig())
+        drafts = [
+            PassRequest(SEQ_LEN, bonus_token=6, draft_tokens=[5, 5, 5]) for _ in round
+        ]
+        plan = build_verify_plan(drafts)
+        output = engine.target.short_passes.run(round, plan)
+        assert output.logits.shape == (4 * num, VOCAB) and output.has_all_logits
+    assert not waits.counts
+
+
+@pytest.mark.parametrize("num", [1, 32])
+def test_nothing_waits_for_the_step_that_runs_ahead(no_gpu, monkeypatch, num):
+    """Red if the end of a plain round, what SGLang copies of it, or the beginning of
+    the next one waits for the device, which is at that next round's first step."""
+    launched, waited, asked = [], [], []
+    forward = Steps.forward_batch_generation
+
+    def launch(self, **batch):
+        launched.append(1)
+        return forward(self, **batch)
+
+    def mark(device):
+        at = len(launched)
+        return SimpleNamespace(
+            synchronize=lambda: waited.append((at, len(launched))),
+            query=lambda: asked.append(at) or False,
+        )
+
+    monkeypatch.setattr(Steps, "forward_batch_generation", launch)
+    monkeypatch.setattr(readback, "mark", mark)
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    with waits:
+        engine, _ = make_engine(ParseConfig())
+        engine.target.verifier.target_worker = Steps()
+        engine.target.steps.runs_ahead = True
+
+        def plan(round):
+            round.num_steps, round.goes_on = 4, True
+
+        monkeypatch.setattr(engine.planner, "plan", plan)
+        first = make_round(num, ParseConfig())
+        batch, states = first.batch, [r.state for r in first]
+        batch.return_hidden_states = False
+        batch.seq_lens_cpu = torch.full((num,), SEQ_LEN)
+        for _ in range(2):
+            round = open_round(batch, states, range(num))
+            engine.run(round)
+            result = build_result(
+                [emit([r]) for r in round],
+                round,
+                seq_lens=batch.seq_lens,
+                host_lens=batch.seq_lens_cpu,
+                return_logprob=False,
+                return_hidden_states=False,
+                reqs=batch.reqs,
+            )
+            result.copy_done = Copied()
+            result.copy_to_cpu(False, False)
+            assert result.copy_done is None
+            keep_lens(batch, result)
+            for r in round:
+                r.req.output_ids += r.decision.accept_tokens
+    assert all(r.error is None for r in round), [r.error for r in round]
+    assert not waits.counts
+    assert len(launched) == 5 + 4 and batch.seq_lens_cpu.tolist() == [SEQ_LEN + 8] * num
+    assert round.took_ahead and not round.is_late and asked == [5]
+    # Each wait is for a step that another one was launched behind.
+    assert len(waited) == 8 and all(step < last for step, last in waited)
+
+
+def test_a_wait_is_counted(no_gpu):
+    """Red if the trace sees none where there is one."""
+    with HostWaits() as waits:
+        held = torch.ones(4)
+        on_device = held.to("cuda")
+        held.to("cuda", non_blocking=True)
+        assert waits.total == 1
+        bool(on_device.any())
+        on_device.to("cpu")
+        torch.repeat_interleave(on_device.long(), output_size=4)
+        assert waits.total == 3

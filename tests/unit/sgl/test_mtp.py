@@ -1,0 +1,64 @@
+"""A head for multi-token prediction is in the target's checkpoint, or one sentence."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.sgl.mtp import check_mtp
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_mtp import build_with_mtp
+
+
+def args_of(path, **more):
+    fields = {"revision": None, "download_dir": None, "load_format": "auto"}
+    return SimpleNamespace(
+        model_path=str(path), trust_remote_code=False, **{**fields, **more}
+    )
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "qwen3_next"])
+def test_a_checkpoint_with_its_head_passes(tmp_path, name):
+    """Red if the head's weights are looked for under other names."""
+    build_with_mtp(name, tmp_path / name)
+    check_mtp(args_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "qwen3_next"])
+def test_a_checkpoint_without_the_weights_is_refused(tmp_path, name):
+    """Red if a head is served whose weights nobody wrote."""
+    folder = tmp_path / name
+    build_with_mtp(name, folder)
+    (file,) = folder.glob("*.safetensors")
+    kept = {
+        k: v
+        for k, v in load_file(file).items()
+        if not k.startswith(("mtp.", "model.layers.2."))
+    }
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="compose is 'mtp'.* holds no weights ") as e:
+        check_mtp(args_of(folder))
+    assert str(folder) in str(e.value) and str(e.value).count(". ") == 0
+    check_mtp(args_of(folder, load_format="dummy"))
+    index = {"weight_map": dict.fromkeys([*kept, "mtp.fc.weight"], "x")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if name == "qwen3_next":
+        check_mtp(args_of(folder))
+
+
+def test_a_config_that_names_no_head_is_refused(tmp_path):
+    """Red if the check waits for weights that say nothing of a config."""
+    family = FAMILIES["glm4_moe"]
+    replace(family, more={"num_nextn_predict_layers": 0}).build(tmp_path)
+    told = "num_nextn_predict_layers in its config.json; leave it out"
+    with pytest.raises(ValueError, match=told):
+        check_mtp(args_of(tmp_path, load_format="dummy"))
+
+
+def test_families_without_a_proven_head_are_refused():
+    """Red if a head is served that no test has seen."""
+    with pytest.raises(ValueError, match="no such head of LlamaForCausalLM; leave"):
+        check_mtp(args_of(TARGET_PATH))
