@@ -15,18 +15,14 @@ from functools import partial
 
 from sglang_parse.engine.failures import GuardedDrafters, guard
 from sglang_parse.engine.outcome import (
-    ScoreRows,
     decode,
     follow_target,
     record,
-    suffix_scores,
 )
 from sglang_parse.engine.ports import RankAgreement, Slots, Target
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.shown import lay_out, pending_draft
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
-from sglang_parse.judging.judges import question_scores
-from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.policy.in_a_row import has_time
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.drafters import tokens_behind
@@ -46,21 +42,16 @@ class RoundEngine:
         planner: RoundPlanner,
         segmenting: Segmenting,
         ranks: RankAgreement,
-        judge: ScoreRows = question_scores,
-        on_error: Callable[[ExtensionError], None] = lambda error: None,
         verdicts: VerdictSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """judge: scores verdict rows. on_error: told what it raises. verdicts: by
-        default each has a judge suffix. clock: seconds."""
+        """verdicts: by default each has a judge suffix. clock: seconds."""
         self.target = target
         self.slots = slots
         self.drafters = drafters
         self.planner = planner
         self.segmenting = segmenting
         self.ranks = ranks
-        self.judge = judge
-        self.on_error = on_error
         self.verdicts = verdicts or SuffixVerdicts()
         self.clock = clock
         #: When the last round ended, None where other work followed it.
@@ -180,10 +171,7 @@ class RoundEngine:
         """One pass of the target, and the scores of its verdicts."""
         round.output = self.target.verify(round, plan)
         round.num_rows = plan.num_verify_tokens
-        scores = suffix_scores(round, round.output.logits, self.judge, self.on_error)
-        read = self.verdicts.read(round)
-        agreed = self.ranks.agree_all([*scores, *read])
-        self.verdicts.settle(round, agreed[: len(round)], agreed[len(round) :])
+        self.verdicts.settle(round, self.ranks.agree_all(self.verdicts.read(round)))
 
     def commit(self, round: Round) -> None:
         """Remember what is pending and what the target has to rewrite, and tell the

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sglang_parse.engine.outcome import suffix_verdict
+from sglang_parse.engine.outcome import ScoreRows, suffix_scores, suffix_verdict
+from sglang_parse.judging.judges import question_scores
+from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.requests.round_records import Round
 
 Scores = tuple[float, ...]
@@ -22,31 +24,33 @@ class VerdictSource(Protocol):
         room: rows for suffixes."""
 
     def read(self, round: Round) -> list[Scores]:
-        """After the pass: scores that need no suffix. Per request, a score for each
-        boundary, or none. All ranks use those of the first rank."""
+        """After the pass: scores on which all ranks have to agree."""
 
-    def settle(
-        self, round: Round, suffixes: Sequence[Scores], read: Sequence[Scores]
-    ) -> None:
-        """Fill `verdict` of each request.
-
-        suffixes, read: per request, the scores of its judge suffixes and what `read`
-        gave, both of the first rank.
-        """
+    def settle(self, round: Round, read: Sequence[Scores]) -> None:
+        """Fill `verdict` of each request. read: what `read` gave on the first rank."""
 
 
 class SuffixVerdicts:
-    """Every boundary has a judge suffix in the pass."""
+    """Every boundary has a judge suffix in the pass.
+
+    judge: scores verdict rows. on_error: told what it raises.
+    """
+
+    def __init__(
+        self,
+        judge: ScoreRows = question_scores,
+        on_error: Callable[[ExtensionError], None] = lambda error: None,
+    ) -> None:
+        self.judge = judge
+        self.on_error = on_error
 
     def open(self, round: Round) -> None: ...
 
     def choose(self, round: Round, *, room: int) -> None: ...
 
     def read(self, round: Round) -> list[Scores]:
-        return [()] * len(round)
+        return suffix_scores(round, round.output.logits, self.judge, self.on_error)
 
-    def settle(
-        self, round: Round, suffixes: Sequence[Scores], read: Sequence[Scores]
-    ) -> None:
-        for r, scores in zip(round, suffixes, strict=True):
+    def settle(self, round: Round, read: Sequence[Scores]) -> None:
+        for r, scores in zip(round, read, strict=True):
             r.verdict = suffix_verdict(scores)

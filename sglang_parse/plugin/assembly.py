@@ -206,8 +206,6 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
         ),
         segmenting=parts.segmenting,
         ranks=parts.ranks,
-        judge=parts.judge.scores,
-        on_error=parts.errors.note,
         verdicts=parts.probe.verdicts(
             RoundParts(
                 target,

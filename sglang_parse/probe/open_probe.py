@@ -60,7 +60,7 @@ class OpenedProbe:
 
     def verdicts(self, parts: RoundParts) -> VerdictSource:
         if self.probe is None and self.collector is None:
-            return SuffixVerdicts()
+            return SuffixVerdicts(parts.judge, parts.on_error)
         question = self.config.judge_suffix
         return ProbeVerdicts(parts, self.probe, self.guard, self.collector, question)
 

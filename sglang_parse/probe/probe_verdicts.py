@@ -103,6 +103,12 @@ class ProbeVerdicts:
     # -- After the pass --------------------------------------------------------
 
     def read(self, round: Round) -> list[Scores]:
+        """The scores of each request's suffixes, then those that the probe reads."""
+        parts, logits = self.parts, round.output.logits
+        scores = suffix_scores(round, logits, parts.judge, parts.on_error)
+        return [*scores, *self._read_probe(round)]
+
+    def _read_probe(self, round: Round) -> list[Scores]:
         """One product for all boundaries of the batch."""
         nums = [
             len(r.boundaries) if self.probe and r.state.judge_kind != "suffix" else 0
@@ -115,11 +121,10 @@ class ProbeVerdicts:
         values = iter(self.probe.scores(round.output.states_at(rows)).tolist())
         return [tuple(islice(values, num)) for num in nums]
 
-    def settle(
-        self, round: Round, suffixes: Sequence[Scores], read: Sequence[Scores]
-    ) -> None:
+    def settle(self, round: Round, read: Sequence[Scores]) -> None:
         doubts: list[tuple[int, Scores]] = []
-        for i, (r, scores, own) in enumerate(zip(round, suffixes, read, strict=True)):
+        suffixes, probed = read[: len(round)], read[len(round) :]
+        for i, (r, scores, own) in enumerate(zip(round, suffixes, probed, strict=True)):
             r.verdict = suffix_verdict(scores)
             if r.verdict.has_failed:
                 continue

@@ -76,9 +76,9 @@ def serve(errors, judge=None):
     model = FakeDrafter(lambda tokens: (*START, *DRAFT)[len(tokens) :])
     server = FakeServer(FakeTarget(own, lambda tokens: 0.9), [model])
     server.engine.segmenting = Segmenting(server.config, TEXTS, errors.note)
-    server.engine.on_error = errors.note
+    server.engine.verdicts.on_error = errors.note
     if judge is not None:
-        server.engine.judge = judge
+        server.engine.verdicts.judge = judge
     return server
 
 

@@ -58,7 +58,7 @@ EVERYBODY = {
     "slots": (lambda server: server.engine.slots, "extend_rows"),
     "layout": (lambda server: shown, "build_verify_plan"),
     "pass": (lambda server: server.target, "verify"),
-    "score": (lambda server: server.engine, "judge"),
+    "score": (lambda server: server.engine.verdicts, "judge"),
     "agree on scores": (lambda server: server.ranks, "agree_all"),
     "sample": (lambda server: server.target, "sample"),
     "commit": (lambda server: server.engine.slots, "trim_rows"),
