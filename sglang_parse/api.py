@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _HOME = {
     "Draft": "requests.draft",
     "DraftText": "judging.draft_text",
-    "Drafter": "drafting.base",
-    "DrafterContext": "drafting.base",
-    "DrafterResources": "drafting.base",
+    "Drafter": "drafting.drafter",
+    "DrafterContext": "drafting.drafter",
+    "DrafterResources": "drafting.drafter",
     "Judge": "judging.judges",
-    "Prefill": "drafting.base",
-    "PrefillRequest": "drafting.base",
-    "RequestRound": "requests.round",
-    "Round": "requests.round",
+    "Prefill": "drafting.drafter",
+    "PrefillRequest": "drafting.drafter",
+    "RequestRound": "requests.round_records",
+    "Round": "requests.round_records",
     "SegmentRule": "judging.extension_rules",
 }
 __all__ = [

@@ -9,7 +9,7 @@ from sglang_parse.requests.round_records import RequestRound
 
 
 class Writer(Protocol):
-    """What the planner has to know of a drafter (`drafting.base.Drafter`)."""
+    """What the planner has to know of a drafter (`drafting.drafter.Drafter`)."""
 
     @property
     def name(self) -> str: ...

@@ -86,7 +86,7 @@ class RemoteDrafter(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> RemoteDrafter:
-        """The entry point (`drafting.registry`)."""
+        """The entry point (`drafting.create_drafters`)."""
         config, streams = context.config, None
         if context.ranks.is_first:
             streams = RemoteStreams(
