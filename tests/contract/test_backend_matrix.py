@@ -19,7 +19,7 @@ import torch
 from flashinfer.decode import fast_decode_plan
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.runtime_context import get_parallel
-from tests.unit.runtime.test_pacing import lagging  # noqa: F401
+from tests.unit.sgl.test_pacing import lagging  # noqa: F401
 from torch.overrides import TorchFunctionMode
 
 from sglang_parse.sgl.compat.backend_changes import (

@@ -207,5 +207,6 @@ def test_command_binds_loopback_and_env_keeps_the_users_threads():
     command = server_command(["--model-path", "m"], 32001)
     assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
     assert command[-4:] == ["--host", "127.0.0.1", "--port", "32001"]
-    assert server_env({}, 1) == {"OMP_NUM_THREADS": "1"}
-    assert server_env({"OMP_NUM_THREADS": "4"}, 1) == {"OMP_NUM_THREADS": "4"}
+    on_cpu = {"SGLANG_PARSE_CPU_PLATFORM": "1"}  # stock servers, too
+    assert server_env({}, 1) == {"OMP_NUM_THREADS": "1", **on_cpu}
+    assert server_env({"OMP_NUM_THREADS": "4"}, 1) == {"OMP_NUM_THREADS": "4", **on_cpu}

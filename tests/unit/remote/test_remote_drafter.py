@@ -93,7 +93,7 @@ class Streams:
     def end(self, stream: Stream) -> None:
         self.ended.append(stream)
 
-    def probe(self) -> None: ...
+    def look_up(self) -> None: ...
 
 
 def serving(drafter: RemoteDrafter) -> ExtensionDrafter:
