@@ -19,7 +19,6 @@ import torch
 from flashinfer.decode import fast_decode_plan
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.runtime_context import get_parallel
-from tests.unit.sgl.test_pacing import lagging  # noqa: F401
 from torch.overrides import TorchFunctionMode
 
 from sglang_parse.sgl.compat.backend_changes import (
@@ -30,6 +29,7 @@ from sglang_parse.sgl.compat.backend_changes import (
 from sglang_parse.sgl.graphs import PassGraphs
 from sglang_parse.sgl.pacing import StepPacer
 from sglang_parse.verify.backends.routes import backend_of
+from tests.unit.sgl.test_pacing import lagging  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("plugins")
 MAX_BS, CONTEXT, SIZES = 4, 8, (1, 2, 4)

@@ -82,20 +82,6 @@ def test_ranks_agree_on_sampled_tokens(monkeypatch, tp_size):
     assert "or sampling_info.grammars:" in source
 
 
-def test_sampling_params_verify_is_the_gate_of_requests(monkeypatch):
-    """Red if custom_params or verify() move: bad values would reach the scheduler."""
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    from sglang_parse.plugin import gating
-
-    monkeypatch.setattr(gating, "serves_parse", lambda: True)
-    good = SamplingParams(custom_params={"parse_mode": "off", "other": 1})
-    good.verify(1000)
-    bad = SamplingParams(custom_params={"parse_mode": "loud"})
-    with pytest.raises(ValueError, match=r"custom_params\.parse_mode"):
-        bad.verify(1000)
-
-
 def test_a_sampled_draft_step_does_not_wait_for_the_device(monkeypatch):
     """Red if drawing a token by temperature alone makes the host wait, as
     torch.multinomial does: then no draft step runs ahead."""
