@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
-    OTHER_DRAFT_PATH,
     TARGET_PATH,
 )
 

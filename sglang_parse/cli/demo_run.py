@@ -151,26 +151,28 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console)
 
 
-def results_table(summaries: Sequence[ArmSummary]) -> Table:
-    """One column per arm and concurrency; narrow enough for 80 characters."""
-    table = Table(title=f"{summaries[0].problems} problems", header_style="bold")
-    table.add_column("concurrency", no_wrap=True)
-    for s in summaries:
-        style = "green" if s.arm.startswith("parse") else None
-        table.add_column(f"{s.concurrency}\n{s.arm}", justify="right", style=style)
-    columns = [table_column(s) for s in summaries]
-    for row in columns[0]:
-        table.add_row(row, *(column[row] for column in columns))
-    return table
-
-
 def results_tables(summaries: Sequence[ArmSummary]) -> list[Table]:
-    """One table, or one per concurrency where there are more than two arms."""
-    arms = {s.arm for s in summaries}
-    if len(arms) <= 2:
-        return [results_table(summaries)]
-    steps = dict.fromkeys(s.concurrency for s in summaries)
-    return [results_table([s for s in summaries if s.concurrency == c]) for c in steps]
+    """One table, or one per concurrency where there are more than two arms.
+
+    A column per arm and concurrency; narrow enough for 80 characters.
+    """
+    if len({s.arm for s in summaries}) > 2:
+        steps = dict.fromkeys(s.concurrency for s in summaries)
+        groups = [[s for s in summaries if s.concurrency == c] for c in steps]
+    else:
+        groups = [list(summaries)]
+    tables = []
+    for group in groups:
+        table = Table(title=f"{group[0].problems} problems", header_style="bold")
+        table.add_column("concurrency", no_wrap=True)
+        for s in group:
+            style = "green" if s.arm.startswith("parse") else None
+            table.add_column(f"{s.concurrency}\n{s.arm}", justify="right", style=style)
+        columns = [table_column(s) for s in group]
+        for row in columns[0]:
+            table.add_row(row, *(column[row] for column in columns))
+        tables.append(table)
+    return tables
 
 
 def table_column(s: ArmSummary) -> dict[str, str]:
@@ -200,39 +202,27 @@ def show_answer(console: Console, question: str, answer: RequestResult) -> None:
 
 
 def show_commands(console: Console, options: DemoOptions, question: str) -> None:
-    server, curl, client = manual_commands(options, question)
-    for title, command in (
-        ("Start the server by hand:", server),
-        ("Ask it with curl:", curl),
-        ("Ask it with the openai client:", client),
+    for title, command in zip(
+        ("Start the server by hand:", "Ask it with curl:"),
+        manual_commands(options, question),
+        strict=True,
     ):
         console.print(f"\n{title}", style="bold")
         console.print(command, soft_wrap=True, highlight=False, markup=False)
 
 
-def manual_commands(options: DemoOptions, question: str) -> tuple[str, str, str]:
-    """Shell commands that start the server, and ask it with curl and with openai."""
-    url = f"http://127.0.0.1:{MANUAL_PORT}/v1"
+def manual_commands(options: DemoOptions, question: str) -> tuple[str, str]:
+    """Shell commands that start the server, and ask it with curl."""
     launch = [sys.executable, "-m", "sglang.launch_server"]
     models = ["--model-path", options.target, *parse_args(options)]
     server = shlex.join([*launch, *models, "--port", str(MANUAL_PORT)])
     messages = [{"role": "user", "content": question}]
-    body = {"model": "default", "messages": messages, "temperature": 0}
-    data = shlex.quote(json.dumps(body))
+    data = json.dumps({"model": "default", "messages": messages, "temperature": 0})
     curl = (
-        f"curl -s {url}/chat/completions -H 'Content-Type: application/json' -d {data}"
+        f"curl -s http://127.0.0.1:{MANUAL_PORT}/v1/chat/completions "
+        f"-H 'Content-Type: application/json' -d {shlex.quote(data)}"
     )
-    client = (
-        f"{shlex.quote(sys.executable)} - <<'EOF'\n"
-        "import openai\n"
-        f'client = openai.OpenAI(base_url="{url}", api_key="none")\n'
-        "answer = client.chat.completions.create(\n"
-        f'    model="default", temperature=0, messages={json.dumps(messages)}\n'
-        ")\n"
-        "print(answer.choices[0].message.content)\n"
-        "EOF"
-    )
-    return "OMP_NUM_THREADS=1 " + server, curl, client
+    return "OMP_NUM_THREADS=1 " + server, curl
 
 
 def write_json(options: DemoOptions, summaries: Sequence[ArmSummary]) -> None:

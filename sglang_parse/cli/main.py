@@ -16,7 +16,6 @@ from sglang_parse.cpu.entry import SWITCH_ENV
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
-    OTHER_DRAFT_PATH,
     TARGET_PATH,
 )
 from sglang_parse.options.table import COMPOSITIONS
@@ -67,12 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
         choices=COMPOSITIONS,
         default="none",
         help="eagle3: EAGLE-3 alone and with PARSE as two more arms",
-    )
-    demo.add_argument(
-        "--draft",
-        choices=("same-tokenizer", "other-tokenizer"),
-        default="same-tokenizer",
-        help="other-tokenizer: the embedded draft that has a tokenizer of its own",
     )
     demo.add_argument(
         "--speculative-parse-eagle-model-path",
@@ -136,13 +129,6 @@ def demo_command(args: argparse.Namespace) -> int:
 
     if args.json is not None:
         check_writable(args.json, "--json")
-    if args.draft == "other-tokenizer":
-        if args.speculative_draft_model_path != str(DRAFT_PATH):
-            raise ValueError(
-                f"--draft {args.draft} is an embedded model and "
-                "--speculative-draft-model-path names another; leave one of them out."
-            )
-        args.speculative_draft_model_path = str(OTHER_DRAFT_PATH)
     for path, flag in (
         (args.model_path, "--model-path"),
         (args.speculative_draft_model_path, "--speculative-draft-model-path"),

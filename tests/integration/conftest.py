@@ -12,11 +12,11 @@ import time
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.demo.servers import ServerError, ServerProcess
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
-    OTHER_DRAFT_PATH,
     TARGET_PATH,
 )
 from sglang_parse.embedded.task import make_problems

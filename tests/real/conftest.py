@@ -9,10 +9,10 @@ import os
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.models import OTHER_DRAFT_PATH
 from benchmarks.real_model import built_models
 from benchmarks.real_model.prompts import conversations
 from sglang_parse.demo.servers import running
-from sglang_parse.embedded import OTHER_DRAFT_PATH
 from tests.support.client import Server
 from tests.support.warm_servers import WarmServer
 

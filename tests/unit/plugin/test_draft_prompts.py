@@ -6,8 +6,9 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.drafting.draft_prompt import CHAT_KEY, PROMPT_KEY
-from sglang_parse.embedded import DRAFT_PATH, OTHER_DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.plugin import draft_prompts
 from sglang_parse.plugin.draft_prompts import DraftPrompts, set_entries
 from sglang_parse.plugin.openai import CHAT, ParseEndpoints

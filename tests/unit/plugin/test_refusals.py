@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
-    OTHER_DRAFT_PATH,
     TARGET_PATH,
 )
 from sglang_parse.options.server import CONFIG_ENV, ParseConfig
