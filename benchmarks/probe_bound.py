@@ -55,7 +55,6 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "exact": ("parse", {"parse_mode": "exact"}),
     "suffix": ("parse", {"parse_judge": "suffix"}),
     "probe": ("probe", {"parse_judge": "probe"}),
-    "auto": ("probe", {"parse_judge": "auto"}),
 }
 WARM_UPS = 16
 

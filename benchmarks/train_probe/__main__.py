@@ -105,7 +105,7 @@ def show_command(args: argparse.Namespace) -> None:
     found = {
         **asdict(probe.learnt),
         "layers": probe.layers,
-        "points": {name: asdict(point) for name, point in probe.points.items()},
+        "cutoffs": dict(probe.cutoffs),
         "figures": dict(probe.figures),
     }
     print(json.dumps(found, indent=2))

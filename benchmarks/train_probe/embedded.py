@@ -91,18 +91,13 @@ def compare(probe: Probe, pairs: Pairs) -> dict[str, Any]:
     """Shares of right and wrong prefixes that are accepted; of the probe also at the
     cutoff where it accepts as many right ones as the question."""
     scores, asked = probe.scores(pairs.states), pairs.scores >= THRESHOLD
-    point = probe.points[SEGMENTER]
-    found = gold_report(scores, asked, pairs, point)
+    found = gold_report(scores, asked, pairs, probe.cutoffs[SEGMENTER])
     assert pairs.gold is not None
     right = torch.eq(pairs.gold, 1)
     num = round(found["question"]["true_accepts"] * int(right.sum()))
     cutoff = float(scores[right].sort(descending=True).values[max(0, num - 1)])
     wrong = scores[~right] >= cutoff
-    doubt = ~((scores <= point.low) | (scores >= point.high))
-    return found | {
-        "probe_at_the_questions_true_accepts": float(wrong.float().mean()),
-        "in_doubt": float(doubt.float().mean()),
-    }
+    return found | {"probe_at_the_questions_true_accepts": float(wrong.float().mean())}
 
 
 def main() -> None:

@@ -12,15 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_parse.probe.linear_probe import Point
-
-#: Share of requests that are kept for the report, and of the others for the points.
-HELD_OUT, POINTS = 0.25, 0.25
+#: Share of requests that are kept for the report, and of the others for the cutoffs.
+HELD_OUT, CHOOSING = 0.25, 0.25
 #: Penalties on the weights that are tried.
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
-#: Share of the right prefixes below the band of doubt, and of the wrong ones above it,
-#: of which the question would have known better.
-SURE_ERROR = 0.002
 MOST_ITERATIONS = 200
 NUM_BINS = 10
 #: What a probe learns: the question's verdicts, or the labels of a data set.
@@ -60,7 +55,7 @@ class Fit:
     weight: Tensor
     bias: Tensor
     #: By the number of the segmenter.
-    points: dict[int, Point]
+    cutoffs: dict[int, float]
     report: dict[str, Any]
     #: What it learnt, one of LABELS.
     labels: str = "question"
@@ -108,7 +103,7 @@ def learn(
 
     held = split_requests(pairs.requests, HELD_OUT, seed)
     rest = pairs.at(~held)
-    chooses = split_requests(rest.requests, POINTS, seed + 1)
+    chooses = split_requests(rest.requests, CHOOSING, seed + 1)
     parts = {
         "learning": rest.at(~chooses),
         "choosing": rest.at(chooses),
@@ -139,11 +134,10 @@ def learn(
     # The same classifier of states that are not standardised.
     weight = weight / spread
     bias = bias - weight @ mean
-    points = {
-        kind: choose_point(
+    cutoffs = {
+        kind: choose_cutoff(
             torch.sigmoid(logits[choosing.kinds == kind]),
             wanted[choosing.kinds == kind],
-            (choosing.scores >= threshold)[choosing.kinds == kind],
         )
         for kind in sorted(set(choosing.kinds.tolist()))
     }
@@ -155,16 +149,16 @@ def learn(
         "learning_pairs": len(learning),
         "by_kind": {},
     }
-    for kind, point in points.items():
+    for kind, cutoff in cutoffs.items():
         mask = torch.eq(held_pairs.kinds, kind)
         if not bool(mask.any()):
             continue
-        row = report_of(scores[mask], valid[mask], point)
+        row = report_of(scores[mask], valid[mask], cutoff)
         of_kind = held_pairs.at(mask)
         if bool(known(of_kind).any()):
-            row["gold"] = gold_report(scores[mask], valid[mask], of_kind, point)
+            row["gold"] = gold_report(scores[mask], valid[mask], of_kind, cutoff)
         report["by_kind"][kind] = row
-    return Fit(weight, bias, points, report, labels)
+    return Fit(weight, bias, cutoffs, report, labels)
 
 
 def _fit(x: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
@@ -188,25 +182,16 @@ def _fit(x: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     return weight.detach(), bias.detach()
 
 
-def choose_point(scores: Tensor, wanted: Tensor, asked: Tensor) -> Point:
-    """Cutoff of most agreement, and the narrowest band outside of which asking the
-    question would seldom help.
+def choose_cutoff(scores: Tensor, wanted: Tensor) -> float:
+    """Cutoff of most agreement.
 
-    scores: [n] of the probe. wanted: [n] bool, what it learnt. asked: [n] bool, the
-    question's verdicts. Asking helps where the probe is wrong and the question is not.
+    scores: [n] of the probe. wanted: [n] bool, what it learnt.
     """
     order = scores.argsort()
-    s, right, asked = scores[order], wanted[order], asked[order]
+    s, right = scores[order], wanted[order]
     rejected, accepted = _before(right), _before(~right)
     # k: the first k are called invalid.
-    at = int((rejected + accepted[-1] - accepted).argmin())
-    cutoff = _between(s, at)
-    lost, passed = _before(right & asked), _before(~right & ~asked)
-    below = lost <= SURE_ERROR * rejected[-1]
-    above = passed[-1] - passed <= SURE_ERROR * accepted[-1]
-    low = _between(s, min(at, int(below.nonzero().max())))
-    high = _between(s, max(at, int(above.nonzero().min())))
-    return Point(cutoff, min(low, cutoff), max(high, cutoff))
+    return _between(s, int((rejected + accepted[-1] - accepted).argmin()))
 
 
 def _before(mask: Tensor) -> Tensor:
@@ -223,14 +208,12 @@ def _between(rising: Tensor, k: int) -> float:
     return float(rising[k - 1] + rising[k]) / 2
 
 
-def report_of(scores: Tensor, valid: Tensor, point: Point) -> dict[str, Any]:
+def report_of(scores: Tensor, valid: Tensor, cutoff: float) -> dict[str, Any]:
     """How a probe's scores compare with the question's verdicts.
 
     scores: [n]. valid: [n] bool. Shares are of the pairs of one verdict.
     """
-    sure = (scores <= point.low) | (scores >= point.high)
-    called = scores >= point.cutoff
-    decided = torch.where(sure, called, valid)
+    called = scores >= cutoff
     return {
         "pairs": len(scores),
         "invalid_pairs": int((~valid).sum()),
@@ -239,28 +222,23 @@ def report_of(scores: Tensor, valid: Tensor, point: Point) -> dict[str, Any]:
         "agreement": _share(called == valid),
         "true_accepts": _share(called[valid]),
         "false_accepts": _share(called[~valid]),
-        "agreement_with_doubt": _share(decided == valid),
-        "false_accepts_with_doubt": _share(decided[~valid]),
-        "in_doubt": _share(~sure),
         "roc": roc(scores, valid),
     }
 
 
 def gold_report(
-    scores: Tensor, asked: Tensor, pairs: Pairs, point: Point
+    scores: Tensor, asked: Tensor, pairs: Pairs, cutoff: float
 ) -> dict[str, Any]:
-    """The question, the probe and `auto` held to gold labels, where these are known.
+    """The question and the probe held to gold labels, where these are known.
 
     scores: [n] of the probe. asked: [n] bool, the question's verdicts.
     """
     among = known(pairs)
     right = is_right(pairs)[among]
-    probe = (scores >= point.cutoff)[among]
-    sure = ((scores <= point.low) | (scores >= point.high))[among]
+    probe = (scores >= cutoff)[among]
     asked = asked[among]
     found: dict[str, Any] = {"pairs": len(right), "wrong_pairs": int((~right).sum())}
-    auto = torch.where(sure, probe, asked)
-    for name, accepts in (("question", asked), ("probe", probe), ("auto", auto)):
+    for name, accepts in (("question", asked), ("probe", probe)):
         found[name] = {
             "true_accepts": _share(accepts[right]),
             "false_accepts": _share(accepts[~right]),

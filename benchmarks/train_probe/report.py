@@ -14,15 +14,14 @@ def report_text(found: Collected, fit: Fit, seconds: float) -> str:
         f"in {seconds:.1f} s from {fit.report['learning_pairs']} of them. Compared "
         f"with the question on {fit.report['held_out_requests']} other requests:\n",
         "| segmenter | pairs | invalid | AUC | agreement | true accepts "
-        "| false accepts | calibration error | in doubt | false accepts with doubt |",
-        "|---" * 10 + "|",
+        "| false accepts | calibration error |",
+        "|---" * 8 + "|",
     ]
     for kind, row in fit.report["by_kind"].items():
         lines.append(
             f"| {found.segmenters[kind]} | {row['pairs']} | {row['invalid_pairs']} "
             f"| {row['auc']:.4f} | {row['agreement']:.2%} | {row['true_accepts']:.2%} "
-            f"| {row['false_accepts']:.2%} | {row['calibration_error']:.3f} "
-            f"| {row['in_doubt']:.2%} | {row['false_accepts_with_doubt']:.2%} |"
+            f"| {row['false_accepts']:.2%} | {row['calibration_error']:.3f} |"
         )
     lines += [
         "",
@@ -52,7 +51,7 @@ def gold_lines(found: Collected, fit: Fit) -> list[str]:
     ]
     for name, row in rows.items():
         wrong = row["wrong_pairs"]
-        for judge in ("question", "probe", "auto"):
+        for judge in ("question", "probe"):
             one = row[judge]
             lines.append(
                 f"| {name} | {judge} | {row['pairs'] - wrong} "

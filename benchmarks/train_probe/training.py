@@ -122,7 +122,7 @@ def shortfall(options: TrainOptions, found: Collected, fit: Fit) -> str:
     """Why the probe is not written, as one sentence, or ""."""
     for kind, name in enumerate(found.segmenters):
         row = fit.report["by_kind"].get(kind)
-        if kind not in fit.points or row is None:
+        if kind not in fit.cutoffs or row is None:
             return f"No probe is written: there are too few pairs of {name!r}."
         if not row["agreement"] >= options.least_agreement:
             return (
@@ -146,7 +146,7 @@ def probe_of(found: Collected, fit: Fit) -> Probe:
         learnt=found.learnt,
         layers=found.layers,
         hidden_size=found.hidden_size,
-        points={found.segmenters[kind]: point for kind, point in fit.points.items()},
+        cutoffs={found.segmenters[k]: cutoff for k, cutoff in fit.cutoffs.items()},
         weight=fit.weight,
         bias=fit.bias,
         figures={

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.runtime_context import get_memory
 from torch import Tensor
 
 from sglang_parse.sgl.compat.model_changes import built_on_cpu, taken_for_triton
@@ -84,15 +85,6 @@ def copy_slots(
         target[dst_indices] = source[src_indices]
 
 
-def open_host_pool(
-    original: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """AROUND hook on HostKVCache._allocate_host_buffer, whose memory a GPU reaches and
-    whose slots a kernel copies."""
-    keep_on_cpu(type(pool).__module__, host_memory, copy_slots, HOST_RESERVE)
-    return original(pool, *args, **kwargs)
-
-
 def softcap(logits: Tensor, cap: float) -> Tensor:
     """Bound logits between -cap and cap, in place, as Gemma 2 does.
 
@@ -137,6 +129,9 @@ def skip_others_experts(
 
 
 def build_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook on _initialize_model: models are built for the CPU."""
+    """AROUND hook on _initialize_model: models are built for the CPU, and a
+    hierarchical cache beside them keeps its slots in memory that no GPU reaches."""
+    if get_memory().enable_hierarchical_cache:
+        keep_on_cpu(host_memory, copy_slots, HOST_RESERVE)
     with built_on_cpu():
         return original(*args, **kwargs)

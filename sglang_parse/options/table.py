@@ -299,8 +299,8 @@ class RequestOnlyOptions:
         "auto",
         choice(JUDGE_KINDS, metavar="KIND"),
         "What gives verdicts. `suffix` asks the target after each prefix, `probe` "
-        "reads its hidden states. `auto` asks only where the probe is in doubt, and "
-        "everywhere on a server without a probe for this request.",
+        "reads its hidden states. `auto` reads the probe, and asks the target on a "
+        "server without a probe for this request.",
     )
     report: bool = option(False, SWITCH, "`true` lists the segments in the report.")
     draft: str = option(

@@ -46,20 +46,32 @@ class Hook:
     until: str
     #: Whether it is skipped where PARSE is not served.
     is_gated: bool = True
+    #: Further pairs of target and ours, for the same reason.
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """All pairs of target and ours."""
+        return ((self.target, self.ours), *self.others)
 
     def register(self) -> None:
         """Hand it to SGLang; `load_plugins` applies it."""
-        function = lazy(self.ours)
-        if self.kind is None:
-            register_step(self.target, function)
-            return
-        if self.is_gated:
-            function = gate(function, self.kind)
-        HookRegistry.register(self.target, function, self.kind)
+        for target, ours in self.pairs:
+            function = lazy(ours)
+            if self.kind is None:
+                register_step(target, function)
+                continue
+            if self.is_gated:
+                function = gate(function, self.kind)
+            HookRegistry.register(target, function, self.kind)
 
     @property
-    def is_applied(self) -> bool:
-        return self.kind is None or self.target in HookRegistry._patched
+    def missing(self) -> str:
+        """A target that SGLang did not apply it to, or ""."""
+        if self.kind is None:
+            return ""
+        applied = HookRegistry._patched
+        return next((t for t, _ in self.pairs if t not in applied), "")
 
 
 def lazy(target: str) -> Callable[..., Any]:

@@ -154,18 +154,14 @@ def register_hooks() -> None:
         hook.register()
 
 
-def missing_hooks() -> list[Hook]:
-    """Hooks that SGLang did not apply in this process."""
-    return [hook for hook in active_hooks() if not hook.is_applied]
-
-
 @functools.cache
 def check_hooks() -> None:
-    """Raise RuntimeError naming the first missing hook and the SGLang found."""
+    """Raise RuntimeError naming the first hook that SGLang did not apply."""
     import sglang
 
-    for hook in missing_hooks():
-        raise RuntimeError(
-            f"sglang {sglang.__version__} has no usable {hook.target}, which PARSE "
-            f"needs so that {hook.purpose}; install sglang==0.5.23."
-        )
+    for hook in active_hooks():
+        if hook.missing:
+            raise RuntimeError(
+                f"sglang {sglang.__version__} has no usable {hook.missing}, which "
+                f"PARSE needs so that {hook.purpose}; install sglang==0.5.23."
+            )

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang_parse.probe.pairs_route import add_pairs
 from sglang_parse.reporting.telemetry import TELEMETRY
-from sglang_parse.sgl.compat.request_changes import count_drafts
+from sglang_parse.sgl.compat.request_changes import count_in_log
 
 
 def add_internal_state(
@@ -32,4 +32,6 @@ def correct_decode_stats(reporter: Any, *_: Any, **__: Any) -> None:
     )
     if not reports or reporter.forward_ct_decode % reporter.decode_log_interval:
         return
-    count_drafts(reporter)
+    kept, proposed = reporter.spec_num_correct_drafts, reporter.spec_num_cap_tokens
+    wanted = kept * reporter.spec_num_forward_ct / proposed
+    count_in_log(reporter, num_drafts=wanted - kept)

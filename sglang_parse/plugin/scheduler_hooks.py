@@ -11,7 +11,7 @@ import zmq
 from sglang_parse.options.request import CLIENT_TEXTS, wants_verdict_only
 from sglang_parse.plugin.rounds import QUEUE, Queue
 from sglang_parse.sgl.capacity import longest_pass
-from sglang_parse.sgl.compat.request_changes import count_passes, set_lens
+from sglang_parse.sgl.compat.request_changes import count_in_log, set_lens
 from sglang_parse.sgl.scheduler_types import SchedulerBatch, SchedulerRequest
 
 
@@ -28,7 +28,9 @@ def run_round(
     result = original(scheduler, batch, *args, **kwargs)
     keep_lens(batch, result)
     if num_more := getattr(result, "num_more_passes", 0):
-        count_passes(scheduler, num_more)
+        count_in_log(
+            scheduler.metrics_reporter, num_passes=num_more, num_drafts=-num_more
+        )
     return result
 
 

@@ -11,7 +11,6 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker, HiCacheDraft
 from sglang_parse.plugin.assembly import build_batches, open_parts
 from sglang_parse.plugin.hooks import check_hooks
 from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
-from sglang_parse.sgl.compat.model_changes import capture_hidden_states
 from sglang_parse.sgl.scheduler_types import SchedulerBatch
 
 
@@ -49,8 +48,7 @@ class ParseWorker(BaseSpecWorker):
         )
 
     def init_attention_backends(self) -> None:
-        plan_plain_decode(self._target_runner)
-        capture_hidden_states(self._target_runner)
+        plan_plain_decode(self._target_runner, shows_states=True)
         for runner in self.parts.draft_runners:
             runner.init_attention_backends()
 

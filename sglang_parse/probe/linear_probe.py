@@ -47,35 +47,19 @@ class Learnt:
     threshold: float
 
 
-@dataclass(frozen=True)
-class Point:
-    """How scores are used under one segmenter.
-
-    cutoff: a prefix is valid from this score on. low, high: the score is in doubt
-    between them; low <= cutoff <= high.
-    """
-
-    cutoff: float = 0.5
-    low: float = 0.5
-    high: float = 0.5
-
-    def is_sure(self, score: float) -> bool:
-        """Whether the score decides by itself."""
-        return not self.low < score < self.high
-
-
 @dataclass(frozen=True, eq=False)
 class Probe:
     """A classifier and what it is bound to.
 
     layers: the hidden state in front of each of these layers is read, rising, and the
-    one in front of the LM head. points: by segmenter. weight: [n] float32. bias: [].
+    one in front of the LM head. cutoffs: by segmenter, the score from which on a prefix
+    is valid. weight: [n] float32. bias: [].
     """
 
     learnt: Learnt
     layers: tuple[int, ...]
     hidden_size: int
-    points: Mapping[str, Point]
+    cutoffs: Mapping[str, float]
     weight: Tensor
     bias: Tensor
     #: What was measured when it was trained.
@@ -118,8 +102,8 @@ class Probe:
             return f"was learnt for the question {learnt.question!r}"
         if threshold is not None and threshold != learnt.threshold:
             return f"was learnt for the threshold {learnt.threshold:g}"
-        if segmenter is not None and segmenter not in self.points:
-            names = " or ".join(map(repr, self.points))
+        if segmenter is not None and segmenter not in self.cutoffs:
+            names = " or ".join(map(repr, self.cutoffs))
             return f"was learnt for the segmenter {names}"
         return ""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_parse.engine.outcome import ScoreRows
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
 from sglang_parse.judging.judges import ServerJudge
+from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
@@ -17,7 +20,7 @@ from sglang_parse.probe.pair_collector import PairCollector
 from sglang_parse.probe.pairs_route import open_collector
 from sglang_parse.probe.probe_file import load_probe
 from sglang_parse.probe.probe_guard import ProbeGuard
-from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
+from sglang_parse.probe.probe_verdicts import ProbeVerdicts
 from sglang_parse.probe.target_fingerprint import fingerprint
 from sglang_parse.sgl.architecture import has_recurrent_state
 
@@ -34,7 +37,7 @@ class OpenedProbe:
     collector: PairCollector | None = None
 
     def judge_kind(self, options: RequestOptions) -> str:
-        """What gives a request's verdicts: `suffix`, `probe` or `auto`.
+        """What gives a request's verdicts: `suffix` or `probe`.
 
         Raises ValueError where it requires a probe that there is not.
         """
@@ -56,13 +59,22 @@ class OpenedProbe:
                 f"custom_params.parse_judge is 'probe' {told}; expected 'suffix' or "
                 "'auto'."
             )
-        return "suffix" if told else options.judge
+        return "suffix" if told or options.judge == "suffix" else "probe"
 
-    def verdicts(self, parts: RoundParts) -> VerdictSource:
+    def verdicts(
+        self, judge: ScoreRows, on_error: Callable[[ExtensionError], None]
+    ) -> VerdictSource:
+        """judge: scores verdict rows. on_error: told what it raises."""
         if self.probe is None and self.collector is None:
-            return SuffixVerdicts(parts.judge, parts.on_error)
-        question = self.config.judge_suffix
-        return ProbeVerdicts(parts, self.probe, self.guard, self.collector, question)
+            return SuffixVerdicts(judge, on_error)
+        return ProbeVerdicts(
+            judge,
+            on_error,
+            self.probe,
+            self.guard,
+            self.collector,
+            self.config.judge_suffix,
+        )
 
 
 def open_probe(
@@ -79,9 +91,9 @@ def open_probe(
     model = verifier.runner.model_config
     if has_recurrent_state(verifier.runner):
         raise ValueError(
-            f"--model-path {server_args.model_path!r} has a recurrent state, and a "
-            "probe in doubt needs a pass that begins before it; leave out "
-            f"{flag_name('probe')} and {flag_name('probe_collect')}."
+            f"--model-path {server_args.model_path!r} has a recurrent state, for "
+            f"which no probe was tested; leave out {flag_name('probe')} and "
+            f"{flag_name('probe_collect')}."
         )
     layers = usual_layers(model.num_hidden_layers)
     flag = flag_name("probe_collect")

@@ -16,7 +16,6 @@ from torch import Tensor
 from sglang_parse.options.validation import shown
 from sglang_parse.probe.linear_probe import (
     Learnt,
-    Point,
     Probe,
     ProbeError,
     TargetHashes,
@@ -37,7 +36,7 @@ def save_probe(probe: Probe, path: Path) -> None:
         "learnt": asdict(probe.learnt),
         "layers": list(probe.layers),
         "hidden_size": probe.hidden_size,
-        "points": {name: asdict(point) for name, point in probe.points.items()},
+        "points": {name: {"cutoff": value} for name, value in probe.cutoffs.items()},
         "figures": dict(probe.figures),
     }
     tensors = {"weight": probe.weight, "bias": probe.bias}
@@ -96,12 +95,13 @@ def _probe_of(about: dict[str, Any], tensors: dict[str, Tensor]) -> Probe:
         "rising whole numbers from 1",
     )
     _check(size, "hidden_size", lambda x: _is_count(x, 1), "a whole number from 1")
-    for name, point in about["points"].items():
+    cutoffs = {name: point["cutoff"] for name, point in about["points"].items()}
+    for name, value in cutoffs.items():
         _check(
-            [point[key] for key in ("low", "cutoff", "high")],
-            f"low, cutoff and high of {name!r}",
-            lambda x: all(map(_is_finite, x)) and sorted([0, *x, 1]) == [0, *x, 1],
-            "numbers from 0 to 1 that do not fall",
+            value,
+            f"cutoff of {name!r}",
+            lambda x: _is_finite(x) and 0 <= x <= 1,
+            "a number from 0 to 1",
         )
     for name in ("weight", "bias"):
         tensor = tensors[name]
@@ -120,7 +120,7 @@ def _probe_of(about: dict[str, Any], tensors: dict[str, Tensor]) -> Probe:
         ),
         layers=tuple(layers),
         hidden_size=size,
-        points={name: Point(**point) for name, point in about["points"].items()},
+        cutoffs=cutoffs,
         weight=tensors["weight"],
         bias=tensors["bias"],
         figures=about["figures"],

@@ -43,7 +43,7 @@ class ProbeGuard:
 
     @property
     def current_share(self) -> float:
-        """Share of boundaries that the question is asked at, besides those in doubt."""
+        """Share of boundaries that the question is asked at."""
         if not self.share:
             return 0.0
         at_once = self.num_compared < FIRST or self._suspicious > 0

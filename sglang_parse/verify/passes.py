@@ -24,7 +24,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from torch import Tensor
 
-from sglang_parse.sgl.compat.backend_changes import reads_rows_of, room_for
+from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.sgl.compat.graph_changes import (
     pass_eager_inputs_through,
     without_graphs,
@@ -151,12 +151,12 @@ class TargetVerifier:
         self.runner.kv_index_translator.bind_own_plan(forward_batch)
         with (
             self.pass_graphs.serve(forward_batch),
-            room_for(
+            holds_pass(
                 self.runner.attn_backend,
                 backend_of(backend).buffers,
                 num_sequences=forward_batch.batch_size,
+                table=spec_info.table,
             ),
-            reads_rows_of(self.runner.attn_backend, spec_info.table),
         ):
             result = self.target_worker.forward_batch_generation(
                 batch=None, forward_batch=forward_batch, is_verify=True

@@ -23,8 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from sglang_parse.sgl.compat.backend_changes import (
     _part_of_two,
-    reads_rows_of,
-    room_for,
+    holds_pass,
 )
 from sglang_parse.sgl.graphs import PassGraphs
 from sglang_parse.sgl.pacing import StepPacer
@@ -325,9 +324,8 @@ def test_a_pass_finds_room_for_its_sequences_and_leaves_no_trace(found):
     with ExitStack() as stack:
         stack.enter_context(PassGraphs(runner).serve(batch))
         stack.enter_context(
-            room_for(backend, rows.buffers, num_sequences=NUM_SEQUENCES)
+            holds_pass(backend, rows.buffers, num_sequences=NUM_SEQUENCES, table=table)
         )
-        stack.enter_context(reads_rows_of(backend, table))
         assert runner.decode_cuda_graph_runner is None
         assert runner.prefill_cuda_graph_runner.can_run_graph(batch)
         assert len(graphs._prefill_static_buffers["seq_lens"]) == NUM_SEQUENCES

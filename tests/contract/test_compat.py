@@ -176,7 +176,7 @@ def test_changes_are_seen_however_they_are_written(line, change):
 @pytest.mark.contract_source
 def test_triton_reads_its_buffers_from_the_backend():
     """Red if Triton's index buffers are called otherwise, or are not read at each
-    forward: a verify pass would write past them (`room_for`)."""
+    forward: a verify pass would write past them (`holds_pass`)."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
     source = inspect.getsource(TritonAttnBackend)
@@ -225,7 +225,7 @@ def test_the_cpu_backend_has_no_buffer_sized_by_requests():
 @pytest.mark.parametrize("name", ["flashattention_backend", "torch_native_backend"])
 def test_backends_of_the_rows_route_read_their_table_at_each_forward(name):
     """Red if a backend keeps the table itself, or a pair of backends is no longer one
-    of them for prefills (`reads_rows_of`)."""
+    of them for prefills (`holds_pass`)."""
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
     source = source_of(f"layers/attention/{name}.py")
@@ -236,9 +236,9 @@ def test_backends_of_the_rows_route_read_their_table_at_each_forward(name):
     table, pool = torch.zeros(1, 2), SimpleNamespace()
     inner = SimpleNamespace(req_to_token_pool=pool)
     for backend in (inner, SimpleNamespace(prefill_backend=inner)):
-        with backends.reads_rows_of(backend, table):
+        with backends.holds_pass(backend, (), num_sequences=3, table=table):
             assert inner.req_to_token_pool.req_to_token is table
-        with backends.reads_rows_of(backend, None):
+        with backends.holds_pass(backend, (), num_sequences=3):
             assert inner.req_to_token_pool is pool
         assert inner.req_to_token_pool is pool
 
@@ -477,7 +477,7 @@ def test_held_request_runs_until_it_is_released(params):
     for num_new in (1, 0, 0):
         req.update_finish_state(num_new)
         assert not req.finished()
-    requests.release(req)
+    requests.hold(req, until_released=False)
     req.update_finish_state(0)
     assert req.finished() and req.finished_len == 1
 
@@ -533,7 +533,7 @@ def test_passes_of_a_result_are_counted_in_the_servers_figures():
         spec_num_block_accept_tokens=0,
         spec_num_cap_tokens=0,
     )
-    requests.count_passes(SimpleNamespace(metrics_reporter=reporter), 5)
+    requests.count_in_log(reporter, num_passes=5, num_drafts=-5)
     # Two requests of four passes with two tokens, and of three with one.
     SchedulerMetricsReporter.update_spec_metrics(
         reporter, 2, num_correct_drafts=8 + 3 - 2, num_accept_tokens=8 + 3
@@ -638,19 +638,19 @@ def test_a_hierarchical_cache_on_cpu_reads_what_keep_on_cpu_sets(monkeypatch):
     """Red if SGLang takes memory, the bytes that it leaves free, or the kernel that
     copies slots from elsewhere: such a server would not start on a CPU."""
     from sglang.srt.mem_cache.pool_host import base as host_pool
-    from sglang.srt.mem_cache.pool_host import common, mha
+    from sglang.srt.mem_cache.pool_host import common, mha, mla
 
     monkeypatch.setattr(host_pool, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 1 << 60)
     monkeypatch.setattr(common, "ALLOC_MEMORY_FUNCS", {})
-    monkeypatch.setattr(mha, "transfer_kv_direct", None, raising=False)
+    for pool in (mha, mla):
+        monkeypatch.setattr(pool, "transfer_kv_direct", None, raising=False)
     assert host_pool.host_memory_budget_bytes(1) < 0
-    pools.keep_on_cpu(mha.__name__, torch.empty, max, 0)
+    pools.keep_on_cpu(torch.empty, max, 0)
     assert host_pool.host_memory_budget_bytes(1) > 0
     assert common.ALLOC_MEMORY_FUNCS["cpu"] is torch.empty
-    assert mha.transfer_kv_direct is max
+    assert mha.transfer_kv_direct is mla.transfer_kv_direct is max
     base = source_of("mem_cache/pool_host/base.py")
     assert "- HICACHE_HOST_MEMORY_RESERVE_BYTES" in base
-    assert "def _allocate_host_buffer(self) -> None:" in base
     for pool in ("mha", "mla"):
         source = source_of(f"mem_cache/pool_host/{pool}.py")
         assert "alloc_func = ALLOC_MEMORY_FUNCS[" in source
@@ -659,7 +659,7 @@ def test_a_hierarchical_cache_on_cpu_reads_what_keep_on_cpu_sets(monkeypatch):
 
 def test_the_scheduler_reads_lengths_and_figures_where_we_leave_them():
     """Red if SGLang keeps the lengths of a batch in other fields (`set_lens`), or the
-    counts that `count_drafts` scales."""
+    counts that `correct_decode_stats` scales."""
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler_components import metrics_reporter
 
@@ -671,8 +671,3 @@ def test_the_scheduler_reads_lengths_and_figures_where_we_leave_them():
     source = inspect.getsource(metrics_reporter)
     for name in ("num_correct_drafts", "num_forward_ct", "num_cap_tokens"):
         assert f"self.spec_{name} = 0" in source
-    reporter = SimpleNamespace(
-        spec_num_correct_drafts=30, spec_num_forward_ct=10, spec_num_cap_tokens=40
-    )
-    requests.count_drafts(reporter)
-    assert reporter.spec_num_correct_drafts == 30 * 10 / 40

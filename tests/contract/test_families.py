@@ -1,6 +1,7 @@
 """What serving families of models needs of SGLang: checks by name, and tables."""
 
 import inspect
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -208,19 +209,21 @@ def test_a_state_is_cached_only_at_the_last_kv():
     assert "forward_batch.forward_mode.is_target_verify()" in clear
 
 
-def test_models_with_gated_delta_nets_ask_torch_for_a_device():
+def test_models_with_gated_delta_nets_ask_torch_for_a_device(monkeypatch):
     """Red if they no longer do: `built_on_cpu` could go. Or if models are built
     elsewhere: Qwen3-Next would not start on a torch that was built for CUDA."""
     from sglang.srt.model_loader import loader
 
-    from sglang_parse.cpu.ops import build_on_cpu
+    from sglang_parse.cpu import ops
 
+    memory = types.SimpleNamespace(enable_hierarchical_cache=False)
+    monkeypatch.setattr(ops, "get_memory", lambda: memory)
     assert "model_class(" in inspect.getsource(inspect.unwrap(loader._initialize_model))
     file = inspect.getfile(loader).replace("model_loader/loader", "models/qwen3_next")
     with open(file, encoding="utf-8") as source:
         assert "torch.get_device_module().current_device()" in source.read()
     before = torch.get_device_module
-    found = build_on_cpu(lambda: torch.get_device_module().current_device())
+    found = ops.build_on_cpu(lambda: torch.get_device_module().current_device())
     assert torch.device(found) == torch.device("cpu")
     assert torch.get_device_module is before
 

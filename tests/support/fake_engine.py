@@ -22,7 +22,7 @@ from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.planner import RoundPlanner
-from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
+from sglang_parse.probe.probe_verdicts import ProbeVerdicts
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
@@ -271,18 +271,14 @@ class FakeServer:
         )
         verdicts = None
         if probe is not None or collector is not None:
-            parts = RoundParts(
-                target,
-                self.slots,
-                self.ranks,
-                lambda batch, index: SimpleNamespace(
-                    reqs=[batch.reqs[i] for i in index], tree_cache=None
-                ),
+            verdicts = ProbeVerdicts(
                 question_scores,
                 on_error,
+                probe,
+                guard,
+                collector,
+                self.config.judge_suffix,
             )
-            question = self.config.judge_suffix
-            verdicts = ProbeVerdicts(parts, probe, guard, collector, question)
         self.engine = RoundEngine(
             verdicts=verdicts,
             target=target,

@@ -13,7 +13,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
-from sglang_parse.sgl.compat.backend_changes import reads_rows_of
+from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.verify.backends.routes import build_verify_input
 from tests.support.passes import HEADS, KV_HEADS, SCALING, Pass
 from tests.support.reference import attention
@@ -166,7 +166,7 @@ def run(
         v_scale=None,
     )
     more = {} if sinks is None else {"sinks": sinks}
-    with reads_rows_of(backend, spec_info.table):
+    with holds_pass(backend, (), num_sequences=0, table=spec_info.table):
         backend.init_forward_metadata(batch)
         out = backend.forward_extend(
             case.q.reshape(len(case.q), -1),

@@ -22,7 +22,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sglang_parse.sgl.compat.backend_changes import room_for
+from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.verify.backends.routes import backend_of, build_verify_input
 from tests.support.passes import HEADS, SCALING, Pass, latent, make_pass
 
@@ -129,7 +129,7 @@ def run(
     )
     kept = backend.kv_indptr
     buffers = backend_of("triton").buffers
-    with room_for(backend, buffers, num_sequences=batch.batch_size):
+    with holds_pass(backend, buffers, num_sequences=batch.batch_size):
         backend.init_forward_metadata(batch)
         out = backend.forward_extend(
             case.q.reshape(len(case.q), -1),

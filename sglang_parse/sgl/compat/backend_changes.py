@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
@@ -39,77 +41,78 @@ class IndexBuffer:
 
 
 @contextmanager
-def room_for(
-    backend: Any, buffers: Sequence[IndexBuffer], *, num_sequences: int
+def holds_pass(
+    backend: Any,
+    buffers: Sequence[IndexBuffer],
+    *,
+    num_sequences: int,
+    table: Tensor | None = None,
 ) -> Iterator[None]:
     """Let the verify passes inside the block hold `num_sequences` sequences.
 
+    table: [sequences, columns] int32, where the pass brings a slot table of its own.
+
     What: those of the attention backend's `buffers` that are too short are replaced
-    inside the block. One that is missing or None belongs to another kind of model. Of
-    two backends it is the one for prefills.
-    Why: backends size their index buffers by requests, and a verify pass has several
-    sequences a request. The old buffers come back because captured decode graphs go on
-    reading them.
+    inside the block; one that is missing or None belongs to another kind of model. Its
+    `req_to_token_pool` shows `table`. Of two backends it is the one for prefills.
+    Why: backends size their index buffers by requests, and some take a sequence's slots
+    from its request's row alone. A verify pass has several sequences a request. The old
+    buffers come back because captured decode graphs go on reading them.
     Where: layers/attention/flashinfer_backend.py, `kv_last_page_len`;
     layers/attention/triton_backend.py, `kv_indptr`, `qo_indptr` and
-    `window_kv_indptr`; layers/attention/hybrid_attn_backend.py, `prefill_backend`.
-    Ends with: buffers that grow with the batch.
+    `window_kv_indptr`; layers/attention/flashattention_backend.py and
+    torch_native_backend.py, `req_to_token_pool`;
+    layers/attention/hybrid_attn_backend.py, `prefill_backend`.
+    Ends with: buffers that grow with the batch, and a field of ForwardBatch that holds
+    the slots of its sequences.
     """
-    replaced = []
     backend = _part_of_two(backend, "prefill_backend")
-    try:
+    with ExitStack() as stack:
+
+        def replace(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
         for one in buffers:
             owner = getattr(backend, one.owner) if one.owner else backend
             buffer: Tensor | None = getattr(owner, one.name, None)
             size = num_sequences + one.num_extra
             if buffer is not None and len(buffer) < size:
-                replaced.append((owner, one.name, buffer))
-                setattr(owner, one.name, buffer.new_full((size,), one.fill))
+                replace(owner, one.name, buffer.new_full((size,), one.fill))
+        if table is not None:
+            own = SimpleNamespace(req_to_token=table)
+            replace(backend, "req_to_token_pool", own)
         yield
-    finally:
-        for owner, name, buffer in replaced:
-            setattr(owner, name, buffer)
 
 
-@contextmanager
-def reads_rows_of(backend: Any, table: Tensor | None) -> Iterator[None]:
-    """Let the verify passes inside the block find their slots in a table of their own.
-
-    table: [sequences, columns] int32, None where the pass has none.
-
-    What: the attention backend's `req_to_token_pool` shows `table` inside the block. Of
-    two backends it is the one for prefills.
-    Why: some backends take a sequence's slots from its row of req_to_token alone, and
-    the rows of that pool belong to requests.
-    Where: layers/attention/flashattention_backend.py and torch_native_backend.py,
-    `req_to_token_pool`; layers/attention/hybrid_attn_backend.py, `prefill_backend`.
-    Ends with: a field of ForwardBatch that holds the slots of its sequences.
-    """
-    if table is None:
-        yield
-        return
-    backend = _part_of_two(backend, "prefill_backend")
-    pool = backend.req_to_token_pool
-    try:
-        backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
-        yield
-    finally:
-        backend.req_to_token_pool = pool
-
-
-def plan_plain_decode(runner: Any) -> None:
+def plan_plain_decode(runner: Any, *, shows_states: bool = False) -> None:
     """Have a runner capture ordinary decode steps as CUDA graphs.
 
+    shows_states: whether its graphs show the hidden states of all rows.
+
     What: a ModelRunner loses its speculative algorithm; what it runs carries its own
-    (`ForwardBatch.spec_algorithm`). Call it once the pools are allocated, before graphs
-    are captured.
+    (`ForwardBatch.spec_algorithm`). The server's setting `return_hidden_states_mode` is
+    `full` while graphs that show states are captured. Call it once the pools are
+    allocated, before graphs are captured.
     Why: under a speculative algorithm SGLang captures the target's decode graph as a
     verify pass of one width for all, for which a registered algorithm has no input. It
-    captures none for a draft model.
-    Where: runner/decode_cuda_graph_runner.py, `__init__` and `get_spec_info`.
+    captures none for a draft model. A pass reads the target's hidden states, and a head
+    those of prefills and plain steps; a graph without them refuses such a batch.
+    Where: runner/decode_cuda_graph_runner.py, `__init__`, `get_spec_info` and
+    `capture_hidden_mode`; runner/prefill_cuda_graph_runner.py; runner/base_runner.py.
     Ends with: a method of CustomSpecAlgo that says what is captured.
     """
     runner.spec_algorithm = SpeculativeAlgorithm.NONE
+    if not shows_states:
+        return
+    capture = runner.init_cuda_graphs
+
+    @wraps(capture)
+    def capture_with_hidden_states(*args: Any, **kwargs: Any) -> None:
+        with get_exec().features.override(return_hidden_states_mode="full"):
+            capture(*args, **kwargs)
+
+    runner.init_cuda_graphs = capture_with_hidden_states
 
 
 def plan_buffers_in_turn(backend: Any) -> Callable[[], None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
     configure_aux_hidden_state_capture,
 )
-from sglang.srt.runtime_context import get_exec
 from torch import Tensor
 
 
@@ -143,30 +141,6 @@ def take_states(output: LogitsProcessorOutput, rows: Tensor | None) -> States:
     states = States.of(output)
     output.hidden_states = states.final if rows is None else states.final[rows]
     return states
-
-
-def capture_hidden_states(runner: Any) -> None:
-    """Have the target's graphs show the hidden states of all rows.
-
-    runner: the target's ModelRunner. Call it before graphs are captured.
-
-    What: the server's setting `return_hidden_states_mode` is `full` while the graphs
-    are captured, and what it was afterwards.
-    Why: a pass reads its hidden states, and a head those of prefills and plain steps.
-    A graph that was captured without them refuses such a batch.
-    Where: runner/base_runner.py, `BaseRunner.__init__`;
-    runner/prefill_cuda_graph_runner.py and runner/decode_cuda_graph_runner.py,
-    `capture_hidden_mode`.
-    Ends with: a method of CustomSpecAlgo that says what graphs have to show.
-    """
-    capture = runner.init_cuda_graphs
-
-    @wraps(capture)
-    def capture_with_hidden_states(*args: Any, **kwargs: Any) -> None:
-        with get_exec().features.override(return_hidden_states_mode="full"):
-            capture(*args, **kwargs)
-
-    runner.init_cuda_graphs = capture_with_hidden_states
 
 
 def hide_media(model_config: Any, *, images: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -37,24 +36,21 @@ def tell_of_slots(allocator: Any, note: Callable[[Tensor], None]) -> None:
 
 
 def keep_on_cpu(
-    module: str,
-    allocate: Callable[..., Tensor],
-    copy: Callable[..., None],
-    reserve: int,
+    allocate: Callable[..., Tensor], copy: Callable[..., None], reserve: int
 ) -> None:
     """Let a hierarchical cache keep its prompts beside a model on the CPU.
 
-    What: host pools take memory by `allocate`, leave `reserve` bytes free, and those of
-    a module, by its name, copy slots by `copy`.
+    What: host pools take memory by `allocate`, leave `reserve` bytes free, and copy
+    slots by `copy`.
     Why: they make memory known to a GPU, copy with its kernel, and leave 10 GiB to a
     host that has other work.
     Where: mem_cache/pool_host/common.py, `alloc_with_host_register`;
     mem_cache/pool_host/base.py, `host_memory_budget_bytes`;
-    mem_cache/pool_host/mha.py, `load_to_device_per_layer`.
+    mem_cache/pool_host/mha.py and mla.py, `load_to_device_per_layer`.
     Ends with: a host pool for platforms without a device of their own.
     """
-    from sglang.srt.mem_cache.pool_host import base, common
+    from sglang.srt.mem_cache.pool_host import base, common, mha, mla
 
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = reserve
     common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
-    setattr(sys.modules[module], "transfer_kv_direct", copy)  # noqa: B010
+    mha.transfer_kv_direct = mla.transfer_kv_direct = copy

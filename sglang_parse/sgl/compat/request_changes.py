@@ -80,30 +80,21 @@ def serve_plainly(req: SchedulerRequest) -> None:
     req.sampling_params.custom_params = {"parse_mode": "off"}
 
 
-def hold(req: SchedulerRequest) -> None:
-    """Let a request that has its only token run on without output (`release`).
+def hold(req: SchedulerRequest, *, until_released: bool = True) -> None:
+    """Let a request that has its only token run on without output, or release it.
 
-    What: raises the request's limit by one and takes its other stops away.
+    What: raises the request's limit by one and takes its other stops away; a release
+    puts the limit of one token back.
     Why: a text that is judged alone may need passes in several steps, and SGLang ends
     a request after any step in which it finds a stop.
     Where: managers/schedule_batch.py, `Req.update_finish_state`.
     Ends with: a flag of Req that keeps it running.
     """
     params = req.sampling_params
-    params.max_new_tokens = 2
-    params.ignore_eos = True
-    params.stop_strs, params.stop_regex_strs = [], []
-
-
-def release(req: SchedulerRequest) -> None:
-    """End a request that was held, at its one token.
-
-    What: puts the limit of one token back.
-    Why: the verdicts of its text are complete (`hold`).
-    Where: managers/schedule_batch.py, `Req.update_finish_state`.
-    Ends with: a flag of Req that keeps it running.
-    """
-    req.sampling_params.max_new_tokens = 1
+    params.max_new_tokens = 2 if until_released else 1
+    if until_released:
+        params.ignore_eos = True
+        params.stop_strs, params.stop_regex_strs = [], []
 
 
 def emits_passes(req: SchedulerRequest, passes: Sequence[int]) -> None:
@@ -128,33 +119,23 @@ def emits_passes(req: SchedulerRequest, passes: Sequence[int]) -> None:
     req.spec_num_correct_drafts += (total - len(gave)) - (total - 1)
 
 
-def count_passes(scheduler: Any, num_more: int) -> None:
-    """Prepare the server's figures for a result of several passes of some requests.
+def count_in_log(metrics: Any, *, num_passes: int = 0, num_drafts: float = 0) -> None:
+    """Correct the server's figures, from which the log has `accept len` and `accept
+    rate`, beforehand.
 
-    num_more: passes beside the one of each request.
+    metrics: the scheduler's `metrics_reporter`.
 
-    What: moves `spec_num_forward_ct` and `spec_num_correct_drafts` of the scheduler's
-    metrics beforehand, from which the log has `accept len`.
-    Why: SGLang counts one pass of each request of a result.
-    Where: scheduler_components/metrics_reporter.py, `update_spec_metrics`.
-    Ends with: a result that says how many passes gave it.
+    What: adds to `spec_num_forward_ct` and `spec_num_correct_drafts`.
+    Why: SGLang counts one pass of each request of a result, and divides correct drafts
+    by passes times one draft length; a result may have several, and drafts here have
+    many lengths.
+    Where: scheduler_components/metrics_reporter.py, `update_spec_metrics` and
+    `report_decode_stats`.
+    Ends with: a result that says how many passes gave it, and a quotient of the counts
+    of drafts that SGLang keeps.
     """
-    metrics = scheduler.metrics_reporter
-    metrics.spec_num_forward_ct += num_more
-    metrics.spec_num_correct_drafts -= num_more
-
-
-def count_drafts(reporter: Any) -> None:
-    """Prepare the server's figures for the rate of correct drafts in the log.
-
-    What: scales `spec_num_correct_drafts` of SGLang's metrics once an interval.
-    Why: SGLang divides it by passes times one draft length, and drafts here have many.
-    The scaled count gives correct drafts over proposed drafts.
-    Where: scheduler_components/metrics_reporter.py, `report_decode_stats`.
-    Ends with: a quotient of the counts of drafts that SGLang keeps.
-    """
-    kept, proposed = reporter.spec_num_correct_drafts, reporter.spec_num_cap_tokens
-    reporter.spec_num_correct_drafts = kept * reporter.spec_num_forward_ct / proposed
+    metrics.spec_num_forward_ct += num_passes
+    metrics.spec_num_correct_drafts += num_drafts
 
 
 def set_lens(batch: Any, lens: Tensor, on_host: Tensor) -> None:

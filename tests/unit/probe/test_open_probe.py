@@ -9,7 +9,7 @@ import torch
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.probe import open_probe as opening
-from sglang_parse.probe.linear_probe import Learnt, Point, Probe
+from sglang_parse.probe.linear_probe import Learnt, Probe
 from sglang_parse.probe.open_probe import OpenedProbe, check_probe_flags, open_probe
 from sglang_parse.probe.probe_file import save_probe
 from sglang_parse.probe.target_fingerprint import fingerprint
@@ -26,7 +26,7 @@ def make(layers=(1, 2), size=4, suffix=SUFFIX):
     target = fingerprint(str(TARGET_PATH))
     learnt = Learnt(target, CONFIG.judge_suffix, suffix, 0.5)
     weight = torch.ones((len(layers) + 1) * size)
-    return Probe(learnt, layers, size, {"step": Point()}, weight, torch.tensor(0.0))
+    return Probe(learnt, layers, size, {"step": 0.5}, weight, torch.tensor(0.0))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_probe_that_the_target_cannot_feed_is_refused(opened, probe, told):
 
 
 def test_a_recurrent_state_has_no_probe(opened, monkeypatch):
-    """Red if the pass of a doubt begins before a state that cannot be wound back."""
+    """Red if such a target is served with a probe that no test has shown there."""
     monkeypatch.setattr(opening, "has_recurrent_state", lambda runner: True)
     with pytest.raises(ValueError, match="recurrent state, .*-parse-probe-collect"):
         opened(make())
@@ -105,7 +105,7 @@ def test_flags_that_do_not_go_with_a_probe_are_refused(tmp_path, flags, told):
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({}, "auto"),
+        ({}, "probe"),
         ({"judge": "probe"}, "probe"),
         ({"judge": "suffix"}, "suffix"),
         ({"threshold": 0.7}, "suffix"),

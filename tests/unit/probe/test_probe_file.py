@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 
 from sglang_parse.probe.linear_probe import (
     Learnt,
-    Point,
     Probe,
     ProbeError,
     TargetHashes,
@@ -24,7 +23,7 @@ def make(size=4, layers=(1, 2)):
     made = torch.Generator().manual_seed(1)
     return Probe(
         Learnt(TARGET, "Right?", (5, 6), 0.5), layers, size,
-        {"step": Point(0.4, 0.2, 0.9)},
+        {"step": 0.4},
         torch.randn((len(layers) + 1) * size, generator=made), torch.tensor(0.25),
         {"auc": 0.9},
     )  # fmt: skip
@@ -35,7 +34,7 @@ def test_a_file_holds_the_whole_probe(tmp_path):
     probe = make()
     save_probe(probe, tmp_path / "p")
     found = load_probe(tmp_path / "p")
-    for name in ("learnt", "layers", "hidden_size", "points", "figures"):
+    for name in ("learnt", "layers", "hidden_size", "cutoffs", "figures"):
         assert getattr(found, name) == getattr(probe, name)
     states = torch.randn(7, 12)
     torch.testing.assert_close(found.scores(states), probe.scores(states))
@@ -96,8 +95,8 @@ def about_of(path):
         (("learnt", "suffix"), [], r"has the suffix \[\]; expected a list"),
         (("learnt", "question"), 7, "has the question 7; expected text"),
         (("learnt", "target"), {"config": 1, "weights": "w"}, "target's config 1;"),
-        (("points", "step", "low"), 0.5, "has the low, cutoff and high of 'step'"),
-        (("points", "step", "high"), None, "has the low, cutoff and high of 'step'"),
+        (("points", "step", "cutoff"), 1.5, "has the cutoff of 'step' 1.5"),
+        (("points", "step", "cutoff"), None, "has the cutoff of 'step' None"),
         (("points",), [], "is no file of"),
         (("learnt",), None, "is no file of"),
     ],

@@ -2,12 +2,11 @@
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
-from sglang_parse.probe.linear_probe import Learnt, Point, Probe, TargetHashes
+from sglang_parse.probe.linear_probe import Learnt, Probe, TargetHashes
 from sglang_parse.probe.pair_collector import PairCollector
 from sglang_parse.probe.probe_guard import ProbeGuard
 from tests.support.fake_engine import (
@@ -16,19 +15,16 @@ from tests.support.fake_engine import (
     SUFFIX,
     FakeDrafter,
     FakeServer,
-    FakeSlots,
     FakeTarget,
     make_request,
 )
 
-POINT = Point(cutoff=0.5, low=0.3, high=0.8)
 BAD = 20  # a token that makes all prefixes behind it invalid
-UNCLEAR = 21  # one that leaves the probe in doubt
 
 
-def make_probe(point=POINT):
+def make_probe():
     return Probe(
-        Learnt(TargetHashes("c", "w"), "q", SUFFIX, 0.5), (), 1, {"line": point},
+        Learnt(TargetHashes("c", "w"), "q", SUFFIX, 0.5), (), 1, {"line": 0.5},
         weight=torch.ones(1), bias=torch.tensor(0.0),
     )  # fmt: skip
 
@@ -38,9 +34,7 @@ def judge(tokens):
 
 
 def state(tokens):
-    """In doubt from an unclear token on, else of the judge's opinion."""
-    if UNCLEAR in tokens:
-        return [0.0]
+    """Of the judge's opinion."""
     return [-4.0 if BAD in tokens else 4.0]
 
 
@@ -58,12 +52,10 @@ def drafts(*lines):
     return FakeDrafter(write)
 
 
-def serve(lines, *, kind, point=POINT, guard=None, state=state, slots=None, **options):
+def serve(lines, *, kind, guard=None):
     target = FakeTarget(own, judge, state)
-    server = FakeServer(
-        target, [drafts(*lines)], probe=make_probe(point), guard=guard, slots=slots
-    )
-    req = make_request(judge_kind=kind, **options)
+    server = FakeServer(target, [drafts(*lines)], probe=make_probe(), guard=guard)
+    req = make_request(judge_kind=kind)
     return server, target, req
 
 
@@ -77,54 +69,14 @@ LINES = [(10, 11), (12,), (BAD, 13), (14,)]
 def test_a_probe_keeps_what_the_suffix_keeps_and_takes_no_rows():
     """Red if verdicts are read at other rows than the boundaries', or rows remain."""
     kept = {}
-    for kind in ("suffix", "probe", "auto"):
+    for kind in ("suffix", "probe"):
         server, target, req = serve(LINES, kind=kind)
         (r,) = server.round(req).requests
         kept[kind] = (r.decision, r.kept.cut, target.num_passes)
         suffixes = len(r.boundaries) * len(SUFFIX) if kind == "suffix" else 0
         assert rows(target) == [1 + len(r.shown) + suffixes]
         assert set(r.verdict.judged_by) == (set() if kind == "suffix" else {"probe"})
-    assert kept["probe"] == kept["suffix"] == kept["auto"]
-
-
-@pytest.mark.parametrize("unclear_at", [0, 1, 2])
-def test_doubt_is_settled_by_the_suffix_in_one_more_pass(unclear_at):
-    """Red if the pass behind the draft asks of another prefix, or of more of them."""
-    lines = [list(line) for line in [(10, 11), (12,), (13, 13)]]
-    lines[unclear_at][0] = UNCLEAR
-    server, target, req = serve(lines, kind="auto")
-    (r,) = server.round(req).requests
-    assert target.num_passes == 2
-    by = ["suffix" if k >= unclear_at else "probe" for k in range(3)]
-    assert list(r.verdict.judged_by) == by
-    assert r.decision.num_judged == r.boundaries[-1]
-    assert r.verdict.scores[unclear_at:] == pytest.approx([0.95] * (3 - unclear_at))
-    # The second pass begins a token before the first boundary in doubt.
-    span = r.boundaries[-1] - r.boundaries[unclear_at] + 2
-    assert rows(target)[1] == span + (3 - unclear_at) * len(SUFFIX)
-    assert req.state.report.counters.target_passes == 2
-    assert req.state.report.counters.probe_segments == unclear_at
-
-
-def test_nothing_is_asked_behind_a_prefix_that_surely_fails():
-    """Red if doubt that changes nothing costs a pass."""
-    server, target, req = serve([(10,), (BAD,), (UNCLEAR,)], kind="auto")
-    (r,) = server.round(req).requests
-    # The unclear line is behind the bad one, and so is the doubt.
-    assert target.num_passes == 1
-    assert r.decision.num_judged == r.boundaries[0]
-
-
-def test_without_room_the_cutoff_decides():
-    """Red if a full pool stops rounds in doubt."""
-    slots = FakeSlots()
-    server, target, req = serve([(10,), (UNCLEAR,)], kind="auto", slots=slots)
-    verdicts = server.engine.verdicts
-    verdicts.parts = replace(verdicts.parts, slots=FakeSlots(num_free=3))
-    (r,) = server.round(req).requests
-    assert target.num_passes == 1
-    assert r.verdict.scores[-1] == pytest.approx(0.5)
-    assert r.decision.num_judged == r.boundaries[-1]  # 0.5 reaches the cutoff
+    assert kept["probe"] == kept["suffix"]
 
 
 def test_the_guards_share_is_asked_in_the_same_pass():
@@ -167,9 +119,9 @@ def test_kinds_of_judges_stand_side_by_side_in_a_batch():
         server = FakeServer(target, [drafter], probe=make_probe())
         reqs = []
         for k in range(num):
-            tokens = [rng.choice([10, 11, LINE, LINE, BAD, UNCLEAR]) for _ in range(12)]
+            tokens = [rng.choice([10, 11, LINE, LINE, BAD]) for _ in range(12)]
             by_prompt[100 + k] = (*tokens, STOP)
-            kind = rng.choice(["suffix", "probe", "auto"])
+            kind = rng.choice(["suffix", "probe"])
             reqs.append(make_request(prompt=(100 + k,), judge_kind=kind))
         before = [(*r.origin_input_ids, *r.output_ids) for r in reqs]
         found = server.round(*reqs)
@@ -202,14 +154,14 @@ def test_pairs_are_the_states_and_scores_of_the_boundaries():
 def test_the_planner_knows_that_a_probes_boundary_costs_no_rows():
     """Red if windows of probe-judged requests are planned as if suffixes were asked."""
     seen = {}
-    for kind in ("suffix", "probe", "auto"):
+    for kind in ("suffix", "probe"):
         server, _, req = serve(LINES, kind=kind)
         server.engine.planner.adaptive = True
         server.engine.planner.gate.choose = _noting(
             server.engine.planner.gate.choose, seen, kind
         )
         server.round(req)
-    assert seen == {"suffix": len(SUFFIX), "probe": 0, "auto": 0}
+    assert seen == {"suffix": len(SUFFIX), "probe": 0}
 
 
 def _noting(choose, seen, kind):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.sgl.compat.backend_changes import IndexBuffer, room_for
+from sglang_parse.sgl.compat.backend_changes import IndexBuffer, holds_pass
 from sglang_parse.sgl.compat.graph_changes import (
     pass_eager_inputs_through,
     without_graphs,
@@ -36,14 +36,14 @@ def test_room_has_an_entry_for_every_sequence_and_is_given_back(of_two):
     before = dict(vars(found)), dict(vars(found.updater))
     with (
         pytest.raises(RuntimeError, match="out of memory"),
-        room_for(pair if of_two else found, BUFFERS, num_sequences=9),
+        holds_pass(pair if of_two else found, BUFFERS, num_sequences=9),
     ):
         assert found.kv_indptr.tolist() == [0.0] * 10
         last = found.updater.last_page_len
         assert last.tolist() == [1] * 9 and last.dtype == torch.int32
         raise RuntimeError("out of memory")
     assert (vars(found), vars(found.updater)) == before
-    with room_for(found, BUFFERS, num_sequences=2):  # long enough as they are
+    with holds_pass(found, BUFFERS, num_sequences=2):  # long enough as they are
         assert (vars(found), vars(found.updater)) == before
 
 

@@ -9,8 +9,8 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
 from sglang_parse.sgl import graphs as module
-from sglang_parse.sgl.compat import model_changes as models
-from sglang_parse.sgl.compat.model_changes import capture_hidden_states
+from sglang_parse.sgl.compat import backend_changes
+from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
 from sglang_parse.sgl.graphs import PassGraphs
 
 
@@ -153,14 +153,16 @@ def test_graphs_are_captured_with_hidden_states_and_nothing_else_is(monkeypatch)
         vars(features).update(before)
 
     features.override = override
-    monkeypatch.setattr(models, "get_exec", lambda: SimpleNamespace(features=features))
+    monkeypatch.setattr(
+        backend_changes, "get_exec", lambda: SimpleNamespace(features=features)
+    )
     seen = []
     runner = SimpleNamespace(
         init_cuda_graphs=lambda **more: seen.append(
             (features.return_hidden_states_mode, more)
         )
     )
-    capture_hidden_states(runner)
+    plan_plain_decode(runner, shows_states=True)
     runner.init_cuda_graphs(capture_decode_cuda_graph=True)
     assert seen == [("full", {"capture_decode_cuda_graph": True})]
     assert features.return_hidden_states_mode is None

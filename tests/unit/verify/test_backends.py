@@ -18,7 +18,7 @@ import torch
 
 from sglang_parse.cpu.tiles import attend, plan_tiles
 from sglang_parse.options.table import VERIFY_ROUTES
-from sglang_parse.sgl.compat.backend_changes import room_for
+from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.verify.backends import routes as registry
 from sglang_parse.verify.backends.mask import MaskedVerifyInput
 from sglang_parse.verify.backends.routes import (
@@ -98,7 +98,7 @@ def flashinfer_plan(case: Pass, route: str) -> dict:
     fields = spec_info.batch_fields(torch.tensor(case.rows))
     backend = SimpleNamespace(indices_updater_prefill=updater)
     buffers = backend_of("flashinfer").buffers
-    with room_for(backend, buffers, num_sequences=fields["batch_size"]):
+    with holds_pass(backend, buffers, num_sequences=fields["batch_size"]):
         updater.call_begin_forward(
             None,
             wrapper,
@@ -156,7 +156,7 @@ def flashinfer_mla_plan(case: Pass) -> dict:
     fields = spec_info.batch_fields(torch.tensor(case.rows))
     backend = SimpleNamespace(indices_updater_prefill=updater)
     buffers = backend_of("flashinfer").buffers
-    with room_for(backend, buffers, num_sequences=fields["batch_size"]):
+    with holds_pass(backend, buffers, num_sequences=fields["batch_size"]):
         updater.update(
             fields["req_pool_indices"],
             fields["seq_lens"],
