@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import requires, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.cli.estimate import RESERVED, ModelShape
-
 REINSTALL = "reinstall with: pip install -e ."
-# KV cache tokens below which a server is of no use.
-LEAST_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -46,8 +40,6 @@ def run_checks(target: str, draft: str, draft_url: str = "") -> Iterator[Finding
     for args in started:  # a pair that cannot start has one line, which names the flag
         for of_pair in (check_tokenizers, check_judge, check_sampling):
             yield run(partial(of_pair, args))
-        yield run(check_kernels)
-        yield run(partial(check_room, target, draft))
     if draft_url:
         yield run(partial(check_draft_server, draft_url))
 
@@ -186,60 +178,6 @@ def check_sampling(args: Any) -> str:
     if told := penalty_sentence(defaults):
         raise ValueError(told)
     return "the sampling defaults of the target leave chat requests to PARSE"
-
-
-def check_kernels() -> str:
-    """FlashInfer has attention kernels, or can compile them at the first start."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "FlashInfer is not used on a CPU and compiles nothing"
-    if find_spec("flashinfer_jit_cache"):
-        return "the package flashinfer-jit-cache has FlashInfer's kernels"
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    nvcc = shutil.which("nvcc") or shutil.which(f"{home}/bin/nvcc")
-    tools = {"nvcc": nvcc, "ninja": shutil.which("ninja")}
-    if lacking := [name for name, path in tools.items() if not path]:
-        raise ValueError(
-            f"FlashInfer may have to compile kernels and finds no "
-            f"{' and no '.join(lacking)}; install the CUDA toolkit and ninja, or the "
-            "package flashinfer-jit-cache."
-        )
-    return f"FlashInfer compiles kernels at the first start, in minutes, with {nvcc}"
-
-
-def check_room(target: str, draft: str) -> str:
-    """Weights and some KV cache of the pair fit into memory."""
-    import psutil
-    import torch
-
-    if not all((Path(path) / "config.json").is_file() for path in (target, draft)):
-        return "memory is not checked: the pair's config.json files are not here"
-    cards, itemsize = torch.cuda.device_count(), 2
-    if cards:
-        total = sum(torch.cuda.mem_get_info(i)[1] - RESERVED for i in range(cards))
-        where = f"{cards} GPUs" if cards > 1 else "the GPU"
-    else:
-        total, itemsize = psutil.virtual_memory().available, 4
-        where = "free memory"
-    shapes = [ModelShape.find(path) for path in (target, draft)]
-    weights = sum(
-        sum(f.stat().st_size for f in Path(path).glob("*.safetensors"))
-        or shape.weight_bytes * itemsize / 2
-        for path, shape in zip((target, draft), shapes, strict=True)
-    )
-    per_token = sum(shape.kv_bytes for shape in shapes) * itemsize / 2
-    tokens = max(0, int((total - weights) / per_token))
-    told = (
-        f"the weights take {weights / 1e9:.2f} GB of {total / 1e9:.1f} GB in {where} "
-        f"and leave KV cache for about {tokens:,} tokens"
-    )
-    if tokens < LEAST_TOKENS:
-        raise ValueError(
-            f"{told}, expected {LEAST_TOKENS:,} or more; use more GPUs (--tp), or a "
-            "smaller or quantised pair."
-        )
-    return told
 
 
 def check_draft_server(url: str) -> str:

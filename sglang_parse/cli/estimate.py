@@ -2,8 +2,7 @@
 
 A request alternates between judged rounds and, after a failed verdict, short rounds in
 which the target rewrites the failed segment. The formula takes the expected tokens and
-the time of both, for the best draft length. The simulator in benchmarks/ shares the
-sizes of models and the times of forwards. estimate.toml explains each constant.
+the time of both, for the best draft length. estimate.toml explains each constant.
 """
 
 from __future__ import annotations
@@ -12,13 +11,9 @@ import argparse
 import json
 import math
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from typing import Any, NamedTuple
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 CARDS: dict[str, dict[str, float]] = _TABLES["cards"]
@@ -77,18 +72,13 @@ class ModelShape:
         hidden, heads = has["hidden_size"], has["num_attention_heads"]
         experts = has.get("num_experts", has.get("num_local_experts", 0))
         width = has["intermediate_size"]
+        attention = (heads, has.get("num_key_value_heads", heads))
+        head_dim = has.get("head_dim", hidden // heads)
+        mlp_width = has.get("moe_intermediate_size", width) if experts else width
+        used, is_tied = has.get("num_experts_per_tok", 0), "tie_word_embeddings"
+        sizes = (has["num_hidden_layers"], hidden, *attention, head_dim, mlp_width)
         return cls(
-            name,
-            has["num_hidden_layers"],
-            hidden,
-            heads,
-            has.get("num_key_value_heads", heads),
-            has.get("head_dim", hidden // heads),
-            has.get("moe_intermediate_size", width) if experts else width,
-            has["vocab_size"],
-            experts,
-            has.get("num_experts_per_tok", 0),
-            has.get("tie_word_embeddings", False),
+            name, *sizes, has["vocab_size"], experts, used, has.get(is_tied, False)
         )
 
     @property
@@ -164,17 +154,6 @@ class PairTimes:
     def _kv_ms(self, model: ModelShape, bs: int) -> float:
         return self._read_ms(bs * self.context * model.kv_bytes)
 
-    @property
-    def weight_gb(self) -> float:
-        return (self.target.weight_bytes + self.draft.weight_bytes) / 1e9
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens whose KV of both models fits beside the weights."""
-        room = self.tp * (1e9 * self.card["memory_gb"] - RESERVED)
-        room -= 1e9 * self.weight_gb
-        return int(room / (self.target.kv_bytes + self.draft.kv_bytes))
-
     def round_ms(self, bs: int, steps: int, rows: float) -> float:
         """A round of `steps` draft steps and one target pass over `rows` tokens."""
         card = self.card
@@ -233,55 +212,29 @@ def add_estimate(commands: Any) -> None:
     p.add_argument("--tp", type=int, choices=(1, 2, 4, 8), default=1, help="cards")
     kept = f"share of a draft of {KEPT_OF} tokens that judging keeps; default: 0.9"
     p.add_argument("--kept", type=float, default=0.9, metavar="X", help=kept)
-    requests = {"metavar": "C", "help": "requests at once; default: 1 8 32"}
-    p.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], **requests)
+    help = "requests at once; default: 1 8 32"
+    p.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], help=help)
     p.set_defaults(command=estimate_command)
 
 
 def estimate_command(args: argparse.Namespace) -> int:
     from rich.console import Console
-
-    if not 0 < args.kept <= 1:
-        raise ValueError(
-            f"--kept is {args.kept}; expected a number above 0 and up to 1."
-        )
-    target, draft = ModelShape.find(args.target), ModelShape.find(args.draft)
-    pair = PairTimes(target, draft, CARDS[args.gpu], args.tp)
-    cards = f"{args.tp} x {args.gpu.upper()}"
-    check_room(pair, max(args.concurrency), cards)
-    console = Console(highlight=False)
-    console.print(
-        f"Estimate for {target.name} with draft model {draft.name} on {cards}:"
-    )
-    console.print(table_of(pair, args.concurrency, args.kept))
-    requests = pair.kv_tokens // pair.context
-    console.print(
-        f"The weights take {pair.weight_gb:.0f} GB. The KV cache has room for about "
-        f"{pair.kv_tokens:,} tokens: {requests} requests of {pair.context:,}.\n"
-        f"Assumed: judging keeps {args.kept:.0%} of a draft of {KEPT_OF} tokens, "
-        f"{AGREEMENT:.0%} of draft tokens are the target's own, a segment has "
-        f"{SEGMENT} tokens and a judge question {QUESTION}, and weights are 16-bit.\n"
-        "These are estimates from a formula. Its times are fitted to one H200; no H100 "
-        "was measured. PARSE stops drafting where drafts do not pay."
-    )
-    return 0
-
-
-def check_room(pair: PairTimes, bs: int, cards: str) -> None:
-    """Raises ValueError where the KV cache has no room for bs requests."""
-    needed = bs * pair.context
-    if pair.kv_tokens < needed:
-        raise ValueError(
-            f"On {cards} the weights of {pair.weight_gb:.0f} GB leave KV cache for "
-            f"{max(0, pair.kv_tokens):,} tokens, but --concurrency {bs} needs "
-            f"{needed:,}; raise --tp or lower --concurrency."
-        )
-
-
-def table_of(pair: PairTimes, concurrency: Sequence[int], kept: float) -> Table:
-    """A row for each number of requests, with the best draft length."""
     from rich.table import Table
 
+    if not 0 < args.kept <= 1:
+        raise ValueError(f"--kept is {args.kept}; expected above 0 and at most 1.")
+    target, draft = ModelShape.find(args.target), ModelShape.find(args.draft)
+    pair = PairTimes(target, draft, CARDS[args.gpu], args.tp)
+    cards, most = f"{args.tp} x {args.gpu.upper()}", max(args.concurrency)
+    weights = target.weight_bytes + draft.weight_bytes
+    room = args.tp * (1e9 * pair.card["memory_gb"] - RESERVED) - weights
+    tokens = max(0, int(room / (target.kv_bytes + draft.kv_bytes)))
+    told = f"weights of {weights / 1e9:.0f} GB leave KV cache for {tokens:,} tokens"
+    if tokens < most * pair.context:
+        raise ValueError(
+            f"On {cards} the {told}, but --concurrency {most} needs "
+            f"{most * pair.context:,}; raise --tp or lower --concurrency."
+        )
     table = Table(
         "requests at once",
         "draft steps in a judged round",
@@ -290,9 +243,19 @@ def table_of(pair: PairTimes, concurrency: Sequence[int], kept: float) -> Table:
         "tokens/s of all requests",
         "speed over the target alone",
     )
-    for bs in concurrency:
-        best = max(speed(pair, bs, kept, n) for n in SEGMENTS)
+    for bs in args.concurrency:
+        best = max(speed(pair, bs, args.kept, n) for n in SEGMENTS)
         rate = 1000 * bs * best.tokens / best.ms
         cells = f"{bs} {best.steps} {100 / best.tokens:.1f} {best.ms:.0f} {rate:.0f}"
         table.add_row(*cells.split(), f"{best.ratio:.1f}x")
-    return table
+    console = Console(highlight=False)
+    console.print(f"Estimate for {target.name} with {draft.name} on {cards}:", table)
+    console.print(
+        f"The {told}.\n"
+        f"Assumed: judging keeps {args.kept:.0%} of a draft of {KEPT_OF} tokens, "
+        f"{AGREEMENT:.0%} of draft tokens are the target's own, a segment has "
+        f"{SEGMENT} tokens and a judge question {QUESTION}, and weights are 16-bit.\n"
+        "These are estimates from a formula. Its times are fitted to one H200; no H100 "
+        "was measured. PARSE stops drafting where drafts do not pay."
+    )
+    return 0

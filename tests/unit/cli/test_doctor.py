@@ -13,32 +13,15 @@ from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.options.validation import DRAFT_KEY_ENV
 
 
-@pytest.fixture
-def pair(tmp_path, monkeypatch):
-    """Folders of an 8B target and a small draft without weights, on one 60 GB GPU."""
-    sizes = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936}
-    paths = []
-    for name, layers, hidden in (("target", 36, 4096), ("draft", 28, 1024)):
-        paths.append(tmp_path / name)
-        paths[-1].mkdir()
-        width = {"hidden_size": hidden, "intermediate_size": 3 * hidden}
-        config = json.dumps({"num_hidden_layers": layers, **width, **sizes})
-        (paths[-1] / "config.json").write_text(config)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda i: (0, 60 * 10**9))
-    return paths
-
-
 def test_the_embedded_pair_passes_here(plugins, capsys):
     """Red if doctor finds fault with the pair that the package ships, or leaves out one
     of the checks of a server's start."""
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10 and all(line.startswith("ok       ") for line in lines)
+    assert len(lines) == 8 and all(line.startswith("ok       ") for line in lines)
     assert f"{TARGET_PATH} with {DRAFT_PATH} passes" in lines[4]
     assert "as token ids: tokenizers agree" in lines[5]
     assert "Yes=404 No=403: '<|im_end|>" in lines[6]
-    assert "leave KV cache for about" in lines[9]
 
 
 @pytest.mark.parametrize(
@@ -111,36 +94,6 @@ def test_a_hub_models_sampling_defaults_are_read(tmp_path, monkeypatch):
     (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
     with pytest.raises(ValueError, match="repetition_penalty 1.05"):
         doctor.check_sampling(args)
-
-
-@pytest.mark.parametrize("found", [(), ("nvcc",), ("ninja",), ("nvcc", "ninja")])
-def test_a_missing_compiler_is_told(found, monkeypatch):
-    """Red if a first start fails while it compiles, and doctor found nothing."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    monkeypatch.setattr(doctor.shutil, "which", {n: f"/bin/{n}" for n in found}.get)
-    if len(found) == 2:
-        assert doctor.check_kernels().endswith("in minutes, with /bin/nvcc")
-        return
-    lacking = " and no ".join(n for n in ("nvcc", "ninja") if n not in found)
-    with pytest.raises(ValueError, match=f"finds no {lacking}; install"):
-        doctor.check_kernels()
-    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
-    assert "has FlashInfer's kernels" in doctor.check_kernels()
-
-
-def test_room_of_a_pair(pair, monkeypatch):
-    """Red if a pair that fits no card is passed, or quantised weights count as 16-bit
-    ones."""
-    told = doctor.check_room(*map(str, pair))
-    assert "GB of 49.3 GB in the GPU and leave KV cache for about" in told
-    with open(pair[0] / "model.safetensors", "wb") as f:
-        f.truncate(5 * 10**10)  # sparse
-    with pytest.raises(ValueError, match=r"for about 0 tokens, expected .* \(--tp\)"):
-        doctor.check_room(*map(str, pair))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert "GB of 98.5 GB in 2 GPUs" in doctor.check_room(*map(str, pair))
-    assert "not checked" in doctor.check_room("org/a", "org/b")
 
 
 class Listed(BaseHTTPRequestHandler):
