@@ -46,21 +46,3 @@ def test_algorithm_is_no_built_in_one():
     ]
     answers = {n for n in flags if not parameters(getattr(parse, n))}
     assert {n for n in answers if getattr(parse, n)()} == {"is_some", "is_speculative"}
-
-
-@pytest.mark.contract_source
-def test_future_map_takes_our_arguments():
-    """Red if FutureMap's constructor changes."""
-    from sglang.srt.managers.overlap_utils import FutureMap
-
-    assert len(parameters(FutureMap.__init__)) == 6  # self and our five
-
-
-@pytest.mark.contract_source
-def test_memory_saver_keeps_draft_weights_where_we_ask_for_it():
-    """Red if the switch of algorithm.handle_server_args keeps no weights aside: an
-    update brings back the target's alone."""
-    from sglang.srt.model_executor.model_runner_components import load_model_utils
-
-    source = inspect.getsource(load_model_utils)
-    assert "is_draft_worker and get_exec().features.enable_draft_weights_cpu" in source

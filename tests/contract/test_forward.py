@@ -51,20 +51,6 @@ def test_logits_processor_honours_our_rows_in_the_verify_pass():
     assert "hidden_states[draft_extend_select_index]" in branch
 
 
-@pytest.mark.contract_source
-def test_flashinfer_asks_the_spec_input_for_ragged_arrays():
-    """Red if the FlashInfer backend builds the verify arrays itself."""
-    from pathlib import Path
-
-    import sglang
-
-    path = Path(sglang.__file__).parent / "srt/layers/attention/flashinfer_backend.py"
-    source = path.read_text(encoding="utf-8")
-    assert "generate_attn_arg_prefill(" in source
-    call = source[source.index(".generate_attn_arg_prefill(") :][:600]
-    assert "req_pool_indices" in call
-
-
 def test_spec_input_types_we_reuse_exist():
     """Red if the closed enum of spec inputs loses a value."""
     from sglang.srt.speculative.spec_info import SpecInputType

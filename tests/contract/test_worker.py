@@ -12,30 +12,11 @@ from tests.support.signatures import parameters
 pytestmark = pytest.mark.usefixtures("plugins")
 
 
-@pytest.mark.contract_source
-def test_worker_constructor_is_called_with_these_keywords():
-    """Red if the scheduler passes other keywords to a speculative worker."""
-    from sglang.srt.managers.scheduler import Scheduler
-
-    from sglang_parse.plugin.worker import ParseWorker
-
-    source = inspect.getsource(Scheduler)
-    for name in parameters(ParseWorker.__init__)[1:]:
-        assert f"{name}=" in source
-
-
 def test_worker_implements_what_its_base_leaves_abstract():
     """Red if BaseSpecWorker gains an abstract method."""
     from sglang_parse.plugin.worker import ParseWorker
 
     assert not ParseWorker.__abstractmethods__
-
-
-def test_a_group_of_ranks_tells_which_is_first():
-    """Red if a rank of tensor parallelism cannot tell whether it is the first."""
-    from sglang.srt.distributed.parallel_state import GroupCoordinator
-
-    assert {"world_size", "rank_in_group"} <= GroupCoordinator.__annotations__.keys()
 
 
 @pytest.mark.contract_source
