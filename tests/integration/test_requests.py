@@ -211,21 +211,6 @@ def test_null_custom_params_pass(parse, prompts):
     assert parse.post("/generate", body).status_code == 200
 
 
-def test_report_is_part_of_meta_info(parse, prompts):
-    """Red if the report is lost, doubled, or its counters do not add up."""
-    result = parse.generate(prompts[0], custom={"parse_report": True})
-    entry = report(result)
-    num = len(result["output_ids"])
-    assert entry["kept_tokens"] + entry["written_tokens"] == num
-    assert entry["kept_tokens"] <= entry["draft_tokens"]
-    assert entry["matched_tokens"] <= entry["kept_tokens"]
-    assert entry["kept_segments"] <= entry["judged_segments"]
-    spans = entry["segments"]
-    text = [t for s in spans if s["outcome"] != "rejected" for t in s["token_ids"]]
-    assert text == result["output_ids"]
-    assert all(0 <= s["score"] <= 1 for s in spans if s["score"] is not None)
-
-
 @pytest.mark.parametrize(
     ("reason", "options"),
     [

@@ -5,7 +5,6 @@ import importlib.util
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from sglang_parse.demo.servers import HOST, ServerError, free_port
+from sglang_parse.demo.servers import HOST, free_port
 from sglang_parse.embedded.task import make_problems, render_answer
 from tests.integration.conftest import FLAGS
 from tests.support.warm_servers import WarmServer
@@ -194,40 +193,6 @@ def test_wrong_options_are_told(workers, problems, tmp_path):
 # -- Policies ----------------------------------------------------------------------
 
 
-def num_served(url):
-    """Requests that a server has finished, by its own count."""
-    info = requests.get(url + "/server_info", timeout=WAIT_S).json()
-    (state,) = info["internal_states"]
-    return sum(state["parse"]["requests"].values())
-
-
-def test_power_of_two_balances(workers, problems, tmp_path):
-    """Red if one worker gets all requests: its load is not seen."""
-    before = [num_served(url) for url in workers]
-    with (
-        routed(workers, "power_of_two", tmp_path) as url,
-        ThreadPoolExecutor(6) as pool,
-    ):
-        list(pool.map(lambda p: post(url, CHAT, chat(p)), problems * 3))
-    counts = [num_served(url) - n for url, n in zip(workers, before, strict=True)]
-    assert sum(counts) == len(problems) * 3 and min(counts) > 1
-
-
-def test_a_second_turn_goes_to_its_prefix(workers, problems, tmp_path):
-    """Red if `cache_aware` loses sight of the prompt behind our options."""
-    with routed(workers, "cache_aware", tmp_path) as url:
-        for problem in problems[3:5]:
-            first = post(url, CHAT, chat(problem))
-            said = choice_of(first)["message"]["content"]
-            body = chat(problem, metadata={"return_meta_info": "true"})
-            body["messages"] += [
-                {"role": "assistant", "content": said},
-                {"role": "user", "content": "Again."},
-            ]
-            usage = choice_of(post(url, CHAT, body))["meta_info"]
-            assert usage["cached_tokens"] > 10
-
-
 # -- Workers that go ---------------------------------------------------------------
 
 
@@ -274,50 +239,3 @@ def test_health_checks_pass_beside_full_queues(workers, problems, tmp_path):
         seen = under_load(url, problems, check, num_clients=80)
     assert len(checks) >= 3 and set(checks) == {200}
     assert {status for *_, status in seen} == {200}
-
-
-@pytest.mark.skipif(SCALE not in os.environ, reason=f"{SCALE} restarts a server twice")
-def test_a_worker_that_drains_and_one_that_is_killed(
-    workers, second, problems, tmp_path
-):
-    """Red if a rolling restart loses a request, or a killed worker costs others'
-    requests, or a restarted one does not come back."""
-    with routed(workers, "power_of_two", tmp_path) as url:
-
-        def drain():
-            os.kill(second.processes()[0].pid, signal.SIGTERM)
-            with pytest.raises(ServerError, match="ended after"):
-                while True:
-                    second.check_alive()
-                    time.sleep(0.2)
-
-        seen = under_load(url, problems, drain)
-        assert seen and {status for *_, status in seen} == {200}
-        second.stop()
-        second.start()
-        second.wait_ready()
-        killed = []
-
-        def kill():
-            family = second.processes()
-            killed.append(time.monotonic())
-            for process in family:
-                process.kill()
-            killed.append(time.monotonic())
-
-        seen = under_load(url, problems, kill)
-        # Only what ran at that moment may be lost; what comes later is sent to the
-        # other worker.
-        first, last = killed
-        lost = [one for one in seen if one[2] != 200]
-        assert all(began < last and ended > first for began, ended, _ in lost)
-        assert any(began > last for began, *_ in seen)
-        second.stop()
-        second.start()
-        second.wait_ready()
-        deadline = time.monotonic() + WAIT_S
-        before = num_served(second.url)
-        while num_served(second.url) == before:
-            assert time.monotonic() < deadline, "the worker does not come back"
-            with ThreadPoolExecutor(4) as threads:
-                list(threads.map(lambda p: post(url, CHAT, chat(p)), problems))
