@@ -38,6 +38,7 @@ from sglang_parse.plugin.flags import config_from_server_args
 from sglang_parse.plugin.model_checks import penalty_sentence
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.probe.open_probe import OpenedProbe, open_probe
+from sglang_parse.probe.probe_verdicts import RoundParts
 from sglang_parse.reporting import telemetry
 from sglang_parse.requests.request_states import RequestStates
 from sglang_parse.sgl.architecture import check_architecture, has_recurrent_state
@@ -48,7 +49,7 @@ from sglang_parse.sgl.capacity import (
     pass_rows,
     warn_of_logits,
 )
-from sglang_parse.sgl.compat.request_changes import hold
+from sglang_parse.sgl.compat.request_changes import hold, release
 from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.sgl.slots import RoundSlots
 from sglang_parse.sgl.views import batch_view
@@ -205,7 +206,16 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
         ),
         segmenting=parts.segmenting,
         ranks=parts.ranks,
-        verdicts=parts.probe.verdicts(parts.judge.scores, parts.errors.note),
+        verdicts=parts.probe.verdicts(
+            RoundParts(
+                target,
+                slots,
+                parts.ranks,
+                batch_view,
+                parts.judge.scores,
+                parts.errors.note,
+            )
+        ),
     )
     client_pass = ClientPass(
         engine,
@@ -213,7 +223,7 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
         view=batch_view,
         refuse=refuse,
         hold=hold,
-        release=partial(hold, until_released=False),
+        release=release,
         step_rows=longest_prefill(),
     )
     _log_pools(parts, num_requests=req_to_token_pool.size)

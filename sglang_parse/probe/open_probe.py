@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.engine.outcome import ScoreRows
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
 from sglang_parse.judging.judges import ServerJudge
-from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
@@ -20,7 +17,7 @@ from sglang_parse.probe.pair_collector import PairCollector
 from sglang_parse.probe.pairs_route import open_collector
 from sglang_parse.probe.probe_file import load_probe
 from sglang_parse.probe.probe_guard import ProbeGuard
-from sglang_parse.probe.probe_verdicts import ProbeVerdicts
+from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
 from sglang_parse.probe.target_fingerprint import fingerprint
 from sglang_parse.sgl.architecture import has_recurrent_state
 
@@ -61,15 +58,12 @@ class OpenedProbe:
             )
         return "suffix" if told or options.judge == "suffix" else "probe"
 
-    def verdicts(
-        self, judge: ScoreRows, on_error: Callable[[ExtensionError], None]
-    ) -> VerdictSource:
-        """judge: scores verdict rows. on_error: told what it raises."""
+    def verdicts(self, parts: RoundParts) -> VerdictSource:
         if self.probe is None and self.collector is None:
-            return SuffixVerdicts(judge, on_error)
+            return SuffixVerdicts(parts.judge, parts.on_error)
         return ProbeVerdicts(
-            judge,
-            on_error,
+            parts.judge,
+            parts.on_error,
             self.probe,
             self.guard,
             self.collector,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from sglang_parse.engine.outcome import ScoreRows, suffix_scores, suffix_verdict
 from sglang_parse.engine.verdict_source import Scores
@@ -24,6 +25,21 @@ logger = logging.getLogger(__name__)
 
 # The planner's choices are kept while the rows of a verdict stay within such a step.
 ROWS_STEP = 0.5
+
+
+@dataclass(frozen=True)
+class RoundParts:
+    """What the engine has for a source of verdicts.
+
+    judge: scores verdict rows. on_error: told what it raises.
+    """
+
+    target: Any
+    slots: Any
+    ranks: Any
+    view: Any
+    judge: ScoreRows
+    on_error: Callable[[ExtensionError], None]
 
 
 class ProbeVerdicts:

@@ -97,6 +97,17 @@ def hold(req: SchedulerRequest, *, until_released: bool = True) -> None:
         params.stop_strs, params.stop_regex_strs = [], []
 
 
+def release(req: SchedulerRequest) -> None:
+    """End a request that was held, at its one token.
+
+    What: puts the limit of one token back.
+    Why: the verdicts of its text are complete (`hold`).
+    Where: managers/schedule_batch.py, `Req.update_finish_state`.
+    Ends with: a flag of Req that keeps it running.
+    """
+    hold(req, until_released=False)
+
+
 def emits_passes(req: SchedulerRequest, passes: Sequence[int]) -> None:
     """Prepare a request for a result of several passes, or of one without a token.
 
