@@ -477,7 +477,7 @@ def test_held_request_runs_until_it_is_released(params):
     for num_new in (1, 0, 0):
         req.update_finish_state(num_new)
         assert not req.finished()
-    requests.hold(req, until_released=False)
+    requests.release(req)
     req.update_finish_state(0)
     assert req.finished() and req.finished_len == 1
 
