@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.runtime_context import get_memory
 from torch import Tensor
 
-from sglang_parse.sgl.compat.model_changes import built_on_cpu, taken_for_triton
+from sglang_parse.sgl.compat.model_changes import on_device, taken_for_triton
 from sglang_parse.sgl.compat.pool_changes import keep_on_cpu
 from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
 
@@ -133,5 +133,5 @@ def build_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     hierarchical cache beside them keeps its slots in memory that no GPU reaches."""
     if get_memory().enable_hierarchical_cache:
         keep_on_cpu(host_memory, copy_slots, HOST_RESERVE)
-    with built_on_cpu():
+    with on_device("cpu"):
         return original(*args, **kwargs)

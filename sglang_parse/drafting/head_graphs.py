@@ -18,13 +18,16 @@ from sglang.srt.model_executor.cuda_graph_config import (
     check_cuda_graph_backend,
 )
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from sglang.srt.speculative.spec_info import (
+    SpecInput,
+    SpecInputType,
+    SpeculativeAlgorithm,
+)
 from torch import Tensor
 
 from sglang_parse.options.table import EAGLE3, MTP
 from sglang_parse.sgl.compat.graph_changes import (
-    capture_head_prefills,
-    capture_head_steps,
+    captured_for_head,
 )
 
 logger = logging.getLogger(__name__)
@@ -109,7 +112,7 @@ class HeadGraphs:
 
     def _capture_prefills(self) -> None:
         runner = self.runner
-        with capture_head_prefills(runner, ALGORITHMS[self.kind]):
+        with captured_for_head(runner, SpeculativeAlgorithm[ALGORITHMS[self.kind]]):
             runner.init_prefill_cuda_graph(force_for_draft_worker=True)
             graphs = runner.prefill_cuda_graph_runner
             states = getattr(graphs, "static_draft_hidden_states", None)
@@ -132,7 +135,7 @@ class HeadGraphs:
             return HeadInput(self.states[:num_tokens])
 
         try:
-            with capture_head_steps(runner, make_input):
+            with captured_for_head(runner, SpeculativeAlgorithm.NONE, make_input):
                 runner.init_decode_cuda_graph()
                 if runner.decode_cuda_graph_runner is None:
                     raise ValueError("SGLang captured none")

@@ -25,7 +25,7 @@ from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.drafting.head_graphs import HeadGraphs, HeadInput
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.sgl.capacity import check_feature_room, longest_prefill
-from sglang_parse.sgl.compat.model_changes import waits_for_no_gpu
+from sglang_parse.sgl.compat.model_changes import on_device
 from sglang_parse.sgl.upload import upload
 
 
@@ -141,7 +141,7 @@ class HeadModel(DraftRunner):
             revision=self.target.model_config.revision,
             load_config=self.target.load_config,
         )
-        with waits_for_no_gpu(self.runner.device):
+        with on_device(self.runner.device):
             if self.takes_lm_head():
                 self.model.set_embed_and_head(embed, head)
             else:

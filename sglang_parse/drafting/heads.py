@@ -7,7 +7,7 @@ from sglang.srt.configs.draft_parallel import DraftTPExecution
 from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.drafting.head_model import HeadModel
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
-from sglang_parse.sgl.compat.model_changes import capture_features
+from sglang_parse.sgl.compat.model_changes import show_layers
 from sglang_parse.sgl.mtp import check_mtp
 
 
@@ -25,7 +25,7 @@ class EagleHead(HeadModel):
         flag, target = flag_name("eagle_model_path"), context.target
         path = context.config.eagle_model_path
         super().__init__(context, path=path, revision=None, flag=flag)
-        capture_features(target, self.runner.model_config.hf_config, flag)
+        show_layers(target, flag, head_config=self.runner.model_config.hf_config)
         layers = getattr(self.model.model, "num_aux_hidden_states", 3)
         self.set_width(layers * target.model_config.hidden_size)
 

@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sglang_parse.sgl.compat.graph_changes import replay_pass, without_graphs
+from sglang_parse.sgl.compat.graph_changes import graphs_of_pass
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ class PassGraphs:
             self._is_told = True
             logger.info("PARSE: verify passes run without CUDA graphs: %s.", refused)
         if refused or not fits(graphs, batch):
-            with without_graphs(self.runner):
+            with graphs_of_pass(self.runner):
                 yield
             return
-        with replay_pass(self.runner, graphs, num_sequences=batch.batch_size):
+        with graphs_of_pass(self.runner, graphs, num_sequences=batch.batch_size):
             yield
 
 

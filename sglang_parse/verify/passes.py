@@ -26,8 +26,8 @@ from torch import Tensor
 
 from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.sgl.compat.graph_changes import (
+    graphs_of_pass,
     pass_eager_inputs_through,
-    without_graphs,
 )
 from sglang_parse.sgl.compat.model_changes import (
     ShownLayers,
@@ -97,7 +97,7 @@ class TargetVerifier:
         Call it once drafters are made, before graphs are captured. Raises ValueError
         naming `flag` where the target cannot.
         """
-        shown = self.shown = show_layers(self.runner, layers, flag)
+        shown = self.shown = show_layers(self.runner, flag, layers=layers)
         device = self.runner.device
         if shown.layers != shown.head:
             self._of_head = torch.tensor(shown.columns(shown.head), device=device)
@@ -191,7 +191,7 @@ class TargetVerifier:
             wanted = CaptureHiddenMode.FULL
         graphs = self.runner.decode_cuda_graph_runner
         captured = getattr(graphs, "capture_hidden_mode", CaptureHiddenMode.FULL)
-        fits = nullcontext() if wanted <= captured else without_graphs(self.runner)
+        fits = nullcontext() if wanted <= captured else graphs_of_pass(self.runner)
         forward_batch = build_batch(
             self.runner,
             ForwardMode.DECODE,

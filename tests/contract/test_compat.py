@@ -75,7 +75,7 @@ def test_every_change_has_its_file_and_its_end():
 @pytest.mark.contract_source
 def test_forwards_look_for_graphs_where_they_are_taken_away():
     """Red if SGLang keeps its captured graphs, or the hidden states they show, under
-    other names than `without_graphs` and `TargetVerifier.decode` know."""
+    other names than `graphs_of_pass` and `TargetVerifier.decode` know."""
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.model_executor.runner import decode_cuda_graph_runner
 
@@ -308,44 +308,20 @@ def test_a_target_is_made_to_show_its_features():
         set_eagle3_layers_to_capture=seen.append, logits_processor=processor
     )
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
-    target = SimpleNamespace(model=model)
-    models.capture_features(target, SimpleNamespace(eagle_config=ids), "--flag")
-    models.capture_features(target, SimpleNamespace(), "--flag")
+    size = SimpleNamespace(hidden_size=2)
+    target = SimpleNamespace(model=model, model_config=size)
+    for config in (SimpleNamespace(eagle_config=ids), SimpleNamespace()):
+        models.show_layers(target, "--flag", head_config=config)
     assert seen == [[1, 2, 3], None]
     assert processor.keep_last_hidden_states is True
     with pytest.raises(ValueError, match="--flag: SimpleNamespace cannot show"):
-        models.capture_features(
-            SimpleNamespace(model=SimpleNamespace()), SimpleNamespace(), "--flag"
-        )
-
-
-def test_final_states_are_kept_beside_the_features():
-    """Red if `keep_last_hidden_states` is called otherwise, or asks for more than
-    features in a pass that captures all: the LM head would read the features
-    (`take_features`)."""
-    from sglang.srt.layers.logits_processor import (
-        LogitsProcessor,
-        LogitsProcessorOutput,
-    )
-
-    assert "self.keep_last_hidden_states = " in inspect.getsource(
-        LogitsProcessor.__init__
-    )
-    names = {f.name for f in dataclasses.fields(LogitsProcessorOutput)}
-    assert {"hidden_states", "last_hidden_states"} <= names
-    final, features = torch.zeros(2, 4), torch.ones(2, 12)
-    full = SimpleNamespace(capture_hidden_mode=SimpleNamespace(is_full=lambda: True))
-    for keeps, expected in ((True, final), (False, None)):
-        processor = SimpleNamespace(keep_last_hidden_states=keeps)
-        kept = LogitsProcessor._get_last_hidden_states_to_store(
-            processor, final, features, full
-        )
-        assert kept is expected
+        lacks = SimpleNamespace(model=SimpleNamespace())
+        models.show_layers(lacks, "--flag", head_config=SimpleNamespace())
 
 
 @pytest.mark.contract_source
 def test_models_of_heads_wait_for_a_gpu():
-    """Red if none does any more: `waits_for_no_gpu` could go."""
+    """Red if none does any more: the wait of `on_device` could go."""
     for name in ("deepseek_v2", "glm4_moe", "qwen3_next"):
         source = source_of(f"models/{name}.py")
         share = source.partition("def set_embed_and_head(self, embed, head):")[2]
@@ -569,7 +545,7 @@ def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():
         LlamaForCausalLM.set_eagle3_layers_to_capture, model
     )
     target = SimpleNamespace(model=model, model_config=SimpleNamespace(hidden_size=2))
-    shown = models.show_layers(target, (6, 12, 18), "--flag")
+    shown = models.show_layers(target, "--flag", layers=(6, 12, 18))
     assert shown.layers == (2, 6, 12, 18, 21) and shown.head == (2, 12, 21)
     assert shown.columns(shown.head) == [0, 1, 4, 5, 8, 9]
     assert shown.columns((6, 12, 18)) == [2, 3, 4, 5, 6, 7]
@@ -577,7 +553,7 @@ def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():
     assert model.logits_processor.keep_last_hidden_states is True
     model.set_eagle3_layers_to_capture = lambda layers: None
     with pytest.raises(ValueError, match="--flag: SimpleNamespace cannot show"):
-        models.show_layers(target, (7,), "--flag")
+        models.show_layers(target, "--flag", layers=(7,))
 
 
 def test_a_request_id_reaches_the_hook_of_the_internal_state():

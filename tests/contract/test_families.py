@@ -105,7 +105,7 @@ def test_torch_stands_in_for_kernels_with_their_arguments():
 
 
 def test_models_with_gated_delta_nets_ask_torch_for_a_device(monkeypatch):
-    """Red if they no longer do: `built_on_cpu` could go. Or if models are built
+    """Red if they no longer do: that of `on_device` could go. Or if models are built
     elsewhere: Qwen3-Next would not start on a torch that was built for CUDA."""
     from sglang.srt.model_loader import loader
 

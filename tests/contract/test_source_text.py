@@ -34,7 +34,7 @@ NEEDS = {
             "and self.decode_cuda_graph_runner\n",  # they would be asked first
         ),
     },
-    "SGLang refuses a pass for its mode alone (replay_pass)": {
+    "SGLang refuses a pass for its mode alone (graphs_of_pass)": {
         f"{PREFILLS}.can_replay_locally": (
             "if is_target_verify:\n            return False",
             "self.capture_hidden_mode < capture_hidden_mode",
@@ -75,7 +75,7 @@ NEEDS = {
         f"{LOGITS}._compute_lm_head": ("if out is not None and out.shape != (",),
         f"{LOGITS}._copy_logits_to_buffer": ("tuple(logits_buffer.shape) == tuple(",),
     },
-    "a head's prefills read the target's states (capture_head_prefills)": {
+    "a head's prefills read the target's states (captured_for_head)": {
         f"{RUNNER}.init_prefill_cuda_graph": (
             "force_for_draft_worker=force_for_draft_worker",
         ),
@@ -93,7 +93,7 @@ NEEDS = {
             "padded_spec_info = dataclasses.replace(",
         ),
     },
-    "a head's steps are captured with our input (capture_head_steps)": {
+    "a head's steps are captured with our input (captured_for_head)": {
         f"{STEPS}.capture_prepare": (
             "spec_info = self.get_spec_info(num_tokens)",
             "get_required_capture_hidden_mode(",

@@ -30,38 +30,6 @@ def wait_in_gathers(logits_processor: Any) -> None:
         gatherer._skip_entry_sync = False
 
 
-def capture_features(target: Any, head_config: Any, flag: str) -> None:
-    """Make the target return the hidden states that an EAGLE-3 head was trained on.
-
-    target: its ModelRunner. head_config: the head's Hugging Face config, which may name
-    the layers. Call it before graphs are captured. Raises ValueError naming `flag`.
-
-    What: layers of the target's model are marked, and its logits processor keeps the
-    final hidden states beside theirs, for the LM head.
-    Why: SGLang does both for its own algorithms only.
-    Where: model_runner_components/attention_backend_setup.py,
-    `configure_aux_hidden_state_capture`; layers/logits_processor.py,
-    `keep_last_hidden_states`.
-    Ends with: a method of CustomSpecAlgo that requests hidden states.
-    """
-    model = target.model
-    if not hasattr(model, "set_eagle3_layers_to_capture"):
-        raise ValueError(
-            f"{flag}: {type(model).__name__} cannot show an EAGLE-3 head its hidden "
-            "states; choose a target that SGLang serves with EAGLE3."
-        )
-    eagle = getattr(head_config, "eagle_config", None) or {}
-    configure_aux_hidden_state_capture(
-        model=model,
-        eagle_use_aux_hidden_state=True,
-        eagle_aux_hidden_state_layer_ids=eagle.get("eagle_aux_hidden_state_layer_ids"),
-        dflash_use_aux_hidden_state=False,
-        dflash_target_layer_ids=None,
-        is_dspark=False,
-    )
-    model.logits_processor.keep_last_hidden_states = True
-
-
 @dataclass(frozen=True)
 class ShownLayers:
     """Hidden states that the target shows: in front of each of these layers, rising."""
@@ -78,35 +46,55 @@ class ShownLayers:
         return [start + k for start in starts for k in range(size)]
 
 
-def show_layers(target: Any, layers: Sequence[int], flag: str) -> ShownLayers:
-    """Make the target return the hidden states in front of more layers.
+def show_layers(
+    target: Any, flag: str, *, head_config: Any = None, layers: Sequence[int] = ()
+) -> ShownLayers:
+    """Make the target return hidden states of some layers beside the final ones.
 
-    target: its ModelRunner, after `capture_features` if there is a head. layers: from
-    1 to one below their number. Call it before graphs are captured. Raises ValueError
-    naming `flag`.
+    target: its ModelRunner. head_config: the Hugging Face config of an EAGLE-3 head,
+    which may name the layers that it was trained on. layers: more of them, from 1 to
+    one below their number, which are shown in front of. Call it before graphs are
+    captured, for a head first. Raises ValueError naming `flag`.
 
-    What: the layers in `model.layers_to_capture` become those of the head and these;
-    they are shown by rising number.
-    Why: verdicts read other layers than a head, and SGLang marks a head's only.
-    Where: models/llama.py, `set_eagle3_layers_to_capture`, which adds one to each
-    number; layers/logits_processor.py, `keep_last_hidden_states`.
+    What: layers of the target's model are marked, `model.layers_to_capture`, and shown
+    by rising number; its logits processor keeps the final hidden states beside theirs,
+    for the LM head.
+    Why: SGLang does both for its own algorithms only, and verdicts read other layers
+    than a head.
+    Where: model_runner_components/attention_backend_setup.py,
+    `configure_aux_hidden_state_capture`; models/llama.py,
+    `set_eagle3_layers_to_capture`, which adds one to each number;
+    layers/logits_processor.py, `keep_last_hidden_states`.
     Ends with: a method of CustomSpecAlgo that requests hidden states.
     """
     model = target.model
-    size: int = target.model_config.hidden_size
-    head = tuple(sorted(getattr(model.model, "layers_to_capture", None) or ()))
+    can_show = hasattr(model, "set_eagle3_layers_to_capture")
+    if head_config is not None and can_show:
+        eagle = getattr(head_config, "eagle_config", None) or {}
+        configure_aux_hidden_state_capture(
+            model=model,
+            eagle_use_aux_hidden_state=True,
+            eagle_aux_hidden_state_layer_ids=eagle.get(
+                "eagle_aux_hidden_state_layer_ids"
+            ),
+            dflash_use_aux_hidden_state=False,
+            dflash_target_layer_ids=None,
+            is_dspark=False,
+        )
+    inner = getattr(model, "model", None)
+    head = tuple(sorted(getattr(inner, "layers_to_capture", None) or ()))
     wanted = tuple(sorted({*head, *layers}))
-    if hasattr(model, "set_eagle3_layers_to_capture"):
+    if layers and can_show:
         model.set_eagle3_layers_to_capture([layer - 1 for layer in wanted])
-    shown = getattr(model.model, "layers_to_capture", None)
-    if tuple(shown or ()) != wanted:
+    shown = tuple(getattr(inner, "layers_to_capture", None) or ())
+    if not can_show or (layers and shown != wanted):
+        which = f" of layers {', '.join(map(str, layers))}" if layers else ""
         raise ValueError(
-            f"{flag}: {type(model).__name__} cannot show the hidden states of layers "
-            f"{', '.join(map(str, layers))}; choose a target that SGLang serves with "
-            "EAGLE3."
+            f"{flag}: {type(model).__name__} cannot show its hidden states{which}; "
+            "choose a target that SGLang serves with EAGLE3."
         )
     model.logits_processor.keep_last_hidden_states = True
-    return ShownLayers(wanted, head, size)
+    return ShownLayers(wanted, head, target.model_config.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,7 @@ class States:
     """Hidden states of a forward, [tokens, width] each."""
 
     final: Tensor
-    #: Of the layers that the target shows (`capture_features`, `show_layers`), side by
+    #: Of the layers that the target shows (`show_layers`), side by
     #: side; None where it shows none.
     layers: Tensor | None
 
@@ -185,41 +173,31 @@ def taken_for_triton(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def built_on_cpu() -> Iterator[None]:
-    """Give the CPU to a model that reads torch's current device.
+def on_device(device: str) -> Iterator[None]:
+    """Let SGLang build a model, or hand weights to a head, on a CPU as on a GPU.
 
-    What: replaces `torch.get_device_module` inside the block.
-    Why: a torch that was built for CUDA answers with CUDA where there is no GPU.
-    Where: models/qwen3_next.py and models/qwen3_5.py, `norm`.
-    Ends with: layers that take SGLang's device.
+    device: of the models. Nothing changes where it is another than the CPU.
+
+    What: inside the block `torch.get_device_module` gives the CPU to what asks for the
+    current device, and `torch.cuda.synchronize` does nothing.
+    Why: a torch that was built for CUDA answers with CUDA where there is no GPU, and
+    models of heads wait for a GPU when they take the target's weights.
+    Where: models/qwen3_next.py and models/qwen3_5.py, `norm`; models/deepseek_v2.py,
+    glm4_moe.py and qwen3_next.py, `set_embed_and_head`.
+    Ends with: layers that take SGLang's device, and models that ask SGLang's platform
+    to wait, as models/llama.py does.
     """
-    found = torch.get_device_module
+    if device != "cpu":
+        yield
+        return
+    found, wait = torch.get_device_module, torch.cuda.synchronize
 
     def answer(device: Any = None) -> Any:
         return found("cpu" if device is None else device)
 
     torch.get_device_module = answer  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda device=None: None
     try:
         yield
     finally:
-        torch.get_device_module = found
-
-
-@contextmanager
-def waits_for_no_gpu(device: str) -> Iterator[None]:
-    """Let models of heads take the target's weights inside the block on a CPU too.
-
-    device: of the models.
-
-    What: `torch.cuda.synchronize` does nothing inside the block on a CPU.
-    Why: they wait there for a GPU, whatever the device.
-    Where: models/deepseek_v2.py, glm4_moe.py and qwen3_next.py, `set_embed_and_head`.
-    Ends with: models that ask SGLang's platform to wait, as models/llama.py does.
-    """
-    wait = torch.cuda.synchronize
-    if device == "cpu":
-        torch.cuda.synchronize = lambda device=None: None
-    try:
-        yield
-    finally:
-        torch.cuda.synchronize = wait
+        torch.get_device_module, torch.cuda.synchronize = found, wait

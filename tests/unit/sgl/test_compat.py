@@ -8,10 +8,10 @@ import torch
 
 from sglang_parse.sgl.compat.backend_changes import IndexBuffer, holds_pass
 from sglang_parse.sgl.compat.graph_changes import (
+    graphs_of_pass,
     pass_eager_inputs_through,
-    without_graphs,
 )
-from sglang_parse.sgl.compat.model_changes import take_states, waits_for_no_gpu
+from sglang_parse.sgl.compat.model_changes import on_device
 
 BUFFERS = (
     IndexBuffer("", "kv_indptr", num_extra=1),
@@ -53,7 +53,7 @@ def test_graphs_come_back_after_a_failure():
         decode_cuda_graph_runner=object(), prefill_cuda_graph_runner=object()
     )
     before = dict(vars(runner))
-    with pytest.raises(RuntimeError), without_graphs(runner):
+    with pytest.raises(RuntimeError), graphs_of_pass(runner):
         assert runner.prefill_cuda_graph_runner is None
         raise RuntimeError
     assert vars(runner) == before
@@ -70,28 +70,12 @@ def test_eager_inputs_pass_through_once_and_for_all(monkeypatch):
     assert "SGLANG_EAGER_INPUT_NO_COPY" in os.environ
 
 
-@pytest.mark.parametrize("shown", [True, False])
-@pytest.mark.parametrize("rows", [None, [1]])
-def test_layers_leave_the_final_states_to_the_scheduler(rows, shown):
-    """Red if a client that asks for hidden states gets what a head or probe reads, or
-    those of other tokens."""
-    layers, final = torch.ones(2, 6), torch.arange(4.0).view(2, 2)
-    output = SimpleNamespace(hidden_states=final, last_hidden_states=None)
-    if shown:
-        output = SimpleNamespace(hidden_states=layers, last_hidden_states=final)
-    index = None if rows is None else torch.tensor(rows)
-    states = take_states(output, index)
-    assert states.final is final and states.layers is (layers if shown else None)
-    expected = final if rows is None else final[rows]
-    assert torch.equal(output.hidden_states, expected)
-
-
 @pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 1)])
 def test_models_of_heads_wait_for_a_gpu_that_is_there(monkeypatch, device, waits):
     """Red if a head cannot start on a CPU, or a GPU is not waited for any more."""
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(1))
-    with waits_for_no_gpu(device):
+    with on_device(device):
         torch.cuda.synchronize()
     assert len(waited) == waits
     torch.cuda.synchronize()
