@@ -16,44 +16,25 @@ from torch import Tensor
 NO_PAIR = (-1, -1)  # where a row has fewer verdict tokens than another
 
 
-def verdict_scores(logits: Tensor, verdict_ids: Sequence[tuple[int, int]]) -> Tensor:
-    """P(yes) / (P(yes) + P(no)) at verdict rows, summed over the token pairs.
-
-    logits: [rows, vocab] float. verdict_ids: (yes, no) token ids. Returns [rows]
-    float32. Source: arXiv:2605.04263, verdict read from Yes against No.
-    """
-    pairs = _on_device(torch.tensor(verdict_ids), logits)
-    return _share_of_yes(logits[:, pairs].float())
-
-
-def verdict_scores_batch(
+def verdict_scores(
     logits: Tensor, verdict_ids: Sequence[tuple[tuple[int, int], ...]]
 ) -> Tensor:
-    """`verdict_scores` of rows that may each have verdict tokens of their own.
+    """P(yes) / (P(yes) + P(no)) at verdict rows, summed over the token pairs.
 
     logits: [rows, vocab] float. verdict_ids: per row, its (yes, no) token ids; rows may
-    have different numbers of pairs. Returns [rows] float32.
+    have different numbers of pairs. Returns [rows] float32. Source: arXiv:2605.04263,
+    verdict read from Yes against No.
     """
     if not verdict_ids:
         return logits.new_empty(0, dtype=torch.float32)
-    if len(set(verdict_ids)) == 1:
-        return verdict_scores(logits, verdict_ids[0])
     most = max(map(len, verdict_ids))
     padded = [[*pairs, *[NO_PAIR] * (most - len(pairs))] for pairs in verdict_ids]
-    ids = _on_device(torch.tensor(padded), logits)
+    # The host does not wait for the copy.
+    ids = torch.tensor(padded).to(logits.device, non_blocking=True)
     chosen = logits.gather(1, ids.clamp(min=0).flatten(1)).view(ids.shape)
-    return _share_of_yes(chosen.float().masked_fill(ids < 0, -math.inf))
-
-
-def _share_of_yes(logits: Tensor) -> Tensor:
-    """logits: [rows, pairs, 2] float32, yes first."""
-    mass = logits.logsumexp(dim=1)
+    # [rows, yes or no]
+    mass = chosen.float().masked_fill(ids < 0, -math.inf).logsumexp(dim=1)
     return torch.sigmoid(mass[:, 0] - mass[:, 1])
-
-
-def _on_device(values: Tensor, like: Tensor) -> Tensor:
-    """A host tensor where `like` is; the host does not wait for the copy."""
-    return values.to(like.device, non_blocking=True)
 
 
 def count_valid_segments(

@@ -171,8 +171,8 @@ def checked_scores(scores: Tensor, num: int) -> list[float]:
 
 def question_scores(logits: Tensor, asked: Sequence[JudgePrompt]) -> list[float]:
     """P(yes) / (P(yes) + P(no)) of each row, by the verdict tokens of its question."""
-    from sglang_parse.judging.decide import verdict_scores_batch
+    from sglang_parse.judging.decide import verdict_scores
 
     verdict_ids = [prompt.verdict_ids for prompt in asked]
-    scores: list[float] = verdict_scores_batch(logits, verdict_ids).tolist()
+    scores: list[float] = verdict_scores(logits, verdict_ids).tolist()
     return scores

@@ -6,7 +6,6 @@ import pytest
 import requests
 
 from sglang_parse.embedded.task import (
-    first_error,
     make_problems,
     render_answer,
     render_step,
@@ -66,19 +65,6 @@ def test_right_draft_is_the_output(parse, problems, asked):
         )
 
 
-def test_valid_prefix_of_a_wrong_draft_is_kept(parse, problems, asked):
-    """Red if the cut is elsewhere than parse_verify puts it, or text is lost there."""
-    for problem, ids in zip(problems[:6], asked, strict=False):
-        draft = with_error(problem, 3)
-        assert first_error(problem, draft) == 2
-        judged = parse.generate(ids, custom={"parse_verify": draft}, max_new_tokens=1)
-        result = parse.generate(ids, custom={"parse_draft": draft, **NO_TAIL})
-        prefix = kept_text(report(judged))
-        assert prefix == kept_text(report(result))
-        assert result["text"].startswith(prefix)
-        assert prefix == "".join(split_segments(draft)[:2])
-
-
 def test_draft_then_the_servers_own_draft_model(parse, problems, asked):
     """Red if the server does not go on by itself behind a partial draft."""
     draft = render_step(problems[0], 1, "B1") + render_step(problems[0], 2, "B2")
@@ -86,16 +72,6 @@ def test_draft_then_the_servers_own_draft_model(parse, problems, asked):
     assert entry["kept_client_tokens"] == entry["client_text_tokens"]
     assert entry["draft_tokens"] > 0
     assert {s["origin"] for s in entry["segments"]} >= {"client", "draft", "target"}
-
-
-def test_exact_draft_changes_nothing(parse, target, problems, asked):
-    """Red if a draft in exact mode is judged instead of followed."""
-    for problem, ids in zip(problems[:4], asked, strict=False):
-        alone = outcome(target.generate(ids))
-        for style in "AB":
-            custom = {"parse_draft": render_answer(problem, style)}
-            got = parse.generate(ids, custom={**custom, "parse_mode": "exact"})
-            assert outcome(got) == alone
 
 
 def test_draft_that_is_cut_by_max_new_tokens(parse, problems, asked):

@@ -89,23 +89,6 @@ def test_rules_are_whole():
         promql_parser.parse_duration(rule.get("for", "1m"))
 
 
-def test_the_dashboard_is_whole():
-    """Red if panels overlap, share an id, or name a variable that is not there."""
-    board = dashboard()
-    panels = board["panels"]
-    assert len({p["id"] for p in panels}) == len(panels)
-    cells = [
-        (p["gridPos"]["x"] + i, p["gridPos"]["y"] + j)
-        for p in panels
-        for i in range(p["gridPos"]["w"])
-        for j in range(p["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
-    variables = {v["name"] for v in board["templating"]["list"]}
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"])))
-    assert used - {"__rate_interval"} == variables
-
-
 # -- Manifests ---------------------------------------------------------------------
 
 
@@ -197,40 +180,3 @@ def test_compose_understands_every_field():
     text = re.sub(r"\$\{(\w+):[^}]*\}", r"/\1", text)  # as if they were set
     read = specification.PyCompose.from_json(json.dumps(yaml.safe_load(text)))
     assert set(read.service_names()) == set(compose())
-
-
-def test_grafana_finds_the_dashboard():
-    """Red if Grafana starts without the dashboard, or without what it draws from."""
-    mounts = [v.split(":") for v in compose()["grafana"]["volumes"]]
-    at = {Path(source).name: Path(place) for source, place, _ in mounts}
-    ((provider,),) = [one["providers"] for one in documents("grafana-dashboards.yaml")]
-    assert Path(provider["options"]["path"]) == at["dashboard.json"].parent
-    ((source,),) = [one["datasources"] for one in documents("grafana-datasource.yaml")]
-    (variable,) = [
-        v for v in dashboard()["templating"]["list"] if v["type"] == "datasource"
-    ]
-    assert source["type"] == variable["query"] and source["isDefault"]
-    host, _, port = source["url"].removeprefix("http://").partition(":")
-    assert f"{port}:{port}" in compose()[host]["ports"]
-    provisioning = Path("/etc/grafana/provisioning")
-    assert at["grafana-dashboards.yaml"].parent == provisioning / "dashboards"
-    assert at["grafana-datasource.yaml"].parent == provisioning / "datasources"
-
-
-def test_compose_names_what_it_has():
-    """Red if a service waits for another that is not there, or mounts no file."""
-    services = compose()
-    for service in services.values():
-        assert set(service.get("depends_on", ())) <= set(services)
-        for volume in service.get("volumes", ()):
-            source = volume.partition(":")[0]
-            if source.startswith("./"):
-                assert (DEPLOY / source).is_file()
-    (scrape,) = documents("prometheus.yaml")
-    targets = {
-        target.partition(":")[0]
-        for job in scrape["scrape_configs"]
-        for one in job["static_configs"]
-        for target in one["targets"]
-    }
-    assert targets == {"worker-0", "worker-1", "router"}

@@ -79,23 +79,6 @@ def test_a_model_that_asks_for_a_repetition_penalty_is_told(tmp_path):
         doctor.check_sampling(args)
 
 
-def test_a_hub_models_sampling_defaults_are_read(tmp_path, monkeypatch):
-    """Red if they are said to be fine where nothing was read."""
-    args = SimpleNamespace(model_path="org/name")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert "cannot be read here" in doctor.check_sampling(args)
-    repo = tmp_path / "models--org--name"
-    folder = repo / "snapshots" / "c0ffee"
-    folder.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("c0ffee")
-    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
-    with pytest.raises(ValueError, match="repetition_penalty 1.05"):
-        doctor.check_sampling(args)
-
-
 class Listed(BaseHTTPRequestHandler):
     """A draft server that lists two models to who has the key."""
 

@@ -280,7 +280,7 @@ def test_scores_go_to_the_requests_whose_rows_they_are():
         (first, logits[:2], pairs[0]),
         (last, logits[2:], pairs[2]),
     ):
-        expected = verdict_scores(rows, ids)
+        expected = verdict_scores(rows, [ids] * len(rows))
         torch.testing.assert_close(torch.tensor(scores), expected)
     assert not errors
 

@@ -74,65 +74,25 @@ def test_no_flags_give_the_defaults():
 
 def test_flags_round_trip():
     """Red if a flag's value is lost, or lands in another setting."""
-    args = prepare(
-        *("--speculative-parse-window", "0"),
-        *("--speculative-parse-max-segments", "3"),
-        *("--speculative-parse-segmenter", "fixed:5"),
-        *("--speculative-parse-judge-every", "2"),
-        *("--speculative-parse-judge-suffix", "Right so far?"),
-        *("--speculative-parse-verdict-tokens", "Yes/No,yes/no"),
-        *("--speculative-parse-threshold", "2"),
-        *("--speculative-parse-keep-rule", "longest"),
-        *("--speculative-parse-mode", "exact"),
-        "--no-speculative-parse-exact-tail",
-        *("--speculative-parse-recover-segments", "all"),
-        "--no-speculative-parse-adaptive",
-        *("--speculative-parse-max-round-ms", "70"),
-        *("--speculative-parse-verify-route", "virtual"),
-        *("--speculative-parse-compose", "eagle3"),
-        *("--speculative-parse-eagle-model-path", "a/head"),
-        *("--speculative-parse-eagle-steps", "7"),
-        *("--speculative-parse-drafters", "ngram,eagle3,remote,model"),
-        *("--speculative-parse-draft-url", "http://host:1/v1"),
-        *("--speculative-parse-draft-url-model", "small"),
-        *("--speculative-parse-draft-url-streams", "3"),
-        *("--speculative-parse-ngram-tokens", "9"),
-        *("--speculative-parse-probe-check", "0.1"),
-        *("--speculative-parse-probe-agreement", "0.9"),
-        *("--speculative-parse-probe-collect", "100"),
-    )
-    assert config_from_server_args(args) == ParseConfig(
-        window=0,
-        max_segments=3,
-        segmenter="fixed:5",
-        judge_every=2,
-        judge_suffix="Right so far?",
-        verdict_tokens="Yes/No,yes/no",
-        threshold=2.0,
-        keep_rule="longest",
-        mode="exact",
-        exact_tail=False,
-        recover_segments="all",
-        adaptive=False,
-        max_round_ms=70,
-        verify_route="virtual",
-        compose="eagle3",
-        eagle_model_path="a/head",
-        eagle_steps=7,
-        drafters="ngram,eagle3,remote,model",
-        draft_url="http://host:1/v1",
-        draft_url_model="small",
-        draft_url_streams=3,
-        ngram_tokens=9,
-        probe_check=0.1,
-        probe_agreement=0.9,
-        probe_collect=100,
-    )
-    found = dataclasses.asdict(config_from_server_args(args))
-    default = dataclasses.asdict(ParseConfig())
+    given = {
+        **{"window": 0, "max_segments": 3, "segmenter": "fixed:5", "judge_every": 2},
+        **{"judge_suffix": "Right so far?", "verdict_tokens": "Yes/No,yes/no"},
+        **{"threshold": 2.0, "keep_rule": "longest", "mode": "exact"},
+        **{"exact_tail": False, "recover_segments": "all", "adaptive": False},
+        **{"max_round_ms": 70, "compose": "eagle3", "eagle_model_path": "a/head"},
+        **{"eagle_steps": 7, "drafters": "ngram,eagle3,remote,model"},
+        **{"draft_url": "http://host:1/v1", "draft_url_model": "small"},
+        **{"draft_url_streams": 3, "ngram_tokens": 9, "probe_check": 0.1},
+        **{"probe_agreement": 0.9, "probe_collect": 100, "verify_route": "virtual"},
+    }
     # Another judge takes an installed package, and no question; a probe is read.
-    same = {name for name in found if found[name] == default[name]}
-    assert same == {"judge", "probe"}
+    assert set(FIELDS) - set(given) == {"judge", "probe"}
+    words = []
+    for name, value in given.items():
+        flag = flag_name(name)
+        off = flag.replace("--", "--no-", 1)
+        words += [off] if value is False else [flag, str(value)]
+    assert config_from_server_args(prepare(*words)) == ParseConfig(**given)
 
 
 def test_flags_survive_pickling_to_child_processes():

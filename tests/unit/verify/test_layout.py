@@ -123,13 +123,6 @@ def test_lengths_and_counts_add_up(seed):
     )
 
 
-def test_mixed_batch_mask_is_its_rows_masks_in_order():
-    """Red if one request's plan depends on its neighbours."""
-    requests = list(NAMED.values())
-    alone = [build_custom_mask(build([r])) for r in requests]
-    assert torch.equal(build_custom_mask(build(requests)), torch.cat(alone))
-
-
 def test_mask_suffix_cannot_see_later_segment():
     """The claim of the method in one line, without the oracle."""
     mask = build_custom_mask(build([(2, 4, (2,), 1)])).view(6, 8)
