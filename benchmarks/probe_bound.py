@@ -39,6 +39,7 @@ TARGET = ("--model-path", str(TARGET_PATH), *SERVER_ARGS)
 PARSE = (
     *TARGET,
     *("--speculative-algorithm", "PARSE"),
+    *("--speculative-parse-client-options", "all"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),
     *("--speculative-parse-config", str(CONFIG_PATH)),
 )

@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> Repair:
         "--answer", type=text_file, metavar="FILE", help="the failed one"
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--threshold", type=float, default=0.5, metavar="X")
+    parser.add_argument(
+        "--threshold", type=float, metavar="X", help="default: the server's"
+    )
     args = parser.parse_args(argv)
     answer = args.answer or ""
     question = args.question

@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> Answer:
     parser.add_argument(
         "--draft", type=text_file, metavar="FILE", help="instead of the tool"
     )
-    parser.add_argument("--threshold", type=float, default=0.5, metavar="X")
+    parser.add_argument(
+        "--threshold", type=float, metavar="X", help="default: the server's"
+    )
     args = parser.parse_args(argv)
     question = args.question or embedded_problem(args).prompt
     try:

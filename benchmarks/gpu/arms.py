@@ -86,6 +86,7 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
             (
                 *pair,
                 *("--speculative-algorithm", "PARSE"),
+                *("--speculative-parse-client-options", "all"),
                 *("--speculative-parse-judge", JUDGE),
                 *("--speculative-parse-window", str(args.window)),
                 *("--speculative-parse-segmenter", f"fixed:{args.segment}"),

@@ -170,6 +170,7 @@ def server_flags(
         flags += ["--speculative-draft-model-path", model]
     if kind in PARSE_KINDS:
         flags += ["--speculative-algorithm", "PARSE", *judging, *arm.server_args]
+        flags += ["--speculative-parse-client-options", "all"]
         if kind != "parse":
             flags += ["--speculative-parse-compose", "eagle3"]
             flags += ["--speculative-parse-eagle-model-path", head]

@@ -102,6 +102,7 @@ def servers(
     pool = ("--max-total-tokens", args.pool)
     parse = (
         *("--speculative-algorithm", "PARSE"),
+        *("--speculative-parse-client-options", "all"),
         *("--speculative-draft-model-path", str(DRAFT_PATH)),
     )
     with contextlib.ExitStack() as stack:

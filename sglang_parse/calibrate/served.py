@@ -27,8 +27,9 @@ def server_info(url: str) -> dict[str, Any]:
     return info
 
 
-# Settings that no request changes.
+# Settings that no request changes, and the one that lets requests change the others.
 SERVERS_OWN = (
+    "client_options",
     *("compose", "eagle_model_path", "eagle_steps", "drafters", "ngram_tokens"),
     *("draft_url", "draft_url_model", "draft_url_streams"),
 )
@@ -39,8 +40,8 @@ def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
 
     They are keys of the file for --speculative-parse-config, because the swept fields
     were measured on top of them and a threshold holds for one judge only. Raises
-    ValueError if the server does not serve with PARSE, has no draft model, or streams
-    answers in pieces, which this client does not read.
+    ValueError if the server does not serve with PARSE, has no draft model, refuses
+    loose settings, or streams answers in pieces, which this client does not read.
     """
     states = info.get("internal_states") or [{}]
     settings = (states[0].get("parse") or {}).get("settings")
@@ -53,6 +54,11 @@ def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
         raise ValueError(
             f"--url {url}: the server there has no draft model to judge; start it with "
             "--speculative-draft-model-path."
+        )
+    if settings.get("client_options", "all") != "all":
+        raise ValueError(
+            f"--url {url}: the server there lets no request be looser than itself; "
+            "start it with --speculative-parse-client-options all."
         )
     if info.get("incremental_streaming_output"):
         raise ValueError(

@@ -53,6 +53,9 @@ def parse_gen(
         judged in one pass, the valid one is kept, and generation goes on from there.
     report: list the segments in `state.get_meta_info(name)["parse"][0]`.
 
+    A setting that is looser than the server's, such as a lower threshold, needs a
+    server with `--speculative-parse-client-options all`; others refuse the request.
+
     Raises ValueError on a wrong setting. While the program runs, a server without
     PARSE is a ParseUnavailableError (`state.error()`).
     """

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_parse.options.client_limits import check_limits, mode_asked
 from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import (
@@ -90,10 +91,12 @@ def check_custom_params(
     custom_params: Any,
     max_new_tokens: Any = 1,
     table: Sequence[Option] = REQUEST_TABLE,
+    config: ParseConfig | None = None,
 ) -> dict[str, Any]:
     """The `parse_*` entries of a request's custom_params, checked.
 
-    max_new_tokens: the request's own, None where it sets none. Raises ValueError
+    max_new_tokens: the request's own, None where it sets none. config: of the server
+    that bounds what a request may set, None where no server is known. Raises ValueError
     naming the field, its value and what is allowed. Entries of other users of
     custom_params pass untouched.
     """
@@ -116,6 +119,9 @@ def check_custom_params(
             "OpenAI endpoints) with custom_params.parse_verify, which judges and "
             "generates nothing."
         )
+    if config is not None:
+        asked = {key.removeprefix(REQUEST_PREFIX): v for key, v in options.items()}
+        check_limits(asked, config)
     return options
 
 
@@ -213,8 +219,7 @@ def _served_mode(
     """
     if "verify" in asked:
         return "semantic", ""
-    # A prediction is followed token by token unless asked otherwise.
-    mode = asked.get("mode", "exact" if "prediction" in asked else usual)
+    mode = mode_asked(asked, usual)
     limit, reason = strongest_mode(req)
     has_text = "draft" in asked or "prediction" in asked
     if not has_draft_model and not has_text and limit != "off":

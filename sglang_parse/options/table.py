@@ -43,6 +43,7 @@ from sglang_parse.options.validation import (
 FLAG_PREFIX = "--speculative-parse-"
 REQUEST_PREFIX = "parse_"
 MODES = ("semantic", "exact", "off")
+CLIENT_OPTIONS = ("safe", "none", "all")
 KEEP_RULES = ("first-failure", "longest")
 EAGLE3, MTP = "eagle3", "mtp"
 #: Heads of a target.
@@ -183,6 +184,13 @@ class SharedOptions:
 class ServerOptions(SharedOptions):
     """The shared options, and those that only the server's owner sets."""
 
+    client_options: str = option(
+        "safe",
+        choice(CLIENT_OPTIONS, metavar="WHICH"),
+        "Which `parse_*` options a request may set. With `safe` a request may be "
+        "stricter than the server and never looser, and what changes no answer is "
+        "open. `none` refuses them all, `all` trusts clients with every value.",
+    )
     max_segments: int = option(
         16, whole(1, 1024), "Prefixes that are judged per request in one pass."
     )

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.validation import (
     MAX_CLIENT_CHARS,
     check_flag,
@@ -57,17 +58,18 @@ BESIDE_PREDICTION: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def translate(path: str, body: dict[str, Any]) -> Exchange:
+def translate(path: str, body: dict[str, Any], config: ParseConfig) -> Exchange:
     """Rewrite a request body in place; return what its response needs.
 
-    Raises ValueError naming the field, its value and what is allowed.
+    config: of the server. Raises ValueError naming the field, its value and what is
+    allowed.
     """
     exchange = Exchange()
     path = ALIASES.get(path, path)
     take_carried(path, body)
     if path == GENERATE:
         # Here a stream can still be refused with HTTP 400.
-        check_params(body.get("sampling_params"))
+        check_params(body.get("sampling_params"), config)
         return exchange
     for where, name in _misplaced(path, body):
         on = f" on {CHAT}" if path in WITHOUT_OPTIONS else ""
@@ -152,8 +154,14 @@ def _at_most_zero(value: Any) -> bool:
 class ParseEndpoints:
     """ASGI middleware. Requests that it does not concern pass through unchanged."""
 
-    def __init__(self, app: Any, prompts: DraftPrompts | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        config: ParseConfig,
+        prompts: DraftPrompts | None = None,
+    ) -> None:
         self.app = app
+        self.config = config
         self.prompts = prompts or DraftPrompts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -186,7 +194,7 @@ class ParseEndpoints:
             return Exchange(), raw  # SGLang says what is wrong with it
         before = body.copy()
         try:
-            exchange = translate(path, body)
+            exchange = translate(path, body, self.config)
             if ALIASES.get(path, path) == CHAT:
                 exchange.entries = self.prompts.entries_of(body)
             return exchange, raw if body == before else dump(body)
@@ -299,8 +307,9 @@ def add_endpoints(server_args: Any, manager: Any, *_: Any, **__: Any) -> None:
 
     names = manager.model_config.hf_config.architectures or [""]
     hide_media(manager.model_config, images=reads_images_of(names[0]))
-    add_pairs_route(app, config_from_server_args(server_args))
+    config = config_from_server_args(server_args)
+    add_pairs_route(app, config)
     # The innermost: after the API key, CORS, the metrics, and decompression.
     app.user_middleware.append(
-        Middleware(ParseEndpoints, prompts=DraftPrompts.of(server_args))
+        Middleware(ParseEndpoints, config=config, prompts=DraftPrompts.of(server_args))
     )

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sglang_parse.options.request import check_custom_params
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.validation import shown
 from sglang_parse.plugin.draft_prompts import set_entries
+from sglang_parse.plugin.flags import config_from_server_args
 from sglang_parse.sgl.families import reads_images_of
 
 
@@ -82,7 +85,7 @@ def check_request(obj: Any, manager: Any) -> None:
     obj: GenerateReqInput or EmbeddingReqInput as it was sent.
     """
     given = getattr(obj, "sampling_params", None)
-    check_params(given)
+    check_params(given, config_of(manager))
     for params in given if isinstance(given, list) else [given]:
         if isinstance(params, dict) and "max_new_tokens" in params:
             params["max_new_tokens"] = check_limit(params["max_new_tokens"])
@@ -91,14 +94,25 @@ def check_request(obj: Any, manager: Any) -> None:
         check_media(obj, architecture)
 
 
-def check_params(sampling_params: Any) -> None:
+# By TokenizerManager. Reading them may read a file.
+_configs: WeakKeyDictionary[Any, ParseConfig] = WeakKeyDictionary()
+
+
+def config_of(manager: Any) -> ParseConfig:
+    """The settings of a TokenizerManager's server."""
+    if manager not in _configs:
+        _configs[manager] = config_from_server_args(manager.server_args)
+    return _configs[manager]
+
+
+def check_params(sampling_params: Any, config: ParseConfig) -> None:
     """Check the `parse_*` options of a request, or of each of a batch. Raises
     ValueError."""
     is_batch = isinstance(sampling_params, list)
     for params in sampling_params if is_batch else [sampling_params]:
         if isinstance(params, Mapping):
             limit = params.get("max_new_tokens")
-            check_custom_params(params.get("custom_params"), limit)
+            check_custom_params(params.get("custom_params"), limit, config=config)
 
 
 def check_limit(max_new_tokens: Any) -> int | None:

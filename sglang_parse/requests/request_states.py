@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_parse.judging.judges import Asked
-from sglang_parse.options.request import RequestOptions
+from sglang_parse.options.request import RequestOptions, check_custom_params
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.reporting.attached import attach, report_of
 from sglang_parse.reporting.report import RequestReport
@@ -75,6 +75,8 @@ class RequestStates:
 
     def _new(self, req: Any) -> RequestState:
         try:
+            # Again, whatever carried them here.
+            check_custom_params(req.sampling_params.custom_params, config=self.config)
             options, judge, client = self._served(req)
             kind = self.judge_kind(options)
         except Exception as e:

@@ -27,6 +27,7 @@ COMMON = (
 )
 PARSE = (
     *("--speculative-algorithm", "PARSE"),
+    *("--speculative-parse-client-options", "all"),
     *("--speculative-draft-model-path", str(DRAFT_PATH)),
     "--no-speculative-parse-adaptive",
 )

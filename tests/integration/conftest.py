@@ -35,11 +35,13 @@ COMMON = (
     # Test processes side by side have two servers each.
     *("--max-total-tokens", "16384"),
 )
-PARSE = (
+# Requests of tests are looser than their servers; test_limits.py is about the default.
+ALGORITHM = (
     *("--speculative-algorithm", "PARSE"),
-    *("--speculative-draft-model-path", str(DRAFT_PATH)),
+    *("--speculative-parse-client-options", "all"),
 )
-OTHER = (*PARSE[:2], "--speculative-draft-model-path", str(OTHER_DRAFT_PATH))
+PARSE = (*ALGORITHM, "--speculative-draft-model-path", str(DRAFT_PATH))
+OTHER = (*ALGORITHM, "--speculative-draft-model-path", str(OTHER_DRAFT_PATH))
 EAGLE = (
     *("--speculative-parse-compose", "eagle3"),
     *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
@@ -109,12 +111,17 @@ FLAGS = {
     "parse": (*COMMON, *PARSE, *MORE, "--no-speculative-parse-adaptive"),
     "default": (*COMMON, *PARSE),
     "other": (*COMMON, *OTHER, *EAGLE, "--no-speculative-parse-adaptive"),
+    # Nobody can make it lossy: what clients may set is bounded by default.
+    "exact": (
+        *(*COMMON, "--speculative-algorithm", "PARSE", *PARSE[-2:]),
+        *("--speculative-parse-mode", "exact", "--no-speculative-parse-adaptive"),
+    ),
     # Its draft is written where the server's log is.
-    "permuted": (*COMMON, *PARSE[:2], "--no-speculative-parse-adaptive"),
+    "permuted": (*COMMON, *ALGORITHM, "--no-speculative-parse-adaptive"),
     "small": (*COMMON, *PARSE, *EAGLE, *SMALL_POOL),
     "eagle": (*COMMON, *PARSE, *EAGLE, *MORE, "--no-speculative-parse-adaptive"),
-    "head-only": (*COMMON, *PARSE[:2], *EAGLE),
-    "no-draft": (*COMMON, *PARSE[:2], "--enable-metrics"),
+    "head-only": (*COMMON, *ALGORITHM, *EAGLE),
+    "no-draft": (*COMMON, *ALGORITHM, "--enable-metrics"),
     "ranks": (
         *(*COMMON, *PARSE, *EAGLE, "--tp", "2"),
         *("--prefill-attention-backend", "torch_native"),

@@ -11,7 +11,7 @@ from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.demo.servers import HOST, free_port
 from sglang_parse.embedded import DRAFT_PATH
 from sglang_parse.embedded.task import make_problems
-from tests.integration.conftest import COMMON, PARSE
+from tests.integration.conftest import ALGORITHM, COMMON
 from tests.support.client import ANSWER_TOKENS, Server, chat_ids, outcome, report
 from tests.support.warm_servers import WarmServer
 
@@ -42,7 +42,7 @@ def draft(tmp_path_factory):
 def cascade(draft, tmp_path_factory):
     """PARSE with copies, and that server as its draft."""
     flags = (
-        *(*COMMON, *PARSE[:2], "--speculative-parse-drafters", "ngram,remote"),
+        *(*COMMON, *ALGORITHM, "--speculative-parse-drafters", "ngram,remote"),
         *("--speculative-parse-draft-url", f"{draft.url}/v1"),
         "--no-speculative-parse-adaptive",
     )
@@ -136,7 +136,7 @@ def misbehaving(tokenizer, prompts, expected, tmp_path_factory):
     answers = {tokenizer.decode(ids): text for ids, (_, text, _) in own}
     port = free_port()
     flags = (
-        *(*COMMON, *PARSE[:2], "--no-speculative-parse-adaptive"),
+        *(*COMMON, *ALGORITHM, "--no-speculative-parse-adaptive"),
         *("--speculative-parse-draft-url", f"http://{HOST}:{port}/v1"),
     )
     log = tmp_path_factory.mktemp("misbehaving") / "server.log"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.embedded.task import make_problems
-from tests.integration.conftest import COMMON, PARSE
+from tests.integration.conftest import ALGORITHM, COMMON
 from tests.support.client import Server, chat_ids, outcome, report
 from tests.support.packages import install, install_project
 from tests.support.warm_servers import WarmServer
@@ -66,7 +66,7 @@ def process(tmp_path_factory):
     install_project(folder, PACKAGE)
     install(folder, "broken", ENTRY_POINTS, {"parse_broken": BROKEN})
     flags = (
-        *(*COMMON, *PARSE[:2], "--no-speculative-parse-adaptive"),
+        *(*COMMON, *ALGORITHM, "--no-speculative-parse-adaptive"),
         *("--speculative-parse-judge", "yes"),
         *("--speculative-parse-segmenter", "clause"),
     )

@@ -19,6 +19,7 @@ LENGTH = {"max_new_tokens": ANSWER_TOKENS}
 prompts_of = partial(test_models.prompts_of, length=52)
 FLAGS = (
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+    *("--speculative-parse-client-options", "all"),
     *("--speculative-parse-segmenter", "fixed:4", "--speculative-parse-window", "8"),
     *("--chunked-prefill-size", "48", "--max-running-requests", "4"),
 )

@@ -42,6 +42,7 @@ COMMON = (
 )
 PARSE = (
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+    *("--speculative-parse-client-options", "all"),
     *("--speculative-parse-segmenter", "fixed:4"),
 )
 OFF, EXACT, ASKED = ({"parse_mode": mode} for mode in ("off", "exact", "semantic"))

@@ -29,6 +29,7 @@ SAME_SCORE = 1e-4
 FLAGS = (
     "--sleep-on-idle",  # the next family's engine starts beside the one that serves
     *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+    *("--speculative-parse-client-options", "all"),
     *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "24"),
     *("--max-total-tokens", "2048", "--max-running-requests", "8"),
 )

@@ -19,6 +19,7 @@ NUM_PROMPTS = 6
 FIXED = ("--no-speculative-parse-adaptive",)
 FLAGS = (
     *("--speculative-algorithm", "PARSE", "--speculative-parse-compose", "mtp"),
+    *("--speculative-parse-client-options", "all"),
     *("--speculative-parse-eagle-steps", str(STEPS)),
     *("--speculative-parse-segmenter", "fixed:4", "--chunked-prefill-size", "48"),
     *("--max-total-tokens", "2048", "--max-running-requests", "8"),

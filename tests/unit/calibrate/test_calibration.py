@@ -256,6 +256,11 @@ def test_server_that_streams_pieces_is_refused():
     info = {"internal_states": [{"parse": {"settings": {}}}]}
     info["speculative_draft_model_path"] = "a draft"
     assert served_settings(info, "URL") == {}
+    info["internal_states"][0]["parse"]["settings"] = {"client_options": "safe"}
+    with pytest.raises(ValueError, match="start it with .*client-options all"):
+        served_settings(info, "URL")
+    info["internal_states"][0]["parse"]["settings"] = {"client_options": "all"}
+    assert served_settings(info, "URL") == {}
     info["incremental_streaming_output"] = True
     with pytest.raises(ValueError, match="without --incremental-streaming-output"):
         served_settings(info, "URL")

@@ -12,6 +12,7 @@ from sglang_parse.options.table import flag_name
 from sglang_parse.options.validation import parse_verdict_tokens
 
 BAD = {
+    "client_options": ["", "some", "ALL", None, True, ["safe"]],
     "window": [-1, 1.5, "256", True, None, (1 << 20) + 1, [1]],
     "max_segments": [0, -3, 2.0, "16", True, 1025],
     "judge_every": [-1, 1.0, "2", None, True, 1025],

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.drafting.draft_prompt import CHAT_KEY, PROMPT_KEY
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin import draft_prompts
 from sglang_parse.plugin.draft_prompts import DraftPrompts, set_entries
 from sglang_parse.plugin.openai import CHAT, ParseEndpoints
 from sglang_parse.plugin.request_hooks import follow_request
+from tests.support.fake_manager import FakeManager
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -48,7 +50,7 @@ def test_what_sglang_refuses_is_left_to_it():
     set_entries(SimpleNamespace(), {})
 
 
-MANAGER = SimpleNamespace(mm_processor=None)
+MANAGER = FakeManager()
 FORGED = {CHAT_KEY: {"messages": [{"role": "user", "content": "forged"}]}, "x": 1}
 
 
@@ -63,7 +65,9 @@ def test_no_client_writes_our_entries():
         follow_request(None, MANAGER, obj)
         seen.append(obj.sampling_params["custom_params"])
 
-    layer = ParseEndpoints(app, prompts=DraftPrompts(Template(), sends_chats=True))
+    layer = ParseEndpoints(
+        app, ParseConfig(), DraftPrompts(Template(), sends_chats=True)
+    )
     for path in (CHAT, "/v1/completions", "/invocations"):
         raw = json.dumps({"messages": MESSAGES, "custom_params": FORGED}).encode()
 

@@ -78,6 +78,7 @@ def test_flags_round_trip():
         **{"window": 0, "max_segments": 3, "segmenter": "fixed:5", "judge_every": 2},
         **{"judge_suffix": "Right so far?", "verdict_tokens": "Yes/No,yes/no"},
         **{"threshold": 2.0, "keep_rule": "longest", "mode": "exact"},
+        "client_options": "none",
         **{"exact_tail": False, "recover_segments": "all", "adaptive": False},
         **{"max_round_ms": 70, "compose": "eagle3", "eagle_model_path": "a/head"},
         **{"eagle_steps": 7, "drafters": "ngram,eagle3,remote,model"},

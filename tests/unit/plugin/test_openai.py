@@ -6,16 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin import openai as endpoints
 from sglang_parse.plugin.openai import CHAT, ParseEndpoints, translate
 from sglang_parse.plugin.request_hooks import Exchange, follow_request
+from tests.support.fake_manager import FakeManager
 
-MANAGER = SimpleNamespace(
-    mm_processor=None,
-    model_config=SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"])
-    ),
-)
+CONFIG = ParseConfig()
+MANAGER = FakeManager()
 REPORT = {"mode": "exact", "client_text_tokens": 7, "accepted_client_text_tokens": 5}
 
 
@@ -26,7 +24,7 @@ def prediction(content) -> dict:
 def test_prediction_becomes_a_custom_param():
     """Red if the text is lost, or other custom_params are."""
     body = {**prediction("some text"), "custom_params": {"other": 1}}
-    exchange = translate(CHAT, body)
+    exchange = translate(CHAT, body, CONFIG)
     assert exchange.add_usage and not exchange.add_report
     custom = {"other": 1, "parse_prediction": "some text"}
     assert body == {"custom_params": custom}
@@ -36,17 +34,17 @@ def test_prediction_becomes_a_custom_param():
 def test_empty_prediction_is_followed_too(content):
     """Red if a client that predicts an empty file gets a judged answer."""
     body = prediction(content)
-    assert translate(CHAT, body).add_usage
+    assert translate(CHAT, body, CONFIG).add_usage
     assert body == {"custom_params": {"parse_mode": "exact"}}
     body = {**prediction(content), "custom_params": {"parse_mode": "semantic"}}
-    translate(CHAT, body)
+    translate(CHAT, body, CONFIG)
     assert body == {"custom_params": {"parse_mode": "semantic"}}
 
 
 def test_text_completions_have_no_prediction():
     """Red if a field that OpenAI defines for chat only is served elsewhere."""
     body = prediction("some text")
-    assert not translate("/v1/completions", body).adds
+    assert not translate("/v1/completions", body, CONFIG).adds
     assert "prediction" in body
 
 
@@ -57,14 +55,14 @@ def test_text_completions_have_no_prediction():
 def test_return_meta_info_is_taken_over_where_sglang_lacks_it(path, stream, ours):
     """Red if SGLang refuses the field, or loses it where it serves it itself."""
     body = {"return_meta_info": True, "stream": stream}
-    assert translate(path, body).add_report == ours
+    assert translate(path, body, CONFIG).add_report == ours
     assert ("return_meta_info" in body) != ours
 
 
 def test_invocations_are_chat_completions():
     """Red if a prediction is dropped under SageMaker's path."""
     body = prediction("some text")
-    assert translate("/invocations", body).add_usage
+    assert translate("/invocations", body, CONFIG).add_usage
     assert body == {"custom_params": {"parse_prediction": "some text"}}
 
 
@@ -93,15 +91,15 @@ def test_invocations_are_chat_completions():
 def test_options_that_would_be_dropped_are_refused(path, body, message):
     """Red if who asks for exact answers is served others, and not told."""
     with pytest.raises(ValueError, match=message):
-        translate(path, body)
+        translate(path, body, CONFIG)
 
 
 @pytest.mark.parametrize("path", endpoints.PATHS)
 def test_what_is_no_option_of_ours_passes(path):
     """Red if fields that only look like ours are refused."""
     body = {"custom_params": {"theirs": 1}, "parse_tools": True, "custom": []}
-    assert not translate(path, dict(body)).adds
-    assert not translate(path, {"custom_params": "text"}).adds
+    assert not translate(path, dict(body), CONFIG).adds
+    assert not translate(path, {"custom_params": "text"}, CONFIG).adds
 
 
 def test_amend_adds_counts_and_reports():
@@ -179,7 +177,7 @@ def call(
     headers = [(b"content-length", str(len(body)).encode())]
     scope = {"type": "http", "path": root_path + path, "headers": headers}
     scope["root_path"] = root_path
-    asyncio.run(ParseEndpoints(app)(scope, receive, send))
+    asyncio.run(ParseEndpoints(app, CONFIG)(scope, receive, send))
     start, *rest = sent
     return start["status"], dict(start["headers"]), b"".join(m["body"] for m in rest)
 

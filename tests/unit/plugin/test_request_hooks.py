@@ -8,6 +8,7 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_parse.options.request import check_custom_params
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin import request_hooks
 from sglang_parse.plugin.request_hooks import (
     check_limit,
@@ -15,8 +16,10 @@ from sglang_parse.plugin.request_hooks import (
     correct_accept_rate,
     follow_request,
 )
+from tests.support.fake_manager import FakeManager
 
-MANAGER = SimpleNamespace(mm_processor=None)
+CONFIG = ParseConfig()
+MANAGER = FakeManager()
 BAD = {"custom_params": {"parse_mode": "loud"}}
 
 
@@ -42,7 +45,7 @@ def test_outputs_pass():
 @pytest.mark.parametrize("params", [{}, None, [], [None, {"custom_params": None}]])
 def test_requests_without_wrong_options_pass(params):
     """Red if a request is refused that has no wrong option of ours."""
-    check_params(params)
+    check_params(params, CONFIG)
     assert len(outputs_of(SimpleNamespace(sampling_params=params))) == 1
 
 
@@ -53,7 +56,7 @@ def test_a_wrong_option_is_a_value_error_of_the_outputs(params):
     with pytest.raises(ValueError, match=told):
         outputs_of(SimpleNamespace(sampling_params=params))
     with pytest.raises(ValueError, match=told):
-        check_params(params)
+        check_params(params, CONFIG)
 
 
 @pytest.mark.parametrize("limit", [None, 0, 2, 1 << 30])
@@ -62,7 +65,7 @@ def test_parse_verify_is_refused_with_a_response_length(limit):
     custom = {"parse_verify": "text"}
     assert check_custom_params(custom, 1) == custom
     with pytest.raises(ValueError, match=f"max_new_tokens is {limit}; expected 1"):
-        check_params({"custom_params": custom, "max_new_tokens": limit})
+        check_params({"custom_params": custom, "max_new_tokens": limit}, CONFIG)
 
 
 def test_limit_of_ollama_loses_its_fraction():
@@ -111,8 +114,7 @@ def test_unproven_media_for_a_multimodal_model_are_refused(
     """Red if a request that no test has proven reaches the scheduler, or one that is
     proven does not."""
     monkeypatch.setattr(request_hooks, "reads_images_of", PROVEN.__eq__)
-    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=[name]))
-    manager = SimpleNamespace(mm_processor=processor, model_config=config)
+    manager = FakeManager(processor, name)
     obj = GenerateReqInput(text="Hi", sampling_params={}, **media)
     if told and processor:
         with pytest.raises(ValueError, match=told):
