@@ -7,7 +7,7 @@ SGLang pickles it to the scheduler processes (server_args.py, `__reduce__`).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_parse.options.server import CONFIG_ENV, CONFIG_FLAG, ParseConfig
@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
     """One flag per row, and one for the JSON file. A flag not given is None."""
     group = parser.add_argument_group("PARSE (--speculative-algorithm PARSE)")
     for row in table:
-        form: dict[str, Any] = {"type": row.kind.read, "metavar": row.kind.metavar}
+        form: dict[str, Any] = {"type": _reader(row), "metavar": row.kind.metavar}
         if not row.kind.metavar:
             form = {"action": argparse.BooleanOptionalAction}
         group.add_argument(
@@ -76,6 +76,19 @@ def config_from_server_args(server_args: Any) -> ParseConfig:
     options = dict(getattr(server_args, OPTIONS_ATTRIBUTE, None) or {})
     path = options.pop(CONFIG_DEST, None)
     return ParseConfig.from_sources(options, path)
+
+
+def _reader(row: Option) -> Callable[[str], Any]:
+    """Reads a value, or leaves it to ParseConfig: argparse prints all of SGLang's usage
+    before its error."""
+
+    def read(text: str) -> Any:
+        try:
+            return row.kind.read(text)
+        except ValueError:
+            return text
+
+    return read
 
 
 def _help(row: Option) -> str:

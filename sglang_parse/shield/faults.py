@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import regex
 
 # Fields for which the scheduler expects one value per request of a batch.
 SCALARS = (
@@ -28,8 +29,15 @@ INT32_MAX = 2**31 - 1
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Logits stay finite in float32 under these, at the lowest temperature too.
 MIN_PENALTY, MAX_BIAS = 1e-6, 1e30
-# Answers to one prompt. SGLang copies the request for each before it checks anything.
-MAX_N = 4096
+# Answers to one prompt. Others wait while SGLang copies the request for each.
+MAX_N = 512
+# Logprobs of a prompt: SGLang makes lists of them all in one step.
+MAX_PROMPT_LOGPROBS = 1 << 18
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+SESSION_FIELDS = {
+    **{"id": str, "rid": str, "offset": int},
+    **{"replace": bool, "drop_previous_output": bool},
+}
 MAX_MESSAGE = 500
 # How SGLang's error begins if a grammar refuses a token (batch_result_processor.py).
 # Tokens are drawn from what the grammar allows, so it allows none at all.
@@ -97,6 +105,23 @@ def num_logprobs(seen: Seen) -> str:
     return ""
 
 
+def prompt_logprobs(seen: Seen) -> str:
+    one = seen.tokenized
+    start = one.logprob_start_len
+    if not one.return_logprob or start is None or start < 0 or one.input_ids is None:
+        return ""
+    num_tokens = max(0, len(one.input_ids) - start)
+    given = getattr(one, "token_ids_logprob", None) or ()
+    num = max(one.top_logprobs_num or 0, len(given))
+    if num * num_tokens > MAX_PROMPT_LOGPROBS:
+        return (
+            f"{num} logprobs of each of {num_tokens} prompt tokens are asked for; "
+            f"expected at most {MAX_PROMPT_LOGPROBS} in all: lower top_logprobs_num "
+            "(logprobs, top_logprobs, token_ids_logprob) or raise logprob_start_len."
+        )
+    return ""
+
+
 def logprob_start(seen: Seen) -> str:
     start = seen.tokenized.logprob_start_len
     if start is not None and start < -1:
@@ -112,6 +137,53 @@ def stop_tokens(seen: Seen) -> str:
                 f"stop_token_ids has {shown(token)} beside min_new_tokens; expected "
                 f"0 to {seen.vocab_size - 1}."
             )
+    num = len(params.stop_token_ids or ())
+    if params.min_new_tokens > 0 and num > seen.vocab_size // 2:
+        return (
+            f"stop_token_ids has {num} tokens beside min_new_tokens; expected at most "
+            "half of the vocabulary."
+        )
+    return ""
+
+
+def early_end(seen: Seen) -> str:
+    """A grammar may leave only the end of the answer, which min_new_tokens forbids."""
+    params = seen.tokenized.sampling_params
+    for name in GRAMMARS:
+        if params.min_new_tokens > 0 and getattr(params, name) is not None:
+            return (
+                f"min_new_tokens (min_tokens) is {params.min_new_tokens} beside "
+                f"{name}; expected 0, because a grammar decides where an answer ends."
+            )
+    return ""
+
+
+def expressions(seen: Seen) -> str:
+    """What Python's `re` has read already; `bounded_stops` searches with `regex`."""
+    for text in seen.tokenized.sampling_params.stop_regex_strs or ():
+        try:
+            regex.compile(text)
+        except (regex.error, RecursionError) as e:
+            return f"stop_regex is {shown(text)}, which cannot be read ({e})."
+    return ""
+
+
+def session(seen: Seen) -> str:
+    given = seen.tokenized.session_params
+    if given is None:
+        return ""
+    for name, kind in SESSION_FIELDS.items():
+        value = getattr(given, name, None)
+        if value is not None and type(value) is not kind:
+            return (
+                f"session_params.{name} is {shown(value)}; expected "
+                f"{kind.__name__} or null."
+            )
+    if getattr(given, "replace", None) and getattr(given, "rid", None) is None:
+        return (
+            "session_params has replace and no rid; expected the rid of the request "
+            "that is replaced."
+        )
     return ""
 
 
@@ -203,8 +275,9 @@ def overrides(seen: Seen) -> str:
 
 CHECKS = (
     scalars,  # the first, because the others compare the values
-    *(prompt, vocabulary, num_logprobs, logprob_start, stop_tokens, temperature),
-    *(penalty, bias, top_k, logit_processor, overrides, nesting),
+    *(prompt, vocabulary, num_logprobs, logprob_start, prompt_logprobs, stop_tokens),
+    *(early_end, expressions, session, temperature, penalty, bias, top_k),
+    *(logit_processor, overrides, nesting),
 )
 
 
@@ -214,11 +287,20 @@ def problem_of(tokenized: Any, vocab_size: int) -> str:
     return next((told for check in CHECKS if (told := check(seen))), "")
 
 
-def problem_of_input(obj: Any) -> str:
+def problem_of_input(obj: Any, server_args: Any) -> str:
     """The sentence for a request that the HTTP process would not survive, or "".
 
     obj: GenerateReqInput as it was sent.
     """
+    labels = getattr(obj, "custom_labels", None)
+    if labels and getattr(server_args, "enable_metrics", False):
+        known = getattr(server_args, "tokenizer_metrics_allowed_custom_labels", None)
+        if not isinstance(labels, dict) or not set(labels) <= set(known or ()):
+            return (
+                f"custom_labels is {shown(labels)}; expected names among those of "
+                "--tokenizer-metrics-allowed-custom-labels, which are "
+                f"{', '.join(known or ()) or 'none'}."
+            )
     params = getattr(obj, "sampling_params", None)
     for one in params if isinstance(params, list) else [params]:
         num = one.get("n") if isinstance(one, dict) else None

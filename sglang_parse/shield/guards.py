@@ -116,7 +116,7 @@ def guard_outputs(
     """AFTER hook on TokenizerManager.generate_request."""
     if not is_shielded(manager.server_args):
         return result
-    return Guarded(result, problem_of_input(obj))
+    return Guarded(result, problem_of_input(obj, manager.server_args))
 
 
 class RequestShield:

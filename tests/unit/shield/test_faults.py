@@ -5,10 +5,15 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.managers.io_struct import SessionParams
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_parse.shield.faults import drop_unknown_stops, problem_of
+from sglang_parse.shield.faults import (
+    drop_unknown_stops,
+    problem_of,
+    problem_of_input,
+)
 from tests.support.hostile_requests import _nested
 
 VOCAB = 640
@@ -50,14 +55,54 @@ def test_ordinary_requests_pass():
         tokenized([], session_params=SimpleNamespace(id="a")),
         tokenized(custom_logit_processor=DisallowedTokensLogitsProcessor.to_str()),
         tokenized(positional_embed_overrides=SimpleNamespace(reconstruct=None)),
+        tokenized(params={"regex": "(Yes|No)"}),
+        tokenized(params=expressions(r"\d+\.", "(a|b)*c", "(?P<n>x)(?P=n)")),
+        scored(20, 13_000),
+        scored(600, 13_000, logprob_start_len=-1),
+        tokenized(session_params=session(id="a", replace=True, rid="r", offset=3)),
     )
     for one in fine:
         assert problem_of(one, VOCAB) == ""
 
 
+def expressions(*texts):
+    return {"stop_regex": list(texts)}
+
+
+def scored(num, num_tokens, **fields):
+    """A request for logprobs of its prompt."""
+    asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": num}
+    return tokenized([5] * num_tokens, **{**asked, **fields})
+
+
+def session(**fields):
+    return SessionParams(**fields)
+
+
 @pytest.mark.parametrize(
     ("one", "told"),
     [
+        *(
+            (tokenized(params={"min_new_tokens": 8, name: "x"}), f"8 beside {name};")
+            for name in ("json_schema", "regex", "ebnf", "structural_tag")
+        ),
+        (
+            tokenized(params={"min_new_tokens": 1, "stop_token_ids": range(VOCAB)}),
+            "stop_token_ids has 640 tokens beside min_new_tokens",
+        ),
+        (tokenized(params=expressions("a", r"(?<=(x)y")), "stop_regex is"),
+        (scored(600, 2040), "600 logprobs of each of 2040 prompt tokens"),
+        (
+            scored(0, 2040, token_ids_logprob=[5] * 600),
+            "600 logprobs of each of 2040 prompt tokens",
+        ),
+        (tokenized(session_params=session(id="a", replace=True)), "replace and no rid"),
+        (tokenized(session_params=session(id=["a"])), "session_params.id is ['a']"),
+        (tokenized(session_params=session(id="a", rid=3)), "session_params.rid is 3"),
+        (
+            tokenized(session_params=session(id="a", offset="3")),
+            "session_params.offset is '3'",
+        ),
         (tokenized([]), "no tokens"),
         (tokenized(return_hidden_states=[]), "return_hidden_states is []"),
         (tokenized(return_logprob=True, top_logprobs_num=[2]), "top_logprobs_num"),
@@ -118,3 +163,23 @@ def test_stop_tokens_of_no_vocabulary_are_left_out():
         params = SamplingParams(stop_token_ids=asked)
         drop_unknown_stops(params, VOCAB)
         assert params.stop_token_ids == left
+
+
+@pytest.mark.parametrize(
+    ("labels", "metrics", "told"),
+    [
+        (None, True, ""),
+        ({"tenant": "a"}, True, ""),
+        ({"a": "b"}, False, ""),
+        ({"tenant": "a", "a": "b"}, True, "custom_labels is {'a': 'b', 'tenant': 'a'}"),
+        ("ab", True, "custom_labels is 'ab'"),
+        ([["tenant", "a"]], True, "custom_labels is [['tenant', 'a']]"),
+    ],
+)
+def test_labels_that_no_metric_has_are_refused(labels, metrics, told):
+    """Red if a label ends the HTTP process, or one that the owner allows is refused."""
+    args = SimpleNamespace(
+        enable_metrics=metrics, tokenizer_metrics_allowed_custom_labels=["tenant"]
+    )
+    found = problem_of_input(SimpleNamespace(custom_labels=labels), args)
+    assert told in found and bool(told) == bool(found)

@@ -115,7 +115,7 @@ def test_more_answers_than_there_is_memory_for_are_refused(params):
     """Red if SGLang copies a request two thousand million times."""
     obj = SimpleNamespace(sampling_params=params)
     outputs = guards.guard_outputs(_outputs(None, True), manager(), obj)
-    with pytest.raises(ValueError, match=r"^n is \d+; expected at most 4096"):
+    with pytest.raises(ValueError, match=r"^n is \d+; expected at most 512"):
         asyncio.run(outputs.__anext__())
 
 
