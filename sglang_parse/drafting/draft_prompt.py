@@ -14,6 +14,9 @@ INTERNAL = "sglang_parse_"
 #: The prompt in the draft's template, and the chat itself.
 PROMPT_KEY, CHAT_KEY = f"{INTERNAL}draft_prompt", f"{INTERNAL}draft_chat"
 
+#: Fields of a message that SGLang reads too (entrypoints/openai/protocol.py).
+READ = ("role", "name", "reasoning_content", "tool_calls", "tool_call_id", "tools")
+
 
 def carried(req: Any, key: str) -> Any:
     """What the HTTP process sent with a request of SGLang's; None without, and for one
@@ -65,7 +68,8 @@ def _plain(message: Any) -> dict[str, Any] | None:
         content = " ".join(map(str, texts))
     if content is not None and not isinstance(content, str):
         return None
-    return {**message, "content": content or ""}
+    known = {key: message[key] for key in READ if key in message}
+    return {**known, "content": content or ""}
 
 
 def _is_text(part: Any) -> bool:

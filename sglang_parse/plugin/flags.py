@@ -31,7 +31,7 @@ def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
     for row in table:
         form: dict[str, Any] = {"type": _reader(row), "metavar": row.kind.metavar}
         if not row.kind.metavar:
-            form = {"action": argparse.BooleanOptionalAction}
+            form = {"action": Switch}
         group.add_argument(
             row.flag, dest=_dest(row.name), default=None, help=_help(row), **form
         )
@@ -78,9 +78,28 @@ def config_from_server_args(server_args: Any) -> ParseConfig:
     return ParseConfig.from_sources(options, path)
 
 
+class Switch(argparse.BooleanOptionalAction):
+    """`--x`, `--no-x`, and `--x=true` or `false`. ParseConfig refuses other values."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.nargs, self.metavar = "?", ""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        is_on = not str(option_string).startswith("--no-")
+        read = {None: is_on, "true": is_on, "false": not is_on}
+        setattr(namespace, self.dest, read.get(values, values))
+
+
 def _reader(row: Option) -> Callable[[str], Any]:
-    """Reads a value, or leaves it to ParseConfig: argparse prints all of SGLang's usage
-    before its error."""
+    """Reads a value, or leaves it to ParseConfig: before its own error, argparse prints
+    all of SGLang's usage."""
 
     def read(text: str) -> Any:
         try:

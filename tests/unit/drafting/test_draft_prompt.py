@@ -122,6 +122,13 @@ def test_what_is_no_chat_in_text_is_left_to_sglang(messages):
     assert chat_of({"messages": messages}) is None
 
 
+def test_fields_that_sglang_drops_reach_no_draft_server():
+    """Red if a client has a draft server read what this server does not."""
+    odd = {"image_url": {"url": "http://10.0.0.1"}, "audio": {"id": "x"}, "name": "n"}
+    chat = chat_of({"messages": [{**user("hi"), **odd}]})
+    assert chat["messages"] == [{**user("hi"), "name": "n"}]
+
+
 def request(custom, session=None):
     return SimpleNamespace(
         sampling_params=SimpleNamespace(custom_params=custom), session=session

@@ -72,6 +72,21 @@ def test_no_flags_give_the_defaults():
     assert config_from_server_args(prepare()) == ParseConfig()
 
 
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [
+        (["--speculative-parse-adaptive"], True),
+        (["--no-speculative-parse-adaptive"], False),
+        (["--speculative-parse-adaptive=false"], False),
+        (["--speculative-parse-adaptive", "true"], True),
+        ([], True),
+    ],
+)
+def test_switches_may_have_a_value(flags, value):
+    """Red if `--speculative-parse-adaptive false` switches it on."""
+    assert config_from_server_args(prepare(*flags)).adaptive is value
+
+
 def test_flags_round_trip():
     """Red if a flag's value is lost, or lands in another setting."""
     given = {

@@ -36,6 +36,7 @@ VALUES = (
     *(("draft-url", "no address"), ("draft-url-streams", "0"), ("judge", "nobody")),
     *(("probe", "/no/probe"), ("probe-check", "2"), ("probe-agreement", "2")),
     *(("window", "9999999"), ("max-segments", "5000"), ("judge-every", "5000")),
+    *(("adaptive", "maybe"), ("exact-tail", "0"), ("client-options", "some")),
     *(("judge-suffix", "   "), ("verdict-tokens", "Yes/Yes"), ("threshold", "nan")),
 )
 # What a folder lacks or has broken, by the name of its maker below.
@@ -120,9 +121,12 @@ def check(told, flag):
 
 
 @pytest.mark.parametrize(("name", "value"), VALUES, ids=str)
-def test_wrong_values(capsys, name, value):
-    """Red if a wrong value of our flags is taken, or told without its flag."""
-    check(told_of(capsys, *DRAFT, f"{OWN}{name}={value}"), f"{OWN}{name}")
+def test_wrong_values(name, value):
+    """Red if a wrong value of our flags is taken, or told without its flag or behind
+    all of SGLang's usage."""
+    with pytest.raises(ValueError) as error:
+        resolve(*TARGET, *DRAFT, f"{OWN}{name}={value}")
+    check(str(error.value), f"{OWN}{name}")
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
