@@ -7,10 +7,9 @@ expressions and has a timeout, which counts processor time.
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,46 +28,50 @@ class BoundedSearch:
     error = re.error
 
     def __init__(self) -> None:
-        #: Whose answer is searched, and the seconds so far by request.
+        #: Whose answer is searched, and seconds so far by request.
         self.req: Any = None
-        self._spent: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        self.spent: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        #: Expressions that this step has searched the whole text for.
+        self.seen: set[str] = set()
+
+    def begin(self, req: Any) -> None:
+        self.req = req
+        self.seen.clear()
 
     def search(self, expression: str, text: str) -> Any:
-        """Raises re.error where the time is up. SGLang ends the request with HTTP 400
-        then."""
-        started = time.thread_time()
-        try:
-            found = regex.search(expression, text, timeout=SEARCH_S)
-        except (regex.error, TimeoutError) as e:
-            raise re.error(TOO_LONG) from e
-        spent = self._spent.get(self.req, 0.0) + time.thread_time() - started
-        self._spent[self.req] = spent
-        if spent > ANSWER_S + TOKEN_S * len(self.req.output_ids):
+        """Raises re.error where the time is up, and SGLang ends the request with HTTP
+        400. It does so in a step's first search alone, so others find nothing."""
+        is_first = expression not in self.seen
+        self.seen.add(expression)
+        found = None if self._is_late() else self._search(expression, text)
+        if is_first and self._is_late():
             raise re.error(TOO_LONG)
         return found
+
+    def _search(self, expression: str, text: str) -> Any:
+        started = time.thread_time()
+        try:
+            return regex.search(expression, text, timeout=SEARCH_S)
+        except (regex.error, TimeoutError):
+            started = -math.inf
+            return None
+        finally:
+            seconds = time.thread_time() - started
+            self.spent[self.req] = self.spent.get(self.req, 0.0) + seconds
+
+    def _is_late(self) -> bool:
+        allowed = ANSWER_S + TOKEN_S * len(self.req.output_ids)
+        return self.spent.get(self.req, 0.0) > allowed
 
 
 _search = BoundedSearch()
 
 
-def bounded_stops(
-    original: Callable[..., Any], req: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """AROUND hook on Req.update_finish_state."""
+def bound_search(req: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE hook on Req._check_str_based_finish."""
     from sglang.srt.managers import schedule_batch
     from sglang.srt.runtime_context import get_server_args
 
-    params = req.sampling_params
-    if not params.stop_regex_strs or not is_shielded(get_server_args()):
-        return original(req, *args, **kwargs)
-    schedule_batch.re = _search  # type: ignore[assignment]
-    _search.req = req
-    try:
-        return original(req, *args, **kwargs)
-    except re.error as e:  # of a step with several tokens, where SGLang has no guard
-        told = f"invalid stop_regex {params.stop_regex_strs}: {e}"
-        req.finished_reason = schedule_batch.FINISH_ABORT(
-            told, HTTPStatus.BAD_REQUEST, "BadRequestError"
-        )
-    finally:
-        schedule_batch.re = re
+    if req.sampling_params.stop_regex_strs and is_shielded(get_server_args()):
+        schedule_batch.re = _search  # type: ignore[assignment]
+        _search.begin(req)

@@ -287,6 +287,21 @@ def problem_of(tokenized: Any, vocab_size: int) -> str:
     return next((told for check in CHECKS if (told := check(seen))), "")
 
 
+def problem_of_update(body: bytes) -> str:
+    """The sentence for a body of /update_weights_from_disk whose format SGLang does not
+    know, or ""."""
+    from sglang.srt.configs.load_config import LoadFormat
+
+    try:
+        asked = orjson.loads(body)["load_format"]
+    except (ValueError, TypeError, KeyError):
+        return ""  # SGLang says what is wrong with it
+    known = [str(one.value) for one in LoadFormat]
+    if asked is None or asked in known:
+        return ""
+    return f"load_format is {shown(asked)}; expected one of {', '.join(known)}."
+
+
 def problem_of_input(obj: Any, server_args: Any) -> str:
     """The sentence for a request that the HTTP process would not survive, or "".
 

@@ -20,6 +20,7 @@ from sglang_parse.shield.faults import (
     drop_unknown_stops,
     problem_of,
     problem_of_input,
+    problem_of_update,
     sentence_of,
 )
 from sglang_parse.shield.held_answer import HeldAnswer, Progress, refuse, status_of
@@ -38,6 +39,7 @@ PATHS = frozenset(
         *("/parse_function_call", "/separate_reasoning"),
     }
 )
+UPDATE = "/update_weights_from_disk"
 NOT_AN_OBJECT = "The request body is no JSON object; expected one."
 
 _progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
@@ -128,6 +130,11 @@ class RequestShield:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "http" and path == UPDATE:
+            receive, body = await _read(receive)
+            if told := problem_of_update(body):
+                await refuse(send, told)
+                return
         if scope["type"] != "http" or path not in PATHS:
             await self.app(scope, receive, send)
             return
@@ -149,6 +156,20 @@ class RequestShield:
                 raise  # for the log
         finally:
             _progress.reset(token)
+
+
+async def _read(receive: Receive) -> tuple[Receive, bytes]:
+    """The whole body, and what hands it on."""
+    messages = [await receive()]
+    while messages[-1].get("more_body"):
+        messages.append(await receive())
+    body = b"".join(message.get("body", b"") for message in messages)
+    left = iter(messages)
+
+    async def replay() -> Message:
+        return next(left, None) or await receive()
+
+    return replay, body
 
 
 def _watched(receive: Receive, progress: Progress) -> Receive:

@@ -48,19 +48,11 @@ SEAMS = (
         "SGLang's handlers answer whatever they raise",
     ),
     Seam(
-        HookType.AROUND,
-        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
-        "sglang_parse.shield.bounded_stops:bounded_stops",
+        HookType.BEFORE,
+        "sglang.srt.managers.schedule_batch.Req._check_str_based_finish",
+        "sglang_parse.shield.bounded_stops:bound_search",
         "no stop expression freezes the scheduler",
         "SGLang searches for them in bounded time",
-    ),
-    Seam(
-        HookType.AROUND,
-        "sglang.srt.managers.scheduler_components.weight_updater."
-        "SchedulerWeightUpdaterManager.update_weights_from_disk",
-        "sglang_parse.shield.weight_updates:survive_update",
-        "weights that cannot be read do not end the scheduler",
-        "SGLang answers what it raises there, and reads the old weights back",
     ),
 )
 

@@ -102,9 +102,7 @@ TYPES = ("SchedulerRequest", "SchedulerBatch", "RoundBatch", "ModelRunner")
 #: What is written elsewhere, and why that is no change of SGLang.
 ELSEWHERE = {
     "frontend/adapter.py: executor.backend",  # of a program, in the user's process
-    # The shield imports nothing of ours. Both last for one check of one request.
-    "shield/bounded_stops.py: schedule_batch.re",
-    "shield/bounded_stops.py: req.finished_reason",
+    "shield/bounded_stops.py: schedule_batch.re",  # which imports nothing of ours
 }
 
 

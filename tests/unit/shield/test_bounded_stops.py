@@ -11,7 +11,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.shield import bounded_stops as stops
-from sglang_parse.shield.bounded_stops import bounded_stops
+from sglang_parse.shield.bounded_stops import bound_search
 from sglang_parse.shield.seams import SHIELD_ENV
 
 HOSTILE = ("(.*.*.*.*)*#", "(a|aa)+$", "(a+)+b", r"(\w+\s?)*!")
@@ -46,11 +46,10 @@ def request(*expressions, text="", **params):
 
 
 def finish(req, num_new, *, bounded=True):
-    original = Req.update_finish_state
+    schedule_batch.re = re
     if bounded:
-        bounded_stops(original, req, num_new)
-    else:
-        original(req, num_new)
+        bound_search(req, num_new)
+    req.update_finish_state(num_new)
     reason = req.finished_reason
     return reason and (type(reason).__name__, req.finished_len, reason.to_json())
 
@@ -93,6 +92,22 @@ def test_all_searches_of_an_answer_together_are_bounded(monkeypatch):
     monkeypatch.setattr(stops, "ANSWER_S", -1.0)
     found = finish(request("a.c", text="abd"), 1)
     assert found[0] == "FINISH_ABORT" and "takes too long" in found[2]["message"]
+
+
+def test_a_late_search_in_the_middle_of_a_step_waits_for_the_next(monkeypatch):
+    """Red if a search that SGLang does not guard ends the scheduler."""
+    search = stops.BoundedSearch()
+    search.begin(request("a.c", text="abd"))
+    assert search.search("a.c", "abd") is None
+    monkeypatch.setattr(stops.regex, "search", raise_timeout)
+    assert search.search("a.c", "ab") is None
+    search.begin(search.req)
+    with pytest.raises(re.error, match="takes too long"):
+        search.search("a.c", "abd")
+
+
+def raise_timeout(*args, **kwargs):
+    raise TimeoutError
 
 
 def test_other_servers_search_as_before(monkeypatch):

@@ -13,6 +13,7 @@ from sglang_parse.shield.faults import (
     drop_unknown_stops,
     problem_of,
     problem_of_input,
+    problem_of_update,
 )
 from tests.support.hostile_requests import _nested
 
@@ -182,4 +183,19 @@ def test_labels_that_no_metric_has_are_refused(labels, metrics, told):
         enable_metrics=metrics, tokenizer_metrics_allowed_custom_labels=["tenant"]
     )
     found = problem_of_input(SimpleNamespace(custom_labels=labels), args)
+    assert told in found and bool(told) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"load_format": "zzz"}', "load_format is 'zzz'; expected one of auto, pt,"),
+        (b'{"load_format": ["auto"]}', "load_format is ['auto']"),
+        *((body, "") for body in (b'{"load_format": "auto"}', b"{}", b"[]", b"{")),
+        (b'{"load_format": null}', ""),
+    ],
+)
+def test_formats_that_no_loader_knows_are_refused(body, told):
+    """Red if an unknown format ends the scheduler, or a known one is refused."""
+    found = problem_of_update(body)
     assert told in found and bool(told) == bool(found)

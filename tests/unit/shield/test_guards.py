@@ -204,6 +204,19 @@ def test_exceptions_become_400s(body, told):
     assert status == 400 and told in json.loads(answer)["message"]
 
 
+def test_weights_of_an_unknown_format_are_refused():
+    """Red if the scheduler is asked to read them, or a body loses a part on its way."""
+
+    async def app(scope, receive, send):
+        await respond(200, (await receive())["body"])(scope, receive, send)
+
+    path = "/update_weights_from_disk"
+    fine = b'{"model_path": "x", "load_format": "auto"}'
+    assert call(app, fine, path) == (200, fine)
+    status, body = call(app, fine.replace(b"auto", b"zzz"), path)
+    assert status == 400 and "load_format is 'zzz'" in json.loads(body)["message"]
+
+
 def answer_of(app, error=None, path="/generate"):
     """(status, body, whether it is whole) of one POST, and what came through."""
     sent = []
