@@ -6,10 +6,31 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.plugin.gating import AFTER, AROUND, REPLACE, Hook
 
-_UNQUANTIZED = "sglang.srt.layers.quantization.unquant.Unquantized"
-_FLA = "sglang.kernels.ops.attention.fla"
-_PROJECTIONS = "sglang.kernels.ops.attention.triton_gdn_fused_proj"
-_ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise"
+_SRT, _OPS = "sglang.srt", "sglang.kernels.ops"
+_GATED = "recurrent.gated_ops"
+_UNQUANTIZED = f"{_SRT}.layers.quantization.unquant.Unquantized"
+#: Modules of Triton's functions -> the function, and torch's in its stead.
+_BY_TORCH = {
+    f"{_SRT}.mem_cache.allocation": {
+        "assign_req_to_token_pool_func": "cpu.ops:assign_req_to_token_pool",
+        "get_last_loc": "cpu.ops:last_slots",
+    },
+    f"{_SRT}.layers.logits_processor": {"fused_softcap": "cpu.ops:softcap"},
+    f"{_OPS}.attention.triton_gdn_fused_proj": {
+        "fused_qkvzba_split_reshape_cat": f"{_GATED}:split_by_group",
+        "fused_qkvzba_split_reshape_cat_contiguous": f"{_GATED}:split_by_kind",
+    },
+    f"{_OPS}.attention.fla.fused_norm_gate": {
+        "rms_norm_gated": f"{_GATED}:norm_and_gate"
+    },
+    f"{_OPS}.attention.fla.layernorm_gated": {
+        "rms_norm_gated": f"{_GATED}:norm_or_gate"
+    },
+    f"{_OPS}.elementwise.elementwise": {
+        "fused_sigmoid_mul": f"{_GATED}:multiply_by_sigmoid",
+        "fused_gate_sigmoid_mul_add": f"{_GATED}:add_gated",
+    },
+}
 
 
 def on_cpu(kind: HookType, purpose: str, *pairs: tuple[str, str]) -> Hook:
@@ -34,61 +55,16 @@ CPU_HOOKS = (
         REPLACE,
         "functions of Triton are torch's",
         *(
-            (f"{where}.{name}", ours)
-            for where, name, ours in (
-                (
-                    "sglang.srt.mem_cache.allocation",
-                    "assign_req_to_token_pool_func",
-                    "cpu.ops:assign_req_to_token_pool",
-                ),
-                (
-                    "sglang.srt.mem_cache.allocation",
-                    "get_last_loc",
-                    "cpu.ops:last_slots",
-                ),
-                (
-                    "sglang.srt.layers.logits_processor",
-                    "fused_softcap",
-                    "cpu.ops:softcap",
-                ),
-                (
-                    _PROJECTIONS,
-                    "fused_qkvzba_split_reshape_cat",
-                    "recurrent.gated_ops:split_by_group",
-                ),
-                (
-                    _PROJECTIONS,
-                    "fused_qkvzba_split_reshape_cat_contiguous",
-                    "recurrent.gated_ops:split_by_kind",
-                ),
-                (
-                    f"{_FLA}.fused_norm_gate",
-                    "rms_norm_gated",
-                    "recurrent.gated_ops:norm_and_gate",
-                ),
-                (
-                    f"{_FLA}.layernorm_gated",
-                    "rms_norm_gated",
-                    "recurrent.gated_ops:norm_or_gate",
-                ),
-                (
-                    _ELEMENTWISE,
-                    "fused_sigmoid_mul",
-                    "recurrent.gated_ops:multiply_by_sigmoid",
-                ),
-                (
-                    _ELEMENTWISE,
-                    "fused_gate_sigmoid_mul_add",
-                    "recurrent.gated_ops:add_gated",
-                ),
-            )
+            (f"{module}.{name}", ours)
+            for module, functions in _BY_TORCH.items()
+            for name, ours in functions.items()
         ),
     ),
     on_cpu(
         AROUND,
         "models with attention sinks start",
         (
-            "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments",
+            f"{_SRT}.arg_groups.model_hook.handle_model_specific_adjustments",
             "cpu.ops:adjust_to_model",
         ),
     ),
@@ -96,7 +72,7 @@ CPU_HOOKS = (
         AROUND,
         "experts on several ranks are served",
         (
-            "sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
+            f"{_SRT}.layers.moe.fused_moe_native.moe_forward_native",
             "cpu.ops:skip_others_experts",
         ),
     ),
@@ -104,7 +80,7 @@ CPU_HOOKS = (
         AROUND,
         "models with gated delta nets, and hierarchical caches, are built",
         (
-            "sglang.srt.model_loader.loader._initialize_model",
+            f"{_SRT}.model_loader.loader._initialize_model",
             "cpu.ops:build_on_cpu",
         ),
     ),
@@ -117,7 +93,7 @@ CPU_HOOKS = (
         AROUND,
         "a large vocabulary is read once for all rows",
         (
-            "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+            f"{_SRT}.layers.logits_processor.LogitsProcessor._compute_lm_head",
             "cpu.linear:apply_lm_head",
         ),
     ),
@@ -136,7 +112,7 @@ CPU_HOOKS = (
         AROUND,
         "models with gated delta nets are served",
         (
-            "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
+            f"{_SRT}.layers.attention.attention_registry.attn_backend_wrapper",
             "recurrent.gated_backend:add_linear_layers",
         ),
     ),
