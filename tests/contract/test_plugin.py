@@ -5,6 +5,7 @@ import pkgutil
 from importlib.metadata import entry_points
 
 import pytest
+import sglang
 
 from sglang_parse.plugin import hooks
 from sglang_parse.plugin.cpu_hooks import CPU_HOOKS
@@ -21,8 +22,6 @@ FUNCTIONS = sorted({ours for h in hooks.HOOKS + CPU_HOOKS for _, ours in h.pairs
 
 def test_installed_sglang_is_the_pinned_one():
     """Red if the pin in pyproject.toml and the installed version drift apart."""
-    import sglang
-
     assert sglang.__version__ == "0.5.23"
 
 
@@ -66,7 +65,6 @@ def test_there_are_at_most_25_hooks():
 @pytest.mark.parametrize("target", ALL_HOOKS)
 def test_missing_hook_stops_startup_by_name(monkeypatch, target):
     """Red if a server can start without one of its hooks."""
-    import sglang
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched - {target})
