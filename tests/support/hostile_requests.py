@@ -71,6 +71,16 @@ REQUESTS = (
     ),
     _row("empty prompt", ENDS, _body("")),
     _row(
+        "grammar that allows only the end beside min_new_tokens",
+        ENDS,
+        _body(
+            params={
+                **{"regex": "(Yes|No)", "min_new_tokens": 8, "max_new_tokens": 27},
+                **{"temperature": 1, **_TOP_P},
+            }
+        ),
+    ),
+    _row(
         "token ids beyond the vocabulary",
         ENDS,
         _body(None, input_ids=[10**6]),
