@@ -1,4 +1,4 @@
-"""Virtual time, of the host and of a device beside it."""
+"""Virtual time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ class Clock:
         self._first_use_ms = first_use_ms
         self._busy = busy
         self._used: set[Any] = set()
-        #: When the device is done with what it does beside the host.
-        self._busy_until = 0.0
 
     def __call__(self) -> float:
         return self.ms / 1000
@@ -45,15 +43,3 @@ class Clock:
             ms += self._first_use_ms
         self.ms += ms
         self.spent[what] = self.spent.get(what, 0.0) + ms
-
-    def start(self, what: str, ms: float) -> None:
-        """Let the device work for this time while the host goes on."""
-        before = self.ms
-        self.spend(what, ms)
-        self.ms, self._busy_until = before, self.ms
-
-    def join(self) -> float:
-        """Wait until the device is free. Returns for how long."""
-        waits = max(0.0, self._busy_until - self.ms)
-        self.ms += waits
-        return waits

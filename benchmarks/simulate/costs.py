@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sglang_parse.cli.estimate import CARDS, ModelShape, PairTimes
-from sglang_parse.drafting.draft_model import CAPTURED_CATCH_UP
 from sglang_parse.verify.short_passes import MOST_READ
 
 DATA = Path(__file__).parent / "data"
@@ -31,9 +30,8 @@ class Costs(Protocol):
     def step_ms(self, bs: int) -> float:
         """A decode step of the draft model."""
 
-    def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
-        """The draft model forwards committed tokens that its KV lacks, and so writes
-        the first draft token. most: tokens of the request that lacks most."""
+    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
+        """The draft model forwards committed tokens that its KV lacks."""
 
     def pass_ms(self, rows: int, bs: int, *, asks: bool = True) -> float:
         """A verify pass of the target. asks: whether it holds verdicts."""
@@ -46,7 +44,7 @@ class Costs(Protocol):
 
     @property
     def draft_host_ms(self) -> float:
-        """What a draft loop takes beside its steps."""
+        """What a draft phase takes beside its steps."""
 
     @property
     def plain_host_ms(self) -> float:
@@ -55,10 +53,6 @@ class Costs(Protocol):
     @property
     def between_ms(self) -> float:
         """The scheduler's, from one round to the next. Stock SGLang hides it."""
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a decode step may run beside the host's work between two rounds."""
 
     def head_step_ms(self, bs: int) -> float:
         """A step of the head, its reading of the pass spread over the steps."""
@@ -93,15 +87,13 @@ class GpuCosts(PairTimes):
 
     card: of `load_device`. graphs: whether verify passes and the draft's catching up
     replay graphs. ships_head: whether the target's head is its own MTP head, and no
-    EAGLE-3 head. ahead: whether a decode step runs beside the host's work between two
-    rounds. short_passes: whether passes without verdicts are captured decode steps
-    where they fit.
+    EAGLE-3 head. short_passes: whether passes without verdicts are captured decode
+    steps where they fit.
     """
 
     graphs: bool = True
     name: str = ""
     ships_head: bool = False
-    ahead: bool = True
     short_passes: bool = True
 
     def plain_ms(self, bs: int) -> float:
@@ -110,9 +102,7 @@ class GpuCosts(PairTimes):
     def step_ms(self, bs: int) -> float:
         return self.decode_ms(self.draft, bs) + self.card["step_extra_ms"]
 
-    def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
-        if self.graphs and most <= CAPTURED_CATCH_UP:
-            return most * self.step_ms(bs)
+    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
         gpu = self.forward_ms(self.draft, num_tokens, bs)
         return max(gpu, self._launch_ms(self.draft, graphs=False))
 
@@ -141,10 +131,6 @@ class GpuCosts(PairTimes):
     @property
     def between_ms(self) -> float:
         return self.card["host_between_ms"]
-
-    @property
-    def runs_ahead(self) -> bool:
-        return self.ahead
 
     def head_step_ms(self, bs: int) -> float:
         if self.ships_head:
@@ -198,8 +184,8 @@ class MeasuredCosts:
     def step_ms(self, bs: int) -> float:
         return self.step_base + self.step_request * bs
 
-    def catch_up_ms(self, num_tokens: int, most: int, bs: int) -> float:
-        return self.catch_up_base + self.catch_up_token * num_tokens
+    def catch_up_ms(self, num_tokens: int, bs: int) -> float:
+        return self.catch_up_token * num_tokens
 
     def pass_ms(self, rows: int, bs: int, *, asks: bool = True) -> float:
         return self.pass_base + self.pass_row * rows
@@ -212,7 +198,7 @@ class MeasuredCosts:
 
     @property
     def draft_host_ms(self) -> float:
-        return 0.0  # part of catching up
+        return max(0.0, self.catch_up_base - self.step_base)
 
     @property
     def plain_host_ms(self) -> float:
@@ -221,10 +207,6 @@ class MeasuredCosts:
     @property
     def between_ms(self) -> float:
         return self.between
-
-    @property
-    def runs_ahead(self) -> bool:
-        return False  # a step's time holds the host's work already
 
     def head_step_ms(self, bs: int) -> float:
         return self.head_base

@@ -20,15 +20,21 @@ from benchmarks.simulate.drafts import (
     WRONG,
     Drafts,
 )
-from sglang_parse.drafting.draft_model import CAPTURED_CATCH_UP
+from sglang_parse.drafting.draft_model import (
+    MOST_LEAD,
+    DraftPhase,
+    DraftRequest,
+    Lane,
+    Lanes,
+)
+from sglang_parse.drafting.drafter import room_for
+from sglang_parse.drafting.spans import read_ends
 from sglang_parse.requests.draft import ChainCuts
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.verify.layout import VerifyPlan
 
-# Share of a draft loop's host time that lies before its second step, and so beside a
-# first step that runs ahead. On a CPU it was 0.58 of 0.86 ms at one request, and 1.04
-# of 1.44 ms at eight.
-BEFORE_SECOND_STEP = 0.67
+# Most tokens that the draft model reads in one forward: a prefill's.
+LONGEST_EXTEND = 8192
 # Logits of a verdict for an invalid and for a valid prefix: ids 0 and 1 are yes and no.
 LOGITS = torch.tensor([[0.0, 8.0], [8.0, 0.0]])
 VERDICT_IDS = ((0, 1),)
@@ -53,7 +59,8 @@ class Answer:
     rng: random.Random
     arrived_ms: float = 0.0
     is_hard: bool = False
-    first_token_ms: float = 0.0
+    #: When it was given its last tokens.
+    last_ms: float = 0.0
     num_passes: int = 0
     output_ids: list[int] = field(default_factory=list)
     origin_input_ids: tuple[int, ...] = ()
@@ -94,12 +101,8 @@ class FakeTarget:
         self.costs = costs
         self.clock = clock
         self.plain_host_ms = 0.0 if overlaps else costs.plain_host_ms
-        self.runs_ahead = costs.runs_ahead and not overlaps
-        #: Whose next step runs beside the host, with the tokens in front of it.
-        self._ahead: dict[int, int] = {}
 
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
-        self._ahead = {}
         bs, rows = len(round), plan.num_verify_tokens
         asks = any(r.boundaries for r in round)
         ms = self.costs.pass_ms(rows, bs, asks=asks)
@@ -116,15 +119,6 @@ class FakeTarget:
         first = kinds.index(WRONG) if WRONG in kinds else len(kinds)
         return [int(b <= first) for b in r.boundaries]
 
-    def look_ahead(self, round: Round) -> None:
-        own = [self._ahead.get(id(r.req)) == r.output_len for r in round]
-        self._ahead = {}
-        if any(own):
-            round.took_ahead = True
-            round.num_steps = max(round.num_steps, 1 + (not all(own)))
-            for r, is_own in zip(round, own, strict=True):
-                r.num_skipped = int(not is_own)
-
     def decode(
         self, round: Round, go_on: Callable[[list[list[int]], int], bool]
     ) -> list[list[int]]:
@@ -132,24 +126,14 @@ class FakeTarget:
         kernel = ("plain", bs.bit_length())
         steps: list[list[int]] = []
         self.clock.spend("host", self.plain_host_ms)
-        waits = self.clock.join()
-        round.is_late = round.took_ahead and not waits
         # A device is at the last step when the next one is launched.
         while not steps or (
             len(steps) < round.num_steps and go_on(steps[:-1], len(steps))
         ):
-            if steps or not round.took_ahead:
-                self.clock.spend("plain", self.costs.plain_ms(bs), kernel)
+            self.clock.spend("plain", self.costs.plain_ms(bs), kernel)
             done = len(steps)
-            places = [
-                (answer_of(r), r.output_len + done - r.num_skipped) for r in round
-            ]
+            places = [(answer_of(r), r.output_len + done) for r in round]
             steps.append([answer.token(at, TARGETS_OWN) for answer, at in places])
-        num = len(steps)
-        is_whole = num == round.num_steps and round.goes_on
-        if self.runs_ahead and is_whole and go_on(steps[:-1], num):
-            self.clock.start("plain", self.costs.plain_ms(bs))
-            self._ahead = {id(r.req): r.output_len + num - r.num_skipped for r in round}
         for r in round:
             answer_of(r).num_passes += len(steps)
         return steps
@@ -209,7 +193,6 @@ class OneRank:
 class FakeDrafter:
     """Writes made-up tokens. quality: what drafts are like now."""
 
-    elsewhere = False
     reads_features = False
     runners: Sequence[Any] = ()
 
@@ -227,28 +210,27 @@ class FakeDrafter:
         self.costs = costs
         self.clock = clock
         self.quality = quality
-        #: Whose next draft begins beside the host, and where.
-        self._first: dict[int, int] = {}
-        self._wrote = False
+        #: Rows of draft steps, and those of them that drafted or read a token.
+        self.num_rows = self.num_used = 0
 
     def can_draft(self, r: RequestRound) -> bool:
         return True
 
     def draft(self, round: Round) -> None:
-        orders = [(r, self._num_new(r)) for r in round]
-        orders = [(r, num) for r, num in orders if num > 0]
+        if not self.token_level:
+            self._roll(round)
+            return
+        orders = [(r, num) for r in round if (num := self._chain(r)) > 0]
         if not orders:
             return
-        steps = max(num for _, num in orders)
-        if self.token_level:
-            self.clock.join()
-            if round.chains is not None:
-                orders = self._worth_showing(orders, round.chains)
-            self.clock.spend("head", steps * self.costs.head_step_ms(len(orders)))
-        else:
-            round.num_read += self._spend(steps, orders)
+        if round.chains is not None:
+            orders = self._worth_showing(orders, round.chains)
+        steps = max((num for _, num in orders), default=1)
+        self.clock.spend("head", steps * self.costs.head_step_ms(len(orders)))
         for r, num in orders:
-            self._write(r, num)
+            sure = self.quality().agreement
+            r.chances = (sure,) * num
+            self._write(r, self._made_up(r, num))
 
     def after_pass(self, round: Round) -> None:
         """Its KV of what was cut off is void."""
@@ -258,30 +240,13 @@ class FakeDrafter:
             if not r.decision.pending:
                 end = r.new_len
                 answer_of(r).num_cached = min(answer_of(r).num_cached, end)
-        writers = [r for r in round if r.draft.num_new]
-        self._first = {}
-        if self.costs.runs_ahead and self._wrote and writers:
-            self._step_ahead(writers)
-        self._wrote = bool(writers)
 
-    def _step_ahead(self, requests: Sequence[RequestRound]) -> None:
-        ends = [r.new_len + 1 + len(r.decision.pending) for r in requests]
-        pairs = list(zip(requests, ends, strict=True))
-        missing = [max(1, end - answer_of(r).num_cached) for r, end in pairs]
-        if max(missing) <= CAPTURED_CATCH_UP:
-            self._first = {id(r.req): end for r, end in pairs}
-            ms = self.costs.catch_up_ms(sum(missing), max(missing), len(requests))
-            self.clock.start("catch up", ms)
-
-    def _num_new(self, r: RequestRound) -> int:
+    def _chain(self, r: RequestRound) -> int:
+        """Tokens of a head."""
         if r.draft.ended or not r.budgets.get(self.name):
             return 0
         at = r.output_len + len(r.draft.tokens)
-        left = max(0, answer_of(r).length - 1 - at)
-        if self.token_level:
-            return min(r.budgets[self.name], left)
-        held = min(len(r.state.pending), r.window)
-        return min(r.window - max(held, len(r.draft.tokens)), left)
+        return min(r.budgets[self.name], max(0, answer_of(r).length - 1 - at))
 
     def _worth_showing(
         self, orders: Sequence[tuple[RequestRound, int]], rule: ChainCuts
@@ -291,44 +256,87 @@ class FakeDrafter:
         lens = rule.choose([[sure] * num for _, num in orders])
         return [(r, num) for (r, _), num in zip(orders, lens, strict=True) if num]
 
-    def _spend(self, steps: int, orders: Sequence[tuple[RequestRound, int]]) -> int:
-        """Let the time of a draft pass. Returns the tokens that were read first."""
-        bs = len(orders)
-        missing, is_first = [], True
-        for r, num in orders:
-            end = r.seq_len + 1 + len(r.draft.tokens)
-            missing.append(end - min(answer_of(r).num_cached, end - 1))
-            answer_of(r).num_cached = end + num - 1
-            is_first = is_first and self._first.get(id(r.req)) == end
-        host_ms = self.costs.draft_host_ms
-        if is_first:
-            hidden_ms = BEFORE_SECOND_STEP * host_ms
-            self.clock.spend("catch up", hidden_ms)
-            self.clock.join()
-            self.clock.spend("catch up", host_ms - hidden_ms)
-        else:
-            self.clock.join()
-            ms = self.costs.catch_up_ms(sum(missing), max(missing), bs)
-            self.clock.spend("catch up", ms + host_ms)
-        ms = (steps - 1) * self.costs.step_ms(bs)
-        self.clock.spend("draft", ms, kernel=("draft", bs.bit_length()))
-        return sum(missing) - bs
+    def _roll(self, round: Round) -> None:
+        """A draft phase, as `DraftModel.propose` runs it."""
+        drafting, requests = [], []
+        for i, r in enumerate(round):
+            if num_new := room_for(r, self.name):
+                end = r.seq_len + 1 + len(r.draft.tokens)
+                cached = min(answer_of(r).num_cached, end - 1)
+                drafting.append(r)
+                requests.append(
+                    DraftRequest(
+                        row=i,
+                        tokens=range(end),
+                        num_cached=cached,
+                        num_new=num_new,
+                        stop_ids=frozenset({STOP}),
+                        batch_index=i,
+                    )
+                )
+        if not requests:
+            return
+        phase = DraftPhase.of(round, len(requests))
+        spans = [(one.num_cached, len(one.tokens)) for one in requests]
+        most = min(phase.most_read, LONGEST_EXTEND)
+        ends = read_ends(spans, most, lead=MOST_LEAD)
+        num_read = sum(ends) - sum(start for start, _ in spans)
+        self.clock.spend("host", self.costs.draft_host_ms)
+        if num_read:
+            ms = self.costs.catch_up_ms(num_read, len(requests))
+            self.clock.spend("catch up", ms)
+        lanes, texts, going = Lanes(), [], []
+        for r, one, end in zip(drafting, requests, ends, strict=True):
+            answer_of(r).num_cached = end
+            if len(one.tokens) - end <= MOST_LEAD:
+                lane = Lane(one, len(one.tokens) - end)
+                lanes.append(lane)
+                going.append(r)
+                texts.append([0] * (lane.lead - 1) + self._made_up(r, one.num_new))
+        num_steps = self._steps(lanes, texts, phase) if lanes else 0
+        round.num_read += num_read
+        round.num_draft_steps += num_steps
+        for r, lane in zip(going, lanes, strict=True):
+            answer_of(r).num_cached = lane.num_forwarded(num_steps)
+            r.is_drafting = not lane.is_complete
+            self._write(r, lane.tokens, ended=lane.ended)
 
-    def _write(self, r: RequestRound, num: int) -> None:
+    def _steps(
+        self, lanes: Lanes, texts: Sequence[Sequence[int]], phase: DraftPhase
+    ) -> int:
+        steps: list[list[int]] = []
+        step_ms = self.costs.step_ms(len(lanes))
+        while not steps or not lanes.is_over(len(steps), phase):
+            num = len(steps)
+            self.num_rows += len(lanes)
+            self.num_used += sum(not lane.is_done(num) for lane in lanes)
+            steps.append([text[num] if num < len(text) else 0 for text in texts])
+            kernel = ("draft", len(lanes).bit_length())
+            self.clock.spend("draft", step_ms, kernel=kernel)
+            lanes.see(steps)
+        return len(steps)
+
+    def _made_up(self, r: RequestRound, num: int) -> list[int]:
+        """The next tokens of the draft, up to the one that ends the answer."""
         quality, req = self.quality(), answer_of(r)
-        rate = 0.0 if self.token_level else quality.error_rate(is_hard=req.is_hard)
         at = r.output_len + len(r.draft.tokens)
+        num = min(num, req.length - at)
+        rate = 0.0 if self.token_level else quality.error_rate(is_hard=req.is_hard)
         begins = [at + k - 1 in req.segment_ends for k in range(num)]
         kinds = quality.kinds(req.rng, begins, rate)
         if self.token_level:
             kinds = [DIFFERS if kind == WRONG else kind for kind in kinds]
-        tokens = [req.token(at + k, kind) for k, kind in enumerate(kinds)]
-        ended = at + num >= req.length - 1
-        if self.token_level:
-            r.chances = (quality.agreement,) * num
-        r.draft = r.draft.extended(
-            self.name, tokens, ended=ended, token_level=self.token_level
-        )
+        return [req.token(at + k, kind) for k, kind in enumerate(kinds)]
+
+    def _write(
+        self, r: RequestRound, tokens: Sequence[int], *, ended: bool = False
+    ) -> None:
+        ended = ended or tuple(tokens[-1:]) == (STOP,)
+        tokens = tokens[:-1] if tuple(tokens[-1:]) == (STOP,) else tokens
+        if tokens or ended:
+            r.draft = r.draft.extended(
+                self.name, tokens, ended=ended, token_level=self.token_level
+            )
 
     def open(self, resources: Any) -> None:
         """Nothing to set up."""

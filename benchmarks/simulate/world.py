@@ -33,8 +33,8 @@ from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 Planner = Callable[..., RoundPlanner]
 
-# Between two rounds in a row, estimated: ranks agree, and records are made anew. These
-# took 0.005 to 0.04 ms on a CPU, of 1 to 32 requests.
+# Between two rounds of a quantum, estimated: ranks agree, and records are made anew.
+# These took 0.005 to 0.04 ms on a CPU, of 1 to 32 requests.
 IN_ROW_MS = 0.1
 
 
@@ -108,6 +108,9 @@ class World:
         self.rounds: dict[str, tuple[int, float]] = {}
         self.passes: list[int] = []
         self.waits_ms: list[float] = []
+        #: Milliseconds of each quantum, and from each tokens of a stream to the next.
+        self.quanta_ms: list[float] = []
+        self.gaps_ms: list[float] = []
         self.tokens = 0
         self.engine = self._engine(planner)
         #: Called with each finished round, for tests and plots.
@@ -130,10 +133,10 @@ class World:
                 slots,
                 drafters,
                 context_len=1 << 20,
-                runs_ahead=s.costs.runs_ahead and not s.overlaps,
             ),
             segmenting=Segmenting(s.config, TOKEN_TEXTS),
             ranks=ranks,
+            view=lambda batch, index: batch,
             clock=self.clock,
         )
 
@@ -174,22 +177,24 @@ class World:
         if not self.active:
             self.clock.ms = max(self.clock.ms, self.next_arrival_ms)
             return
-        began = [self.clock.ms]
+        if not self.scenario.overlaps:
+            self.clock.spend("scheduler", self.scenario.costs.between_ms)
+        started_ms = self.clock.ms
 
         def open_next() -> Round:
-            if len(began) > 1:
-                self.clock.spend("host", IN_ROW_MS)
-            elif not self.scenario.overlaps:
-                self.clock.spend("scheduler", self.scenario.costs.between_ms)
-            began.append(self.clock.ms)
+            self.clock.spend("host", IN_ROW_MS)
             return self.open_round()
 
-        rounds = self.engine.run_row(open_next)
-        ends = [*began[2:], self.clock.ms]
-        self._emit(rounds[-1])
-        for round, start, end in zip(rounds, (began[0], *began[2:]), ends, strict=True):
+        rounds = self.engine.run_quantum(open_next)
+        self.quanta_ms.append(self.clock.ms - started_ms)
+        self._emit()
+        for round in rounds:
             num, ms = self.rounds.get(kind_of(round), (0, 0.0))
-            self.rounds[kind_of(round)] = num + 1, ms + end - start
+            took_ms = 1000 * sum(round.seconds.values())
+            self.rounds[kind_of(round)] = num + 1, ms + took_ms
+            for r in round:
+                if r.error is not None:
+                    raise r.error
             self.watch(round)
 
     def _has_mail(self) -> bool:
@@ -211,11 +216,9 @@ class World:
         s = self.scenario
         while self.waiting and len(self.active) < s.concurrency:
             answer = self.waiting.pop(0)
-            self.clock.join()
             self.clock.spend("prefill", s.costs.prefill_ms(answer.prompt_len))
-            self.engine.interrupt()
             answer.output_ids.append(answer.token(0, 3))
-            answer.first_token_ms = self.clock.ms
+            answer.last_ms = self.clock.ms
             self.waits_ms.append(self.clock.ms - answer.arrived_ms)
             self.tokens += 1
             self.active.append((answer, self._state()))
@@ -269,17 +272,17 @@ class World:
             may_repeat=True,
         )
 
-    def _emit(self, last: Round) -> None:
-        """What the last of rounds in a row has decided, and those before it."""
-        for r in last:
-            if r.error is not None:
-                raise r.error
-            tokens = (*r.state.ready, *r.decision.accept_tokens)
-            r.state.ready = ()
-            answer_of(r).output_ids += tokens
+    def _emit(self) -> None:
+        """Hand over what the quantum has decided."""
+        for answer, state in self.active:
+            tokens, state.ready = state.ready, ()
+            answer.output_ids += tokens
             self.tokens += len(tokens)
-            if answer_of(r).is_done:
-                self.passes.append(answer_of(r).num_passes)
+            if tokens:
+                self.gaps_ms.append(self.clock.ms - answer.last_ms)
+                answer.last_ms = self.clock.ms
+            if answer.is_done:
+                self.passes.append(answer.num_passes)
         self.active = [(a, s) for a, s in self.active if not a.is_done]
 
 

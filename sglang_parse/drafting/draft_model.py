@@ -1,12 +1,13 @@
 """Committed tokens -> DraftProposal: the draft model writes ahead.
 
-Before it drafts it forwards every committed position its KV lacks, cached prefixes
-included.
+Its decode steps are a rolling batch: a request joins with the tokens that the model has
+not read yet, and leaves when its draft is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +19,18 @@ from torch import Tensor
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.spans import read_ends, split_spans
 from sglang_parse.drafting.vocabularies import SAME, TokenizerMatch
-from sglang_parse.requests.ends import TextEnds
+from sglang_parse.requests.round_records import Round
 from sglang_parse.sgl.capacity import longest_prefill
 from sglang_parse.sgl.grammar import GrammarChain
 from sglang_parse.sgl.readback import StepTokens
 from sglang_parse.sgl.sampling import draft_rows
 from sglang_parse.sgl.upload import upload
 
-# Missing tokens up to which catching up is decode steps, where these are captured.
-CAPTURED_CATCH_UP = 2
+# Missing tokens up to which they are read by draft steps, beside requests that draft.
+# An extend of so few tokens takes as long as some steps, since no graph captures it.
+MOST_LEAD = 4
+# Draft steps after which the model looks whether the scheduler has to be asked.
+LOOK_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,46 @@ class DraftRequest:
 
 
 @dataclass(frozen=True)
+class DraftPhase:
+    """When a draft phase ends before all drafts are complete.
+
+    most_steps: draft steps. most_idle: steps that requests wait for their pass, summed
+    over these; num_idle: of them wait from the beginning, since nothing is drafted for
+    them. most_read: tokens of long texts to read before the first step. is_due: whether
+    the scheduler has to be asked, the same on all ranks.
+    """
+
+    most_steps: int = 1 << 30
+    most_idle: float = math.inf
+    num_idle: int = 0
+    most_read: int = 1 << 30
+    is_due: Callable[[], bool] = lambda: False
+
+    @classmethod
+    def of(cls, round: Round, num_drafting: int) -> DraftPhase:
+        return cls(
+            round.most_draft_steps,
+            round.most_idle_steps,
+            len(round) - num_drafting,
+            round.most_read,
+            round.is_due,
+        )
+
+
+@dataclass(frozen=True)
 class DraftProposal:
     """tokens: newly drafted per request, the stop token excluded; none where there is
-    more to read first. ended: whether a stop token followed. num_forwarded: sequence
-    positions with draft KV afterwards. num_read: tokens that were read before the first
-    one was drafted, beside the last one of each text."""
+    more to read first. ended: whether a stop token followed. is_complete: whether the
+    draft is as long as it was to be, or has ended; also where there is more to read.
+    num_forwarded: sequence positions with draft KV afterwards. num_read: tokens of
+    texts that were read before the first step. num_steps: draft steps."""
 
     tokens: tuple[tuple[int, ...], ...]
     ended: tuple[bool, ...]
+    is_complete: tuple[bool, ...]
     num_forwarded: tuple[int, ...]
     num_read: int = 0
+    num_steps: int = 0
 
 
 class DraftModel(DraftRunner):
@@ -100,196 +134,126 @@ class DraftModel(DraftRunner):
         masked = sorted(i for i in match.unshared if i < width)
         self._masked = torch.tensor(masked, device=self.runner.device)
 
-    def read_tails(
-        self,
-        rows: Sequence[int],
-        tails: Sequence[Sequence[int]],
-        lens: Sequence[int],
-        table: Tensor,
-    ) -> Tensor:
-        """Forward the last tokens of each text; logits [requests, vocab] behind it.
-
-        tails: these tokens. lens: of whole texts, in tokens.
-        """
-        with draft_tp_context(self.layout), draft_pp_context():
-            logits = self._read_tails(upload(rows, table.device), tails, lens, table)
-        # A graph writes the next step's logits over these.
-        return logits.clone()
-
     def propose(
         self,
         requests: Sequence[DraftRequest],
         *,
         table: Tensor,
         sampling_info: Any,
-        logits: Tensor | None = None,
+        phase: DraftPhase,
     ) -> DraftProposal:
-        """Draft `num_new` tokens for each request, or fewer up to a stop token.
+        """Go on with the draft of each request until the phase ends.
 
-        At most one prefill's worth of long texts is read first: a request whose text is
-        not read to its end gets no draft, and the next round reads on.
+        Long texts are read first, of all requests together at most `phase.most_read`
+        tokens. A request whose text is not read to its end gets no draft, and the next
+        phase reads on.
 
         table: req_to_token; columns [0, len(tokens) + num_new) of each row hold slots.
-        logits: [requests, vocab] behind each text, where all are read to their ends.
         """
         spans = [(r.num_cached, len(r.tokens)) for r in requests]
-        ends = read_ends(spans, self.longest_extend)
-        going = [k for k, (_, end) in enumerate(spans) if ends[k] == end]
-        chosen = [requests[k] for k in going]
-        index = [r.batch_index for r in chosen]
-        tokens: list[tuple[int, ...]] = [()] * len(requests)
-        ended, num_forwarded = [False] * len(requests), list(ends)
+        most = min(phase.most_read, self.longest_extend)
+        ends = read_ends(spans, most, lead=MOST_LEAD)
+        lanes = Lanes(
+            Lane(r, len(r.tokens) - end)
+            for r, end in zip(requests, ends, strict=True)
+            if len(r.tokens) - end <= MOST_LEAD
+        )
         with draft_tp_context(self.layout), draft_pp_context():
             self._read(requests, ends, table)
-            if chosen:
+            num_steps = 0
+            if lanes:
+                index = [lane.request.batch_index for lane in lanes]
                 sampling = draft_rows(sampling_info, index, table.device)
-                found = self._propose(chosen, table, sampling, logits)
-                for i, k in enumerate(going):
-                    tokens[k], ended[k] = found.tokens[i], found.ended[i]
-                    num_forwarded[k] = found.num_forwarded[i]
-        num_read = sum(ends) - sum(start for start, _ in spans) - len(chosen)
+                num_steps = self._write(lanes, table, sampling, phase)
+        lane_of = {id(lane.request): lane for lane in lanes}
+        found = [lane_of.get(id(r)) for r in requests]
         return DraftProposal(
-            tuple(tokens), tuple(ended), tuple(num_forwarded), num_read
+            tokens=tuple(tuple(one.tokens) if one else () for one in found),
+            ended=tuple(bool(one and one.ended) for one in found),
+            is_complete=tuple(one is None or one.is_complete for one in found),
+            num_forwarded=tuple(
+                one.num_forwarded(num_steps) if one else end
+                for one, end in zip(found, ends, strict=True)
+            ),
+            num_read=sum(ends) - sum(start for start, _ in spans),
+            num_steps=num_steps,
         )
 
     def _read(
         self, requests: Sequence[DraftRequest], ends: Sequence[int], table: Tensor
     ) -> None:
-        """Forward a part of each text that is not read to its end in this round."""
-        parts = [
-            (r, end)
-            for r, end in zip(requests, ends, strict=True)
-            if r.num_cached < end < len(r.tokens)
-        ]
-        if parts:
-            self.extend(
-                [
-                    self._readable(t)
-                    for r, n in parts
-                    for t in r.tokens[r.num_cached : n]
-                ],
-                upload([r.row for r, _ in parts], table.device),
-                [r.num_cached for r, _ in parts],
-                [end - r.num_cached for r, end in parts],
-                table,
-            )
-
-    def _propose(
-        self,
-        requests: Sequence[DraftRequest],
-        table: Tensor,
-        sampling: Any,
-        logits: Tensor | None = None,
-    ) -> DraftProposal:
-        device = table.device
-        # Positions are kept on the host too, so that no step asks the device for them.
-        position_cpu = torch.tensor([len(r.tokens) - 1 for r in requests])
-        end_cpu = position_cpu + torch.tensor([r.num_new - 1 for r in requests])
-        rows_cpu = torch.tensor([r.row for r in requests])
-        last_cpu = torch.tensor([self._readable(r.tokens[-1]) for r in requests])
-        numbers = torch.stack([last_cpu, rows_cpu, position_cpu, end_cpu])
-        input_ids, rows, position, end = upload(numbers, device)
-        chains = [(i, r.grammar) for i, r in enumerate(requests) if r.grammar]
-        ends = TextEnds([r.num_new for r in requests], [r.stop_ids for r in requests])
-        steps = StepTokens(device)
-        if logits is None:
-            logits = self._catch_up(requests, rows, table)
-        while True:
-            if logits.shape[-1] > self.vocab_size:
-                logits = logits[:, : self.vocab_size].contiguous()
-            if self.unshared:
-                logits[:, self._masked] = -torch.inf
-            for i, chain in chains:
-                chain.mask_next(logits[i : i + 1])
-            drafted = self._sample(logits, position, sampling)
-            steps.add(drafted)
-            if chains:
-                chains = _advance(chains, steps.all(), requests, ends)
-            ends.see(steps.known())
-            if len(steps) >= max(ends.lens):
-                break
-            # A request at the end of its window repeats its last step in place.
-            input_ids = torch.where(position < end, drafted, input_ids)
-            position = torch.minimum(position + 1, end)
-            position_cpu = torch.minimum(position_cpu + 1, end_cpu)
-            logits = self.decode(
-                input_ids, rows, position, position_cpu, table
-            ).next_token_logits
-        ends.see(steps.all())
-        written = list(zip(*steps.all(), strict=True))
-        whole = [text[:n] for text, n in zip(written, ends.lens, strict=True)]
-        ended = tuple(
-            bool(set(text[-1:]) & r.stop_ids)
-            for text, r in zip(whole, requests, strict=True)
-        )
-        return DraftProposal(
-            tokens=tuple(
-                text[:-1] if stopped else text
-                for text, stopped in zip(whole, ended, strict=True)
-            ),
-            ended=ended,
-            num_forwarded=tuple(
-                len(r.tokens) + min(len(steps), r.num_new) - 1 for r in requests
-            ),
-        )
-
-    def _catch_up(
-        self, requests: Sequence[DraftRequest], rows: Tensor, table: Tensor
-    ) -> Tensor:
-        """Forward the tokens the draft has no KV for; logits [bs, vocab] at the last.
+        """Forward the tokens of each text up to `ends`, as far as its KV lacks them.
 
         Unrotated ids stand at true positions (unlike EAGLE's draft extend). Whole
         prompts may be among them: no forward is longer than a prefill.
         """
-        spans = [(r.num_cached, len(r.tokens)) for r in requests]
-        most = max(end - start for start, end in spans)
-        if most <= CAPTURED_CATCH_UP and self._captures_steps:
-            tails = [r.tokens[-most:] for r in requests]
-            lens = [len(r.tokens) for r in requests]
-            return self._read_tails(rows, tails, lens, table)
-        batches = split_spans(spans, self.longest_extend)
-        ends_of_texts = []
-        for parts in batches:
-            index = [i for i, _, _ in parts]
-            logits = self.extend(
-                [
-                    self._readable(t)
-                    for i, start, end in parts
-                    for t in requests[i].tokens[start:end]
-                ],
-                rows if len(batches) == 1 else rows[index],
-                [start for _, start, _ in parts],
-                [end - start for _, start, end in parts],
-                table,
+        spans = [(r.num_cached, end) for r, end in zip(requests, ends, strict=True)]
+        for parts in split_spans(spans, self.longest_extend):
+            if parts:
+                self.extend(
+                    [
+                        self._readable(t)
+                        for i, start, end in parts
+                        for t in requests[i].tokens[start:end]
+                    ],
+                    upload([requests[i].row for i, _, _ in parts], table.device),
+                    [start for _, start, _ in parts],
+                    [end - start for _, start, end in parts],
+                    table,
+                )
+
+    def _write(
+        self, lanes: Lanes, table: Tensor, sampling: Any, phase: DraftPhase
+    ) -> int:
+        """Draft steps for all lanes at once; how many there were.
+
+        A step forwards one token of each lane: first those of its text that the model
+        has not read, then what the step before has drafted.
+        """
+        device = table.device
+        # Positions are kept on the host too, so that no step asks the device for them.
+        position_cpu = torch.tensor([lane.start for lane in lanes])
+        end_cpu = torch.tensor([lane.end for lane in lanes])
+        most = max(lane.lead for lane in lanes)
+        leads = [
+            [self._readable(t) for t in lane.lead_tokens(most)] for lane in lanes
+        ]
+        rows_cpu = torch.tensor([lane.request.row for lane in lanes])
+        num_leads = torch.tensor([lane.lead for lane in lanes])
+        numbers = torch.stack([rows_cpu, position_cpu, end_cpu, num_leads])
+        rows, position, end, num_leads = upload(numbers, device)
+        given = upload(torch.tensor(leads).T.contiguous(), device)
+        input_ids = given[0]
+        steps = StepTokens(device)
+        while True:
+            logits = self.decode(
+                input_ids, rows, position, position_cpu, table
             ).next_token_logits
-            if len(batches) == 1:
-                return logits
-            ended = [k for k, (i, _, end) in enumerate(parts) if end == spans[i][1]]
-            ends_of_texts.append(logits[ended])
-        return torch.cat(ends_of_texts)
-
-    @property
-    def _captures_steps(self) -> bool:
-        """Whether decode steps replay a graph, which an extend never does."""
-        return getattr(self.runner, "decode_cuda_graph_runner", None) is not None
-
-    def _read_tails(
-        self,
-        rows: Tensor,
-        tails: Sequence[Sequence[int]],
-        lens: Sequence[int],
-        table: Tensor,
-    ) -> Tensor:
-        """By decode steps for all. A token whose KV is there is computed once more, and
-        gives the same."""
-        for back in range(max(map(len, tails)), 0, -1):
-            nums = [min(back, len(tail)) for tail in tails]
-            ids = [self._readable(t[-n]) for t, n in zip(tails, nums, strict=True)]
-            position_cpu = torch.tensor(lens) - torch.tensor(nums)
-            numbers = torch.stack([torch.tensor(ids), position_cpu])
-            input_ids, position = upload(numbers, table.device)
-            output = self.decode(input_ids, rows, position, position_cpu, table)
-        return output.next_token_logits
+            if logits.shape[-1] > self.vocab_size:
+                logits = logits[:, : self.vocab_size].contiguous()
+            if self.unshared:
+                logits[:, self._masked] = -torch.inf
+            num = len(steps) + 1
+            chains = [
+                (i, lane.request.grammar)
+                for i, lane in enumerate(lanes)
+                if lane.request.grammar is not None and lane.writes(num)
+            ]
+            for i, chain in chains:
+                chain.mask_next(logits[i : i + 1])
+            drafted = self._sample(logits, position, sampling)
+            steps.add(drafted)
+            lanes.see(steps.all() if chains else steps.known())
+            if lanes.is_over(num, phase):
+                break
+            # A lane at the end of its window repeats its last step in place.
+            input_ids = torch.where(position < end, drafted, input_ids)
+            if num < most:
+                input_ids = torch.where(num < num_leads, given[num], input_ids)
+            position = torch.minimum(position + 1, end)
+            position_cpu = torch.minimum(position_cpu + 1, end_cpu)
+        lanes.see(steps.all())
+        return len(steps)
 
     def _readable(self, token: int) -> int:
         """The token, or another where the draft has no row for it: the target's padding
@@ -307,20 +271,80 @@ class DraftModel(DraftRunner):
         return sampler(output, sampling, False, [], [], position).to(torch.int64)
 
 
-def _advance(
-    chains: Sequence[tuple[int, GrammarChain]],
-    steps: Sequence[Sequence[int]],
-    requests: Sequence[DraftRequest],
-    ends: TextEnds,
-) -> list[tuple[int, GrammarChain]]:
-    """Walk grammars over the tokens of the last step; those whose draft goes on. A
-    draft ends in front of a token that its grammar refuses."""
-    going, tokens = [], steps[-1]
-    for i, chain in chains:
-        if tokens[i] in requests[i].stop_ids:
-            continue
-        if not chain.advance(tokens[i]):
-            ends.lens[i] = len(steps) - 1
-        elif len(steps) < requests[i].num_new:
-            going.append((i, chain))
-    return going
+class Lane:
+    """The draft of one request in a draft phase.
+
+    lead: tokens of its text that the model has not read, at least the last one. They
+    are forwarded by the first steps.
+    """
+
+    def __init__(self, request: DraftRequest, lead: int) -> None:
+        self.request = request
+        self.lead = lead
+        self.tokens: list[int] = []
+        self.ended = self.is_complete = False
+
+    @property
+    def start(self) -> int:
+        """The position of the first token that is forwarded."""
+        return len(self.request.tokens) - self.lead
+
+    @property
+    def end(self) -> int:
+        """The position of the last one, if the draft becomes as long as it may."""
+        return len(self.request.tokens) + self.request.num_new - 2
+
+    def lead_tokens(self, num: int) -> Sequence[int]:
+        """The lead, filled up to `num` tokens."""
+        tokens = list(self.request.tokens[self.start :])
+        return tokens + tokens[-1:] * (num - len(tokens))
+
+    def writes(self, step: int) -> bool:
+        """Whether the step, from 1 on, drafts a token of this lane."""
+        num = step - self.lead + 1
+        return 1 <= num <= self.request.num_new and not self.is_complete
+
+    def is_done(self, num_steps: int) -> bool:
+        """Whether it is complete after so many steps, as far as is known."""
+        return self.is_complete or num_steps >= self.lead + self.request.num_new - 1
+
+    def num_forwarded(self, num_steps: int) -> int:
+        """Leading positions that have the model's KV after so many steps."""
+        return self.start + min(num_steps, self.end + 1 - self.start)
+
+    def add(self, token: int) -> None:
+        grammar = self.request.grammar
+        if token in self.request.stop_ids:
+            self.ended = self.is_complete = True
+            return
+        if grammar is not None and not grammar.advance(token):
+            # A draft ends in front of a token that its grammar refuses.
+            self.is_complete = True
+            return
+        self.tokens.append(token)
+        self.is_complete = len(self.tokens) == self.request.num_new
+
+
+class Lanes(list[Lane]):
+    """The rolling batch of a draft phase: a row of each step for each lane."""
+
+    _num_seen = _num_idle = 0
+
+    def see(self, steps: Sequence[Sequence[int]]) -> None:
+        """Learn what was drafted. steps: the tokens of all steps that are known."""
+        for tokens in steps[self._num_seen :]:
+            self._num_seen += 1
+            for lane, token in zip(self, tokens, strict=True):
+                if lane.writes(self._num_seen):
+                    lane.add(token)
+
+    def is_over(self, num_steps: int, phase: DraftPhase) -> bool:
+        """Whether the phase ends after so many steps. Asked once after each step."""
+        num_done = sum(lane.is_done(num_steps) for lane in self)
+        num_idle = num_done + phase.num_idle
+        self._num_idle += num_idle
+        if num_done == len(self) or num_steps >= phase.most_steps:
+            return True
+        if num_idle and self._num_idle >= phase.most_idle:
+            return True
+        return num_steps % LOOK_STEPS == 0 and phase.is_due()

@@ -63,8 +63,6 @@ class Drafter(Protocol):
     max_tokens: int = 0
     #: Whether it reads the target's hidden states of a pass.
     reads_features: bool = False
-    #: Whether another machine works for it: its time here says nothing of its speed.
-    elsewhere: bool = False
 
     @property
     def runners(self) -> Sequence[DraftRunner]:
@@ -95,7 +93,11 @@ class Drafter(Protocol):
         return None
 
     def draft(self, round: Round) -> None:
-        """Extend `draft` of requests by at most `RequestRound.room` of this drafter."""
+        """Extend `draft` of requests by at most `RequestRound.room` of this drafter.
+
+        It sets `RequestRound.is_drafting` of a request whose draft it would extend
+        further in the next draft phase; the request then waits with its pass.
+        """
 
     def after_pass(self, round: Round) -> None:
         """A pass of the target has decided: `decision` of each request is set."""
@@ -136,8 +138,6 @@ class DrafterResources:
     features_of: Any
     #: Rows of a full verify pass where a draft model judges, and of one without.
     full_pass_rows: int
-    #: Whether the device may compute a step for the next round between two rounds.
-    runs_ahead: bool = False
 
 
 def room_for(r: RequestRound, drafter: str) -> int:

@@ -1,19 +1,23 @@
-"""Which parts of long texts a draft model reads in one round, and in one forward."""
+"""Which parts of texts a draft model reads in one draft phase, and in one forward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Missing tokens up to which a request is read whole in any round.
+# Missing tokens up to which a request is read whole in any draft phase.
 SHORT_GAP = 64
 
 
-def read_ends(spans: Sequence[tuple[int, int]], limit: int) -> list[int]:
-    """Up to where each span [start, end) is read in one round: short ones whole, of the
-    others at most `limit` positions together, the first ones first."""
+def read_ends(spans: Sequence[tuple[int, int]], limit: int, *, lead: int) -> list[int]:
+    """Up to where each span [start, end) is read in one draft phase: of long spans at
+    most `limit` positions together, the first ones first.
+
+    The last positions of a span, up to `lead` of them and at least one, are left to
+    draft steps.
+    """
     ends = []
     for start, end in spans:
-        num = end - start
+        num = 0 if end - start <= lead else end - 1 - start
         if num > SHORT_GAP:
             num = min(num, limit)
             limit -= num

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_parse.drafting.draft_model import DraftProposal, DraftRequest
+from sglang_parse.drafting.draft_model import DraftPhase, DraftProposal, DraftRequest
 from sglang_parse.drafting.draft_prompt import PROMPT_KEY, carried
 from sglang_parse.drafting.drafter import (
     Drafter,
@@ -158,11 +158,16 @@ class TextDrafter(Drafter):
             requests,
             table=self.model.rows.table,
             sampling_info=round.batch.sampling_info,
+            phase=DraftPhase.of(round, len(orders)),
         )
         round.num_read += proposal.num_read
+        round.num_draft_steps += proposal.num_steps
         for k, order in enumerate(orders):
             self._take(order.memory, proposal, k)
             self._hand_over(order)
+            # What a grammar has cut is not written again.
+            goes_on = not (proposal.is_complete[k] or order.r.draft.ended)
+            order.r.is_drafting = goes_on and order.r.grammar is None
 
     def _order(self, r: RequestRound) -> Order | None:
         """What may be written for a request, its transcript brought up to date."""

@@ -18,6 +18,7 @@ from sglang_parse.engine.outcome import follow_target, record
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.engine.verifications import Verifications
+from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import Refusal, internal_error
 from sglang_parse.requests.round_records import RequestRound, Round, Segments
 from sglang_parse.sgl.scheduler_types import (
@@ -188,7 +189,7 @@ class ClientPass:
             guard(r, self.engine.segmenting.recover)
             pending = r.decision.pending
             r.state.ready = r.decision.accept_tokens[1:]
-            r.state.keep_pending(pending, ended=False, num=len(pending))
+            r.state.draft = Draft(pending, num_client=len(pending))
             guard(r, record)
         self.engine.drafters.after_pass(part)
 

@@ -70,7 +70,7 @@ class GuardedDrafters:
             before = [r.draft for r in round]
             if not self._ask(drafter, lambda d: d.draft(round), states_of(round)):
                 for r, draft in zip(round, before, strict=True):
-                    r.draft = draft
+                    r.draft, r.is_drafting = draft, False
 
     def after_pass(self, round: Round) -> None:
         for drafter in self.drafters:

@@ -29,6 +29,8 @@ from sglang_parse.requests.round_records import Kept, RequestRound, Round, Verdi
 # and most of one request.
 WAVE_ROWS = 512
 WAVE_WIDTH = (8, 32)
+# Decode steps after which the engine looks whether the scheduler has to be asked.
+LOOK_STEPS = 4
 # Scores of verdict rows: (logits, what each row was asked) -> one per row.
 ScoreRows = Callable[[Tensor, Sequence[Any]], list[float]]
 
@@ -146,29 +148,25 @@ def decode(
     """The target's ordinary decode steps; fill `kept` of each request, and the number
     of steps taken.
 
-    is_due: whether the scheduler has to be asked now; asked between steps.
+    is_due: whether the scheduler has to be asked now.
 
     What it wrote behind an end counts for nothing. Where a recurrent state has read it,
     it belongs to the answer until SGLang cuts it, which caches the state with it.
     """
-    lens = [r.num_skipped + r.tokens_left for r in round]
+    lens = [r.tokens_left for r in round]
     ends = TextEnds(lens, [r.state.stop_ids for r in round])
 
     def go_on(steps: list[list[int]], num: int) -> bool:
         ends.see(steps)
-        if num == round.num_steps:
-            # One more would be the next round's: it has to be everybody's.
-            return min(ends.lens) > num
-        return pays(ends.lens, num + 1) and not (round.looks_up and is_due())
+        return pays(ends.lens, num + 1) and not (num % LOOK_STEPS == 0 and is_due())
 
     steps = target.decode(round, go_on)
-    round.goes_on = round.goes_on and len(steps) == round.num_steps
     round.num_steps = len(steps)
     ends.see(steps)
     for row, r in enumerate(round):
         num = len(steps) if round.has_state else min(ends.lens[row], len(steps))
-        chosen = tuple(step[row] for step in steps[r.num_skipped : num])
-        places = tuple(k * len(round) + row for k in range(r.num_skipped, num))
+        chosen = tuple(step[row] for step in steps[:num])
+        places = tuple(k * len(round) + row for k in range(num))
         r.root_row = row
         r.kept = Kept(decision=Decision(chosen, 0, 0, ()), places=places)
 

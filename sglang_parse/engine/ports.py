@@ -33,10 +33,6 @@ class Target(Sampler, Protocol):
     def verify(self, round: Round, plan: VerifyPlan) -> Any:
         """One pass over the plan's rows; a `verify.output.PassOutput`."""
 
-    def look_ahead(self, round: Round) -> None:
-        """Nobody will draft: fill `took_ahead`, and `num_skipped` of requests whose
-        first decode step does not run yet while others' does."""
-
     def decode(
         self, round: Round, go_on: Callable[[list[list[int]], int], bool]
     ) -> list[list[int]]:
@@ -44,8 +40,7 @@ class Target(Sampler, Protocol):
         each step. Fills `output`, of the last step, and `sampled` of the round.
 
         go_on: asked before each step but the first, with the tokens of the steps that
-        are known and the number of all; before one that runs ahead of the next round
-        too, where `goes_on` allows it.
+        are known and the number of all.
         """
 
     def keep(self, round: Round) -> None:

@@ -1,37 +1,46 @@
-"""One round of PARSE (arXiv:2605.04263): the file to read.
+"""PARSE (arXiv:2605.04263) as a batch loop: the file to read.
 
-Drafters write ahead. The draft is cut at the ends of its segments, and one pass of the
-target judges every prefix that ends there. The longest prefix that is valid is kept;
-from there the target is followed token by token while it agrees with the draft.
+Drafters write ahead for all running requests, a step at a time. As soon as enough
+drafts are complete to be worth a pass of the target, these are cut at the ends of their
+segments, and one pass judges every prefix that ends there. The longest prefix that is
+valid is kept; from there the target is followed token by token while it agrees with the
+draft. The other requests take no part in that pass and keep on drafting after it.
 
-It works on one record per request (`requests/round_records.py`) and imports no SGLang.
+SGLang's scheduler is asked again after a quantum: a bounded time in which there may be
+several passes. The engine works on one record per request
+(`requests/round_records.py`) and imports no SGLang.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from sglang_parse.engine.failures import GuardedDrafters, guard
-from sglang_parse.engine.outcome import (
-    decode,
-    follow_target,
-    record,
-)
+from sglang_parse.engine.outcome import decode, follow_target, record
 from sglang_parse.engine.ports import RankAgreement, Slots, Target
 from sglang_parse.engine.segmenting import Segmenting
-from sglang_parse.engine.shown import lay_out, pending_draft
+from sglang_parse.engine.shown import lay_out, resume_draft
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
-from sglang_parse.policy.in_a_row import has_time
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.drafters import tokens_behind
-from sglang_parse.requests.round_records import Round
+from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.verify.layout import VerifyPlan
+
+# Seconds after which a quantum ends once a request was given a token in it.
+QUANTUM_S = 0.1
+# Share of its window from which on a draft joins a pass.
+JOINING = 0.5
+# A quantum also ends where the next round might be short of slots: so many rounds like
+# the last one have to fit into those that are free.
+ROOM_ROUNDS = 2
 
 
 class RoundEngine:
-    """Runs rounds. It keeps nothing of any request."""
+    """Runs rounds. What it knows of a request is in the request's state."""
 
     def __init__(
         self,
@@ -43,9 +52,11 @@ class RoundEngine:
         segmenting: Segmenting,
         ranks: RankAgreement,
         verdicts: VerdictSource | None = None,
+        view: Callable[[Any, Sequence[int]], Any] = lambda batch, index: batch,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """verdicts: by default each has a judge suffix. clock: seconds."""
+        """verdicts: by default each has a judge suffix. view: the batch of the requests
+        at these indices of a batch. clock: seconds."""
         self.target = target
         self.slots = slots
         self.drafters = drafters
@@ -53,58 +64,82 @@ class RoundEngine:
         self.segmenting = segmenting
         self.ranks = ranks
         self.verdicts = verdicts or SuffixVerdicts()
+        self.view = view
         self.clock = clock
-        #: When the last round ended, None where other work followed it.
-        self._ended: float | None = None
 
-    def interrupt(self) -> None:
-        """The next round does not begin right behind the last one."""
-        self._ended = None
+    # -- A quantum -------------------------------------------------------------
 
-    def run_row(self, open_round: Callable[[], Round]) -> list[Round]:
-        """Rounds of the same requests right behind each other. What all but the last
-        one decide is `ready` then, and is emitted with what that decides.
+    def run_quantum(self, open_round: Callable[[], Round]) -> list[Round]:
+        """Rounds of the same requests until the scheduler has to be asked.
+
+        Returns the rounds of the passes. What they decide is `ready` in the states of
+        their requests; a request whose draft is not complete has nothing there.
 
         open_round: these requests as they stand.
         """
-        started = began = self.clock()
-        rounds = [open_round()]
-        self.run(rounds[0])
-        while self.planner.may_follow(rounds[-1]):
-            ended = self.clock()
-            is_late = not has_time(ended - started, ended - began)
-            if self._is_due(rounds[-1], is_late=is_late):
-                break
-            for r in rounds[-1]:
-                r.state.ready = (*r.state.ready, *r.decision.accept_tokens)
-            began = ended
-            rounds.append(open_round())
-            self.run(rounds[-1])
-        return rounds
+        started, passes = self.clock(), list[Round]()
+        while True:
+            round = open_round()
+            done = self.run(round)
+            if done.requests:
+                passes.append(done)
+            if not self._goes_on(round, done):
+                return passes
+            is_over = bool(passes) and self.clock() - started >= QUANTUM_S
+            if self._is_due(round, is_over=is_over):
+                return passes
 
-    def _is_due(self, round: Round, *, is_late: bool = False) -> bool:
+    def _goes_on(self, round: Round, done: Round) -> bool:
+        """Whether the next round needs nothing that the scheduler does after this one.
+
+        It ends answers, finds stop strings, lets requests in that wait, moves grammars
+        on and keeps states of recurrent targets.
+        """
+        if not self.planner.adaptive or not round.may_repeat or round.has_state:
+            return False
+        if round.num_waiting or any(
+            r.error or r.is_at_its_end or (r.has_stop_text and r.decision.accept_tokens)
+            for r in done
+        ):
+            return False
+        free = self.slots.num_free(round.batch.tree_cache, len(round))
+        return free >= ROOM_ROUNDS * sum(r.num_columns for r in round)
+
+    def _is_due(self, round: Round, *, is_over: bool = False) -> bool:
         """Whether the scheduler has to be asked now. The first rank knows."""
-        return bool(self.ranks.agree(int(is_late or round.has_mail())))
+        return bool(self.ranks.agree(int(is_over or round.has_mail())))
 
-    def run(self, round: Round) -> None:
-        """Plan, draft, segment, lay out, one pass, score, cut, follow, commit, observe.
+    # -- A round ---------------------------------------------------------------
 
-        Fills the records of `round`. Nothing is emitted for a request whose `error` is
-        set afterwards.
+    def run(self, round: Round) -> Round:
+        """Plan and draft; then lay out, one pass, score, cut, follow and commit for the
+        requests whose drafts are complete.
+
+        Returns the round of these, in which each record is filled; it may be empty.
+        What is decided is `ready` in their states. A request whose `error` is set is
+        given nothing.
         """
         started = self.clock()
-        if self._ended is not None:
-            round.between = started - self._ended
+        round.is_due = partial(self._is_due, round)
         self.verdicts.open(round)
         self.planner.plan(round)
-        if not any(r.window for r in round):
-            self.target.look_ahead(round)
         self.draft(round)
+        done = self._complete(round)
         drafted = self.clock()
-        if not round.is_drafted:
-            self._run_plain(round, started)
-            return
-        round.num_steps, round.goes_on = 1, False
+        done.seconds["draft"] = drafted - started
+        if done.is_drafted:
+            self._pass(done, drafted)
+        elif done.requests:
+            self._decode(done, drafted)
+        self.planner.observe(done)
+        for r in done:
+            if r.error is None:
+                r.state.ready = (*r.state.ready, *r.decision.accept_tokens)
+        return done
+
+    def _pass(self, round: Round, drafted: float) -> None:
+        """A verify pass of the target."""
+        round.num_steps = 1
         self.segment(round)
         plan = lay_out(round)
         planned = self.clock()
@@ -114,50 +149,55 @@ class RoundEngine:
         self.commit(round)
         self.planner.adapt(round)
         self.drafters.after_pass(round)
-        self._ended = ended = self.clock()
-        round.seconds = {
-            "draft": drafted - started,
+        round.seconds |= {
             "layout": planned - drafted,
             "verify": scored - planned,
-            "decide": ended - scored,
+            "decide": self.clock() - scored,
         }
-        self.planner.observe(round)
 
-    def _run_plain(self, round: Round, started: float) -> None:
+    def _decode(self, round: Round, drafted: float) -> None:
         """No draft has a token: the target's ordinary decode steps."""
-        drafted = self.clock()
-        decode(round, self.target, partial(self._is_due, round))
+        decode(round, self.target, round.is_due)
         self.commit(round)
         for r in round:
             r.state.follow_verdict(len(r.decision.accept_tokens), 0)
         decided = self.clock()
         self.drafters.after_pass(round)
-        self._ended = ended = self.clock()
-        # What a plain round takes where nothing reads on behind it.
-        round.seconds = {
-            "draft": drafted - started,
-            "plain": decided - drafted,
-            "follow": ended - decided,
-        }
-        self.planner.observe(round)
+        round.seconds |= {"plain": decided - drafted, "follow": self.clock() - decided}
 
     # -- Stages ----------------------------------------------------------------
 
     def draft(self, round: Round) -> None:
-        """Every drafter in its turn, behind what is pending."""
-        wanted = [
-            r.seq_len + max(r.num_columns, round.num_steps + round.goes_on)
-            for r in round
-        ]
+        """A draft phase: every drafter in its turn goes on with the drafts."""
+        wanted = [r.seq_len + max(r.num_columns, round.num_steps) for r in round]
         self.slots.extend_rows(round.batch, wanted)
         try:
             for r in round:
-                guard(r, pending_draft)
+                guard(r, resume_draft)
             self.drafters.draft(round)
         finally:
             for r in round:
                 if r.grammar is not None:
                     r.grammar.rewind()
+
+    def _complete(self, round: Round) -> Round:
+        """The requests whose drafts are complete; the drafts of the others are kept.
+
+        A request whose draft is nearly complete joins the pass of others: its part of
+        the fixed time is paid, and what is wrong in its draft is found early.
+        """
+        if not all(r.is_drafting for r in round):
+            for r in round:
+                num_planned = r.window - r.draft.num_left_over
+                r.is_drafting &= r.draft.num_new < JOINING * num_planned
+        index = [i for i, r in enumerate(round) if not r.is_drafting or r.error]
+        for r in round:
+            if r.is_drafting:
+                r.state.draft = r.draft
+        if len(index) == len(round):
+            return round
+        batch = self.view(round.batch, index) if index else round.batch
+        return round.of([round.requests[i] for i in index], batch)
 
     def segment(self, round: Round) -> None:
         """Choose the boundaries to judge: as many as there is room for."""
@@ -174,20 +214,29 @@ class RoundEngine:
         self.verdicts.settle(round, self.ranks.agree_all(self.verdicts.read(round)))
 
     def commit(self, round: Round) -> None:
-        """Remember what is pending and what the target has to rewrite, and tell the
-        reports; free slots, and leave a recurrent state at what was kept."""
+        """Keep what the draft holds after the cut and what the target has to rewrite,
+        and tell the reports; free slots, and leave a recurrent state at what was kept.
+        """
         keep = []
         for r in round:
             guard(r, self.segmenting.recover)
             guard(r, partial(record, reason=round.reason))
-            pending = r.decision.pending
-            num_client = r.draft.num_client - len(r.decision.accept_tokens)
-            r.state.keep_pending(
-                pending,
-                ended=r.draft.ended,
-                num=num_client,
-                written_by=tokens_behind(r.draft.written_by, max(0, -num_client)),
-            )
+            r.state.draft = left_over(r)
+            pending = r.state.pending
             keep.append(r.new_len + len(pending) + bool(pending))
         self.slots.trim_rows(round.batch, keep)
         self.target.keep(round)
+
+
+def left_over(r: RequestRound) -> Draft:
+    """What of a draft the pass neither kept nor dropped."""
+    pending = r.decision.pending
+    if not pending:
+        return Draft()
+    num_client = r.draft.num_client - len(r.decision.accept_tokens)
+    return Draft(
+        pending,
+        r.draft.ended,
+        num_client=max(0, num_client),
+        held=tuple(tokens_behind(r.draft.written_by, max(0, -num_client))),
+    )

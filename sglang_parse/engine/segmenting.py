@@ -104,7 +104,7 @@ class Segmenting:
         shifted = (b - len(begun) for b in find())
         found = tuple(b for b in shifted if b > exact_end)
         every = state.options.judge_every or judge_every
-        if state.num_suspect > exact_end or state.num_client:
+        if state.num_suspect > exact_end or draft.num_client:
             every = 1  # one of these segments is wrong, or they are a client's
         most = min(most, math.ceil(len(found) / every))
         return Segments(

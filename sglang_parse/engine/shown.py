@@ -1,28 +1,19 @@
-"""What the target is shown: what is pending of each draft, then the rows of a pass."""
+"""What the target is shown: drafts that await their pass, then the rows of a pass."""
 
 from __future__ import annotations
 
-from sglang_parse.reporting.drafters import first_tokens
-from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.verify.layout import PassRequest, VerifyPlan, build_verify_plan
 
-EMPTY = Draft()
 
-
-def pending_draft(r: RequestRound) -> None:
-    """What is to be judged without anybody drafting, as far as a grammar allows it."""
-    state = r.state
-    if not state.pending:
-        r.draft = EMPTY
-        return
-    tokens = state.pending[: r.window]
-    if r.grammar is not None:
-        tokens = tokens[: r.grammar.walk(tokens)]
-    ended = state.pending_ended and len(tokens) == len(state.pending)
-    num_client = min(len(tokens), state.num_client)
-    held = tuple(first_tokens(state.pending_by, len(tokens) - num_client))
-    r.draft = Draft(tokens, ended, num_client=num_client, held=held)
+def resume_draft(r: RequestRound) -> None:
+    """Go on with the draft of the rounds before, as far as the window and a grammar
+    allow it."""
+    held = r.state.draft
+    num = min(len(held.tokens), r.window)
+    if r.grammar is not None and num:
+        num = r.grammar.walk(held.tokens[:num])
+    r.draft = held.first(num)
 
 
 def lay_out(round: Round) -> VerifyPlan:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from sglang.srt.arg_groups.model_override_base import (
     attention_backends_of,
     resolved_view,
@@ -94,16 +93,6 @@ class Parts:
         """Judge suffix tokens of one request in one pass."""
         suffix = self.judge.ask(self.config.judge_suffix).suffix
         return self.config.max_segments * len(suffix)
-
-    @property
-    def device_runs_beside(self) -> bool:
-        """Whether a step may run while the scheduler works.
-
-        On a CPU nothing runs beside the host. A hierarchical cache brings KV into slots
-        that were just freed, which such a step may still write.
-        """
-        on_host = torch.device(self.verifier.runner.device).type == "cpu"
-        return not (on_host or get_memory().enable_hierarchical_cache)
 
 
 def open_parts(
@@ -189,20 +178,20 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
     """The engine, on top of models, pools and drafters."""
     slots = _open_slots(parts, req_to_token_pool, allocator)
     _open_drafters(parts, slots, num_requests=req_to_token_pool.size)
-    target = TargetModel(parts.verifier, slots, runs_ahead=parts.device_runs_beside)
+    target = TargetModel(parts.verifier, slots)
     count = partial(parts.telemetry.add_extension_error, "drafter")
     guarded = GuardedDrafters(parts.drafters, count)
     engine = RoundEngine(
         target=target,
         slots=slots,
         drafters=guarded,
+        view=batch_view,
         planner=RoundPlanner(
             parts.config,
             parts.ranks,
             slots,
             parts.drafters,
             context_len=parts.context_len,
-            runs_ahead=parts.device_runs_beside,
         ),
         segmenting=parts.segmenting,
         ranks=parts.ranks,
@@ -265,7 +254,6 @@ def _open_drafters(parts: Parts, slots: RoundSlots, *, num_requests: int) -> Non
             max_judge_tokens=parts.max_judge_tokens if judges else 0,
             most=min(slots.num_slots, slots.max_rows),
         ),
-        runs_ahead=parts.device_runs_beside,
     )
     for drafter in parts.drafters:
         drafter.open(resources)

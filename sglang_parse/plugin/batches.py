@@ -20,7 +20,7 @@ from sglang_parse.plugin.result import (
     emit,
 )
 from sglang_parse.plugin.rounds import open_prefill, open_round
-from sglang_parse.policy.learn import round_timing
+from sglang_parse.reporting.round_timing import round_timing
 from sglang_parse.reporting.telemetry import Telemetry
 from sglang_parse.requests.refusal import internal_error
 from sglang_parse.requests.request_states import RequestStates
@@ -53,7 +53,6 @@ class Batches:
 
     def prefill(self, batch: SchedulerBatch) -> GenerationBatchResult:
         """The prompts of new requests, and the texts that came with them."""
-        self.engine.interrupt()
         with last_words(batch.reqs, "prefill"):
             result = self.prefills.run(open_prefill(batch, self.requests))
         result.new_seq_lens = batch.seq_lens
@@ -70,8 +69,13 @@ class Batches:
         index = [i for i, s in enumerate(states) if s.verification is None]
         rounds = self._run(batch, states, index) if index else []
         emitted = [Emitted()] * len(states)
-        for i, *own in zip(index, *rounds, strict=True):
-            emitted[i] = self._emit(own)
+        given: dict[int, list[RequestRound]] = {}
+        for round in rounds:
+            for r in round:
+                given.setdefault(id(r.state), []).append(r)
+        for i in index:
+            if own := given.get(id(states[i])):
+                emitted[i] = self._emit(own)
         if len(index) < len(states):
             rows = batch.req_pool_indices_cpu.tolist()
             self.client_pass.go_on(
@@ -82,7 +86,6 @@ class Batches:
                     if states[i].verification is not None
                 ],
             )
-            self.engine.interrupt()
         for req, one in zip(batch.reqs, emitted, strict=True):
             if not one.tokens:
                 emits_passes(req, [0])
@@ -101,8 +104,9 @@ class Batches:
     def _run(
         self, batch: SchedulerBatch, states: Sequence[RequestState], index: list[int]
     ) -> list[Round]:
-        """Rounds of the requests at `index`: one where others wait for a pass beside
-        it, or where more than tokens is asked for, of which a result has one round."""
+        """A quantum of the requests at `index`; a single round where others wait for a
+        pass beside it, or where more than tokens is asked for, of which a result has
+        those of one pass. Returns the rounds of the passes."""
         open_now = partial(
             open_round,
             batch,
@@ -111,10 +115,9 @@ class Batches:
             has_state=self.requests.has_recurrent_state,
         )
         if len(index) == len(states) and not wants_more(batch):
-            rounds = self.engine.run_row(open_now)
+            rounds = self.engine.run_quantum(open_now)
         else:
-            rounds = [open_now()]
-            self.engine.run(rounds[0])
+            rounds = [done] if (done := self.engine.run(open_now())).requests else []
         for round in rounds:
             self._tell(round)
         return rounds

@@ -56,11 +56,10 @@ class Emitted:
 
 
 def emit(rounds: Sequence[RequestRound]) -> Emitted:
-    """The tokens of a request's rounds in a row. Those that were decided ahead of the
-    first one were drafted once."""
+    """The tokens of a request's passes in one quantum. Those that were decided ahead of
+    the first one were drafted once."""
     last = rounds[-1]
-    tokens = (*last.state.ready, *last.decision.accept_tokens)
-    last.state.ready = ()
+    tokens, last.state.ready = last.state.ready, ()
     passes = [num for r in rounds for num in _tokens_by_pass(r)]
     num_ahead = len(tokens) - sum(passes)
     if passes:

@@ -119,7 +119,7 @@ class CopyPlanner:
         where another way gives more."""
         bs, costs, chosen = len(round), self.gate.costs, self.gate.chosen
         verify = costs.nearest(bs).verify
-        drafts, rate = any(r.window for r in round), bs / costs.plain_ms(bs, 1)
+        drafts, rate = any(r.window for r in round), bs / costs.plain_ms(bs)
         if drafts:
             by_segments = any(r.by_segments for r in round)
             usual = chosen.rate if by_segments else self.gate.head.rate(bs)
@@ -138,7 +138,7 @@ class CopyPlanner:
             self._trials.charge(self.gate.ms, ms - tokens / rate)
             return [1, *nums]
         # A round that others make long: whoever gets more of a copy takes it.
-        usual = max(1.0, rate * (chosen.round_ms if by_segments else ms) / bs)
+        usual = max(1.0, rate * (chosen.ms if by_segments else ms / bs))
         for k, i in enumerate(found):
             own = usual if round.requests[i].window else 1.0
             nums[k] *= 1 + gains[k] > MARGIN * own

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from sglang_parse.policy.plain_steps import most_steps
-
 # Weight of a new time in a running mean, and in the fit of a line.
 SMOOTHING, FIT_SMOOTHING = 0.15, 0.02
 # A time more than this many times the expected one was held up, by the first use of a
@@ -22,6 +20,9 @@ GUESSED = 0.05
 # Tokens by which what a draft model reads has to differ between rounds before the cost
 # of reading a token is believed, and rounds after which it is mostly believed.
 READ_TOKENS, READ_ROUNDS = 4.0, 4.0
+# Requests wait for this share of the steps that a pass's fixed time is worth, since
+# another draft that shares it may be far from complete.
+IDLE = 0.5
 # Before anything is measured: draft steps that take as long as a decode step of the
 # target, and the share of such a step that a further row of a pass takes.
 STEPS_A_PLAIN, ROW_SHARE = 12, 0.004
@@ -67,11 +68,17 @@ class Line:
         return fixed + slope * work + token * num_read
 
     @property
+    def fixed_ms(self) -> float:
+        return self._fit[0]
+
+    @property
     def slope_ms(self) -> float:
         return self._fit[1]
 
-    def reading_ms(self, num_read: float) -> float:
-        return self._fit[2] * num_read
+    @property
+    def token_ms(self) -> float:
+        """Of a token that is read."""
+        return self._fit[2]
 
     def add(self, work: float, ms: float, num_read: float = 0.0) -> None:
         if self.count > 1:
@@ -115,20 +122,16 @@ class Line:
 
 @dataclass
 class RoundCosts:
-    """Costs of rounds of about `bs` requests.
+    """Costs while about `bs` requests run.
 
-    draft: the loop of the draft model. verify: all that follows it up to the next loop.
-    plain: a decode step. around: what a round of decode steps takes besides. between:
-    the scheduler between two rounds. hides: whether plain rounds that follow each other
-    hide `around` with a step that runs ahead.
+    draft: a draft phase, over its steps. verify: a pass with all that follows it up to
+    the next draft phase, over its rows. plain: a decode step of the target, with its
+    share of the round.
     """
 
     bs: int
-    hides: bool = False
     draft: Line = field(default_factory=lambda: Line(is_loop=True))
     plain: Mean = field(default_factory=Mean)
-    around: Mean = field(default_factory=Mean)
-    between: Mean = field(default_factory=Mean)
 
     def __post_init__(self) -> None:
         self.verify = Line(is_loop=False, anchor=self.plain, at=self.bs)
@@ -138,25 +141,24 @@ class RoundCosts:
         """Whether two drafted rounds were seen, as the first may hold a first use."""
         return self.draft.count > 1 and self.verify.count > 1
 
-    def add_plain(
-        self, steps_ms: float, around_ms: float, num: int, *, hid: bool, follows: bool
-    ) -> None:
-        """A round of `num` decode steps. hid: whether its first step ran ahead, so that
-        the device was busy all the time. follows: whether it could have."""
-        if follows or hid:
-            self.hides = hid
-        if hid:
-            self.plain.add((steps_ms + around_ms) / num)
-        else:
-            self.plain.add(steps_ms / num)
-            self.around.add(around_ms)
+    @property
+    def fixed_ms(self) -> float:
+        """What a pass and its draft phase take, however few rows and steps they have."""
+        return self.draft.fixed_ms + self.verify.fixed_ms
 
-    def plain_ms(self, num_steps: int = 0) -> float:
-        """A decode step of rounds of `num_steps` each; 0 for as many as rounds that
-        follow each other have."""
-        if not num_steps and self.hides:
-            return self.plain.ms
-        return self.plain.ms + self.around.ms / (num_steps or most_steps(self.plain.ms))
+    @property
+    def most_idle_steps(self) -> float:
+        """Draft steps that requests wait for their pass, summed over these, until what
+        they lose outweighs what they save: their share of a pass's fixed time.
+
+        A request that waits loses its share of a step, so a pass's fixed time is that
+        of `bs` times as many steps as fit into it.
+        """
+        return IDLE * self.bs * self.fixed_ms / max(1e-9, self.draft.slope_ms)
+
+    def pass_ms(self, rows: float) -> float:
+        """A verify pass. It reads all weights, so it takes a decode step at least."""
+        return max(self.plain.ms, self.verify.ms(rows))
 
 
 def prior(plain_ms: float = 12.0) -> RoundCosts:
@@ -170,18 +172,16 @@ def prior(plain_ms: float = 12.0) -> RoundCosts:
 
 
 class CostModel:
-    """Costs by the number of requests, in powers of two. runs_ahead: whether a decode
-    step may run while the scheduler works."""
+    """Costs by the number of requests that run, in powers of two."""
 
-    def __init__(self, *, runs_ahead: bool = False) -> None:
-        self._runs_ahead = runs_ahead
+    def __init__(self) -> None:
         self._by_size: dict[int, RoundCosts] = {}
 
     def at(self, bs: int) -> RoundCosts:
         """To observe rounds of `bs` requests."""
         key = size_of(bs)
         if key not in self._by_size:
-            self._by_size[key] = RoundCosts(bs, self._runs_ahead)
+            self._by_size[key] = RoundCosts(bs)
         return self._by_size[key]
 
     def nearest(self, bs: int) -> RoundCosts:
@@ -204,13 +204,13 @@ class CostModel:
             return own.plain.ms
         return own.verify.ms(bs) if own.is_known else 0.0
 
-    def plain_ms(self, bs: int, num_steps: int = 0) -> float:
-        """The same of a step with its share of the round, as `RoundCosts.plain_ms`."""
+    def plain_ms(self, bs: int) -> float:
+        """The same; a guess from other numbers of requests while nothing is known."""
         own = self.at(bs)
         if self.knows_plain(bs):
-            return own.plain_ms(num_steps)
+            return own.plain.ms
         guess = self.nearest(bs).verify.ms(bs)
-        return min(own.plain_ms(num_steps), guess) if own.plain.count else guess
+        return min(own.plain.ms, guess) if own.plain.count else guess
 
 
 def size_of(bs: int) -> int:

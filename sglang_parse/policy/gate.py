@@ -26,7 +26,7 @@ TRIAL_STEPS, TRIAL_TOKENS, TRIAL_WRITERS = 32, 384, 32
 # Share that earlier drafts count for once a trial begins.
 TRIAL_FORGETS = 0.7
 # Rounds for which a choice is kept, once so many requests of rounds have been counted.
-KEPT_ROUNDS, SEEN_ROUNDS = 4, 64
+KEPT_ROUNDS, SEEN_ROUNDS = 16, 64
 # One round of a head in so many shows its chains whole, so that it is noticed when they
 # get better.
 WHOLE_CHAINS = 64
@@ -38,8 +38,8 @@ class Situation:
 
     most: new draft tokens that some request may have. suffix_len: rows of the pass per
     verdict. can_judge, can_follow: ways that are open. every: spacing of verdicts that
-    is set, 0 to choose it. most_ms: bound on a round, 0 without one. has_head: whether
-    a token-level drafter writes where drafts are followed.
+    is set, 0 to choose it. has_head: whether a token-level drafter writes where drafts
+    are followed.
     """
 
     bs: int
@@ -48,7 +48,6 @@ class Situation:
     can_judge: bool = True
     can_follow: bool = True
     every: int = 0
-    most_ms: float = 0.0
     has_head: bool = False
 
 
@@ -56,8 +55,8 @@ class Gate:
     """Learns what rounds cost and give, and chooses. The clock is `ms`, which the
     planner moves on by what each round took."""
 
-    def __init__(self, *, runs_ahead: bool = False) -> None:
-        self.costs = CostModel(runs_ahead=runs_ahead)
+    def __init__(self) -> None:
+        self.costs = CostModel()
         self.accept = Acceptance()
         self.ms = 0.0
         #: The last choice, with what it expects on this rank.
@@ -118,7 +117,7 @@ class Gate:
         if not head_rate or self.head.num_rounds(bs) % WHOLE_CHAINS == 0:
             return None
         rate = max(bs / self.costs.plain_ms(bs), head_rate)
-        fixed = rate * (costs.verify.ms(bs) - self.costs.plain_ms(bs, 1))
+        fixed = rate * (costs.verify.ms(bs) - self.costs.plain_ms(bs))
         return ChainRule(
             rate * costs.verify.slope_ms, max(0.0, fixed), self.trust.value
         )
@@ -142,7 +141,7 @@ class Gate:
             self.costs.nearest(now.bs),
             self.accept,
             now.suffix_len,
-            self.costs.plain_ms(now.bs, 1),
+            plain_ms,
         )
         followed = plain
         if now.can_follow and now.has_head:
@@ -152,7 +151,7 @@ class Gate:
         if not now.can_judge:
             return self._weigh(now, followed, plain, self._followed), ""
         other = max(plain, followed, key=lambda c: c.rate)
-        judged = model.judged(now.most, every=now.every, most_ms=now.most_ms)
+        judged = model.judged(now.most, every=now.every)
         if not self._is_enough():
             return short(now, judged), ""
         choice = self._weigh(now, judged, other, self._judged)
@@ -189,7 +188,7 @@ class Gate:
             return way
         if not way.steps:
             return other
-        lost_ms = max(0.0, way.round_ms * (1 - way.rate / other.rate))
+        lost_ms = max(0.0, now.bs * way.ms * (1 - way.rate / other.rate))
         if was_taken:
             self._trials.charge(self.ms, lost_ms)
         if not self._trials.is_due(self.ms):
@@ -201,6 +200,7 @@ class Gate:
 
 
 def short(now: Situation, way: Choice) -> Choice:
-    """A round that tells much and costs little: a few tokens of some requests."""
+    """A round that tells much and costs little: a few tokens of some requests, all of
+    them in one pass."""
     steps = min(way.steps, max(TRIAL_STEPS, TRIAL_TOKENS // now.bs))
     return replace(way, steps=steps, writers=TRIAL_WRITERS)

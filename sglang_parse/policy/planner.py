@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.gate import Gate, Situation
-from sglang_parse.policy.in_a_row import has_room, may_go_on
 from sglang_parse.policy.learn import learn_costs
-from sglang_parse.policy.plain_steps import (
-    FIRST_STEPS,
-    LOOK_UP_MS,
-    AheadPace,
-    plain_steps,
-)
+from sglang_parse.policy.plain_steps import plain_steps
 from sglang_parse.policy.policy_inputs import Agreement, SlotCounts, Writer
 from sglang_parse.policy.window import Choice, next_window
-from sglang_parse.policy.windows import SHORT_WINDOW, fit_windows, longest_window
+from sglang_parse.policy.windows import fit_windows, longest_window
 from sglang_parse.requests.round_records import RequestRound, Round
 
 logger = logging.getLogger(__name__)
@@ -28,6 +23,14 @@ logger = logging.getLogger(__name__)
 WARM_UP_TOKENS = 8
 # New draft tokens of a recovering request up to which a head writes alone.
 SHORT_RECOVERY = 32
+# Draft steps after which a pass begins where a request waits for one without a draft:
+# so long it gets no token.
+WAITING_STEPS = 16
+# Milliseconds of a draft phase in which draft models read texts, such as prompts of new
+# requests: so long the others wait.
+READ_MS = 50.0
+# Tokens that they read at least.
+LEAST_READ = 256
 
 
 class RoundPlanner:
@@ -36,8 +39,7 @@ class RoundPlanner:
     Drafters of two kinds take part. Those that write whole segments are judged; those
     that work token by token write where the target is followed token by token.
 
-    context_len: of the target, in tokens. runs_ahead: whether one of its decode steps
-    may run while the scheduler works.
+    context_len: of the target, in tokens.
     """
 
     def __init__(
@@ -48,32 +50,26 @@ class RoundPlanner:
         drafters: Sequence[Writer],
         *,
         context_len: int,
-        runs_ahead: bool = False,
     ) -> None:
         self.adaptive = config.adaptive
         self.max_round_ms = config.max_round_ms
         self.ranks = ranks
         self.slots = slots
         self.context_len = context_len
-        self.gate = Gate(runs_ahead=runs_ahead)
+        self.gate = Gate()
         self.head = self.gate.head
         copier = next((d for d in drafters if isinstance(d, Copier)), None)
         self.copying = CopyPlanner(copier, self.gate, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
         self.heads = [d for d in drafters if d.token_level and d is not copier]
-        self.ahead_pace = AheadPace()
-        #: Whether the last round was plain, and the next one was to be.
-        self._went_on = False
         self._is_told = False
 
     def plan(self, round: Round) -> None:
-        """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
-        `judge_every`, `reason`, `num_steps` and `goes_on`."""
+        """Fill `limit`, `window` and `budgets` of requests; of the round
+        `judged`, `judge_every`, `reason`, `num_steps` and when its draft phase ends."""
+        round.num_running = len(round)
         for r in round:
             r.limit = longest_window(r, self.context_len)
-        if self.adaptive and any(r.state.options.mode == "off" for r in round):
-            for r in round:
-                r.limit = min(r.limit, SHORT_WINDOW)
         round.judged, round.judge_every = round.has_semantic, 1
         for r in round:
             num_pending = len(r.state.pending)
@@ -86,8 +82,10 @@ class RoundPlanner:
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
+        if self.adaptive:
+            self._bound_phase(round)
         if steps := self._plain_steps(round, paused=paused):
-            self._plan_plain(round, steps)
+            ((round.num_steps,),) = self.ranks.agree_all([[steps]])
 
     # -- How much --------------------------------------------------------------
 
@@ -101,10 +99,8 @@ class RoundPlanner:
         if not writing:
             return False
         choice = self._choice(round, writing)
-        slow = sum(bool(r.state.recovering or r.state.is_exact) for r in writing)
-        short = slow >= min(choice.patience, len(writing))
         ours = [int(choice.steps == 0), int(choice.judged), choice.every]
-        drafts = [self._num_new(r, choice, short=short) for r in writing]
+        drafts = [self._num_new(r, choice) for r in writing]
         if choice.writers:
             # The shortest texts are the soonest read.
             order = sorted(range(len(writing)), key=lambda i: writing[i].seq_len)
@@ -113,14 +109,16 @@ class RoundPlanner:
         (paused, judged, every), agreed = self.ranks.agree_all([ours, drafts])
         round.judged, round.judge_every = bool(judged), every
         for r, num_new in zip(writing, agreed, strict=True):
-            r.window = min(r.window, num_new + len(r.state.pending))
+            held = r.state.draft
+            num = max(len(held.tokens), held.num_left_over + num_new)
+            r.window = min(r.window, num)
         return bool(paused)
 
-    def _num_new(self, r: RequestRound, choice: Choice, *, short: bool) -> int:
+    def _num_new(self, r: RequestRound, choice: Choice) -> int:
         """New draft tokens of a request."""
         if not choice.judged or not choice.steps:
             return choice.steps
-        if short or r.state.recovering or r.state.is_exact:
+        if r.state.recovering or r.state.is_exact:
             return choice.recovery
         return self.gate.accept.own_window(r.state, choice.steps)
 
@@ -146,7 +144,6 @@ class RoundPlanner:
                     for r in semantic
                 ),
                 every=spacings.pop() if len(spacings) == 1 else 0,
-                most_ms=self.max_round_ms if round.num_waiting else 0.0,
                 has_head=any(self._head_of(r) for r in round),
             )
         )
@@ -246,6 +243,30 @@ class RoundPlanner:
                     budgets[drafter.name] = r.window
             r.budgets = {name: num for name, num in budgets.items() if num}
 
+    # -- How long --------------------------------------------------------------
+
+    def _bound_phase(self, round: Round) -> None:
+        """When the draft phase ends before all drafts are complete, and how much draft
+        models read in it.
+
+        At once where nobody else is given tokens but drafts go on. Where somebody waits
+        for the scheduler, after a bounded time.
+        """
+        costs, chosen = self.gate.costs.nearest(len(round)), self.gate.chosen
+        steps = idle = read = 1 << 30
+        names = {d.name for d in self.segment_level}
+        if not all(names & r.budgets.keys() for r in round):
+            steps = WAITING_STEPS
+        if not chosen.writers:
+            idle = math.ceil(len(round) / costs.bs * costs.most_idle_steps)
+        if costs.draft.token_ms:
+            read = int(READ_MS / costs.draft.token_ms)
+        if round.num_waiting and costs.draft.slope_ms:
+            steps = min(steps, int(self.max_round_ms / costs.draft.slope_ms))
+        ours = [max(1, steps), idle, max(LEAST_READ, read)]
+        (agreed,) = self.ranks.agree_all([ours])
+        round.most_draft_steps, round.most_idle_steps, round.most_read = agreed
+
     # -- Rounds without drafts -------------------------------------------------
 
     def _plain_steps(self, round: Round, *, paused: bool) -> int:
@@ -264,37 +285,12 @@ class RoundPlanner:
         steps = plain_steps(
             round, step_ms=costs.step_ms(bs), context_len=self.context_len
         )
-        if not costs.knows_plain(bs):
-            steps = min(steps, FIRST_STEPS)
-        # One more runs ahead of the next round.
-        room = self.slots.num_free(round.batch.tree_cache, bs)
-        return steps if room >= bs * (steps + 1) else 1
-
-    def _plan_plain(self, round: Round, steps: int) -> None:
-        """Fewer steps than this rank would take, where the next round is plain too: a
-        step that runs ahead of that hides the work between them."""
-        bs, costs = len(round), self.gate.costs
-        # A round that measures a step is followed by one with a draft.
-        goes_on = steps > 1 and costs.knows_plain(bs)
-        if goes_on:
-            steps = min(steps, self.ahead_pace.most(bs))
         if round.num_waiting:
-            steps = 1
-        looks_up = steps > 1 and costs.step_ms(bs) >= LOOK_UP_MS
-        ours = [steps, int(goes_on), int(looks_up)]
-        ((steps, on, up),) = self.ranks.agree_all([ours])
-        round.num_steps, round.goes_on, round.looks_up = steps, bool(on), bool(up)
+            return 1
+        room = self.slots.num_free(round.batch.tree_cache, bs)
+        return steps if room >= bs * steps else 1
 
     # -- What follows ----------------------------------------------------------
-
-    def may_follow(self, round: Round) -> bool:
-        """Whether another round may run right after this one; the same on all ranks.
-
-        Where windows are fixed each round is the scheduler's.
-        """
-        if not (self.adaptive and may_go_on(round)):
-            return False
-        return has_room(round, self.slots.num_free(round.batch.tree_cache, len(round)))
 
     def adapt(self, round: Round) -> None:
         """Learn from what became of the drafts."""
@@ -304,12 +300,10 @@ class RoundPlanner:
             r.state.follow_verdict(len(r.decision.accept_tokens), r.rejected_end)
 
     def observe(self, round: Round) -> None:
-        """Learn from what a round cost."""
+        """Learn from what a round cost. round: of the requests whose drafts were
+        complete."""
         bs, is_plain = len(round), "plain" in round.seconds
-        ms = learn_costs(self.gate.costs, round, follows=self._went_on)
-        self._went_on = round.goes_on
-        if round.took_ahead and round.between:  # No prefill kept the device busy.
-            self.ahead_pace.learn(bs, is_late=round.is_late)
+        ms = learn_costs(self.gate.costs, round)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
         names = {d.name for d in self.heads}
         others = any(r.draft.num_segment_level or r.draft.num_copied for r in round)

@@ -1,7 +1,7 @@
 """The window and the spacing of verdicts that give most tokens per millisecond; pure.
 
-docs/controller.md explains the formula. It takes costs of rounds (costs.py) and chances
-that drafts last (acceptance.py).
+docs/controller.md explains the formula. It takes costs (costs.py) and chances that
+drafts last (acceptance.py).
 """
 
 from __future__ import annotations
@@ -10,42 +10,40 @@ import math
 from dataclasses import dataclass
 
 from sglang_parse.policy.acceptance import BIASED, Acceptance
-from sglang_parse.policy.costs import RoundCosts
+from sglang_parse.policy.costs import IDLE, RoundCosts
 
 # Windows that are compared, in new draft tokens of a request.
-GRID = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+GRID = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+# New draft tokens of a request that recovers: these are compared too.
+RECOVERY = (4, 8, 16)
 # Most boundaries from one verdict to the next.
 MAX_EVERY = 3
-# All drafts are short while more than one of so many requests recover.
-GATHERED = 8
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How rounds are run.
+    """How requests are served.
 
     steps: new draft tokens of a request, 0 for plain decoding. judged: by verdicts,
     else token by token. every: boundaries to a verdict. recovery: new draft tokens of a
-    request that recovers. patience: recovering requests from which on all drafts are as
-    short as theirs. writers: requests that draft, 0 for all. rate: tokens per
-    millisecond expected; round_ms: expected of a round.
+    request that recovers. writers: requests that draft, 0 for all. rate: tokens per
+    millisecond expected; ms: of the device, for a draft of one request and its pass.
     """
 
     steps: int = 0
     judged: bool = True
     every: int = 1
     recovery: int = 8
-    patience: int = 1
     writers: int = 0
     rate: float = 0.0
-    round_ms: float = 0.0
+    ms: float = 0.0
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Tokens per millisecond of `bs` requests.
+    """Tokens per millisecond of device time while `bs` requests draft.
 
-    suffix_len: rows of the pass per verdict. plain_ms: a plain round of one step.
+    suffix_len: rows of the pass per verdict. plain_ms: a decode step of the target.
     """
 
     bs: int
@@ -59,73 +57,81 @@ class Goodput:
         choices = []
         for w in windows(most):
             drafted = self.accept.drafted(w)
-            ms = self._round_ms(w, self.bs * (1 + drafted))
-            rate = self.bs * (1 + self.accept.followed.mean(drafted)) / ms
-            choices.append(Choice(steps=w, judged=False, rate=rate, round_ms=ms))
+            tokens = 1 + self.accept.followed.mean(drafted)
+            rate, ms = self._rate(Cycle(tokens, drafted, 1 + drafted))
+            choices.append(Choice(steps=w, judged=False, rate=rate, ms=ms))
         return max(choices, key=lambda c: c.rate, default=Choice(judged=False))
 
-    def judged(self, most: int, *, every: int = 0, most_ms: float = 0.0) -> Choice:
-        """By verdicts, with the best window and spacing of verdicts.
-
-        every: the spacing, 0 to choose it. most_ms: bound on a round, 0 without one.
-        """
-        recovery = self._recovery(most)
+    def judged(self, most: int, *, every: int = 0) -> Choice:
+        """By verdicts, with the best window and spacing of verdicts. every: the
+        spacing, 0 to choose it."""
         spacings = [every] if every else range(1, MAX_EVERY + 1)
         # A draft that reaches no boundary is followed, whatever was planned.
         least = min(most, self.accept.segment_len)
         choices = [
-            self._judged(w, e, recovery)
+            self._judged(w, e)
             for w in windows(most)
             for e in spacings
             if w >= least
         ]
-        if most_ms:
-            short = [c for c in choices if c.round_ms <= most_ms]
-            choices = short or choices[: len(list(spacings))]
         return max(choices, key=lambda c: c.rate, default=Choice())
 
-    def _recovery(self, most: int) -> tuple[int, float, float]:
-        """New draft tokens of requests that all recover, 0 where plain rounds are
-        faster; tokens that a request gets of such a round; its milliseconds."""
-        found = [(0, 1.0, self.plain_ms)]
-        for w in windows(most):
-            ms = self._round_ms(w, self.bs * (1 + w))
-            found.append((w, 1 + self.accept.rewritten(w), ms))
-        return max(found, key=lambda one: one[1] / one[2])
-
-    def _judged(
-        self, window: int, every: int, recovery: tuple[int, float, float]
-    ) -> Choice:
-        """Long rounds while few requests recover, else short ones."""
-        bs, patience = self.bs, 1 + self.bs // GATHERED
-        steps, recovered, short_ms = recovery
+    def _judged(self, window: int, every: int) -> Choice:
+        """With the best drafts of requests that recover."""
         one = JudgedRound.of(self.accept, window, every)
-        # Rounds that the target takes to rewrite what failed.
-        num = max(1.0, one.left / recovered)
-        share = one.failure * num / (1 + one.failure * num)
-        slow = min(patience - 1, bs * share)
-        rows = (bs - slow) * (1 + one.reach + self.suffix_len * one.num_verdicts)
-        long_ms = self._round_ms(window, rows + slow * (1 + steps))
-        # Short rounds to each long one: they bring back who failed in it.
-        failing = (bs - slow) * one.failure
-        at_once = failing / max(1e-9, 1 - (1 - one.failure) ** (bs - slow))
-        shorts = max(0.0, failing - slow / num) * num / (slow + at_once)
-        tokens = (bs - slow) * one.tokens + (slow + shorts * bs) * recovered
-        return Choice(
-            steps=window,
-            every=every,
-            recovery=steps,
-            patience=patience,
-            rate=tokens / (long_ms + shorts * short_ms),
-            round_ms=long_ms,
-        )
+        rows = 1 + one.reach + self.suffix_len * one.num_verdicts
+        steps = self.accept.drafted(window)
+        choices = []
+        for short in RECOVERY:
+            recovered = 1 + self.accept.rewritten(short)
+            # Passes that the target takes to rewrite what failed.
+            num = one.failure * max(1.0, one.left / recovered)
+            cycle = Cycle(one.tokens, steps, rows, num, recovered, short)
+            rate, ms = self._rate(cycle)
+            choices.append(
+                Choice(window, every=every, recovery=short, rate=rate, ms=ms)
+            )
+        return max(choices, key=lambda c: c.rate)
 
-    def _round_ms(self, window: int, rows: float) -> float:
-        """The draft loop runs until the longest draft of the batch has ended."""
-        # The longest of n exponential lengths is about 1 + log(n) times their mean.
-        longest = (1 + math.log(self.bs)) / self.accept.ended.value
-        steps = -math.expm1(-window / longest) * longest
-        return self.costs.draft.ms(steps) + self.costs.verify.ms(rows)
+    def _rate(self, cycle: Cycle) -> tuple[float, float]:
+        """Tokens per millisecond if all requests go on like that; and milliseconds of
+        the device for one request's draft and pass.
+
+        A draft step serves all requests that draft, and a pass all whose drafts are
+        complete. A pass begins once the steps that these have waited, summed, make up
+        for its fixed time, which is that of `wait` steps for each request that runs
+        (`RoundCosts.most_idle_steps`). So passes are `gap` draft steps apart.
+        """
+        costs, bs, num = self.costs, self.bs, cycle.num_recovering
+        step_ms, others = max(1e-9, costs.draft.slope_ms), 1 - 1 / self.bs
+        wait = IDLE * costs.fixed_ms / step_ms
+        half, twice = wait * num, 2 * num + 1
+        gap = (half + math.sqrt(half**2 + 2 * twice * wait * cycle.steps)) / twice + 1e-9
+        recovery = cycle.recovery + others * max(0.0, gap - cycle.recovery)
+        steps = cycle.steps + others * gap / 2 + num * recovery
+        # It takes part in 1 + num passes, and so does each of the others.
+        passes = (1 + num) * min(max(1.0, steps / gap / (1 + num)), bs)
+        rows = cycle.rows + num * (1 + cycle.recovery)
+        pass_ms = passes * costs.fixed_ms + bs * costs.verify.slope_ms * rows
+        ms = max(steps * step_ms + pass_ms, passes * costs.plain.ms)
+        return bs * (cycle.tokens + num * cycle.recovered) / ms, ms / bs
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A draft of one request, its pass, and what follows until the next such draft.
+
+    tokens, steps, rows: given by the pass, of the draft, of the pass. num_recovering:
+    passes in which the target then rewrites what failed, on average; recovered: tokens
+    that each of them gives, after drafts of `recovery` tokens.
+    """
+
+    tokens: float
+    steps: float
+    rows: float
+    num_recovering: float = 0.0
+    recovered: float = 1.0
+    recovery: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,6 @@ from sglang_parse.requests.round_records import RequestRound
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 MIN_WINDOW = 8
-# Longest draft of a round that also holds requests decoding token by token: they get
-# one token a round, so the round must be short. Also the least length of a trial.
-SHORT_WINDOW = 16
 # Behind each token of a round its last tokens are decoded, as many as a stop of the
 # request may have, and searched for each stop expression (plugin/stops.py). What
 # has no longest match is searched in the whole answer.

@@ -6,8 +6,9 @@ A stage builds its record from those before it, and no later stage changes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_parse.judging.decide import Cut, Decision
@@ -99,11 +100,12 @@ class RequestRound:
     by_segments: bool = False
     #: Drafter's name -> most tokens it may write; a drafter without one writes none.
     budgets: dict[str, int] = field(default_factory=dict)
-    #: Decode steps of a plain round that ran before it came.
-    num_skipped: int = 0
 
     # draft
     draft: Draft = Draft()
+    #: Whether its drafter goes on with the draft in the next draft phase. Until then
+    #: the request takes no part in passes.
+    is_drafting: bool = False
     #: Chance of each token of a head, in the head's own opinion, if those before it
     #: stand; the draft begins with them.
     chances: tuple[float, ...] = ()
@@ -119,7 +121,7 @@ class RequestRound:
 
     def fail(self, error: Exception) -> None:
         """End the request: the stages that follow find nothing to do for it."""
-        self.error = error
+        self.error, self.is_drafting = error, False
         self.draft, self.segments = Draft(), Segments()
         self.verdict, self.kept = Verdict(), Kept()
 
@@ -179,7 +181,7 @@ class RequestRound:
 
     @property
     def is_at_its_end(self) -> bool:
-        """Whether the tokens of its decision end its answer, as far as tokens do."""
+        """Whether the tokens that it was given end its answer, as far as tokens do."""
         tokens = self.decision.accept_tokens
         stops = self.state.stop_ids
         return len(tokens) >= self.tokens_left or any(t in stops for t in tokens)
@@ -211,7 +213,11 @@ class RequestRound:
 
 @dataclass(slots=True)
 class Round:
-    """The requests of one round, and what holds for all of them."""
+    """The requests of one round, and what holds for all of them.
+
+    A round is planned and drafted for all running requests. Its pass is a round of its
+    own, of those requests whose drafts are complete (`of`).
+    """
 
     #: SGLang's batch: exactly these requests, in this order.
     batch: RoundBatch
@@ -220,8 +226,11 @@ class Round:
     num_waiting: int = 0
     #: Whether something came for the scheduler that it has not read.
     has_mail: Callable[[], bool] = lambda: False
-    #: Whether the target may write several tokens before the scheduler is asked again.
+    #: Whether requests may be given tokens of several passes before the scheduler is
+    #: asked again.
     may_repeat: bool = False
+    #: Requests that run, with those that take no part in the pass.
+    num_running: int = 0
     #: Whether the target has a recurrent state, which stands behind all that it wrote.
     has_state: bool = False
     #: Whether verdicts are asked for; else drafts are followed token by token.
@@ -236,16 +245,18 @@ class Round:
     #: Tokens that draft models read before they drafted, prompts above all, beside the
     #: one that every request reads.
     num_read: int = 0
+    #: Most steps of the draft phase, and of requests that wait for their pass in it,
+    #: summed over these. The phase ends at either, or when all drafts are complete.
+    most_draft_steps: int = 1 << 30
+    most_idle_steps: float = math.inf
+    #: Most tokens of long texts that draft models read in the draft phase.
+    most_read: int = 1 << 30
+    #: Whether the scheduler has to be asked now, the same on all ranks.
+    is_due: Callable[[], bool] = lambda: False
+    #: Decode steps of the draft model that ran in the draft phase.
+    num_draft_steps: int = 0
     #: Decode steps, and so tokens of each request, where nobody holds a draft.
     num_steps: int = 1
-    #: Whether the next round will be one of decode steps too, as far as is known.
-    goes_on: bool = False
-    #: Whether mail is looked for between decode steps, which takes ranks a moment.
-    looks_up: bool = False
-    #: Whether its first decode step ran already when it began, and whether the device
-    #: was done with that before it got another.
-    took_ahead: bool = False
-    is_late: bool = False
     #: Why drafts are not judged, in words; "" where they are, or nobody asks for it.
     reason: str = ""
     #: The target's pass (`verify.output.PassOutput`), once it has run.
@@ -257,7 +268,7 @@ class Round:
     #: Seconds from the end of the round before it, which the scheduler took; 0 where
     #: other work lay between them.
     between: float = 0.0
-    #: Seconds by stage: draft, layout, verify, decide; or draft, plain, follow.
+    #: Seconds by stage: draft; then layout, verify, decide; or plain, follow.
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RequestRound]:
@@ -265,6 +276,10 @@ class Round:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def of(self, requests: Sequence[RequestRound], batch: RoundBatch) -> Round:
+        """The round of some of the requests alone. batch: of these."""
+        return replace(self, batch=batch, requests=list(requests), seconds={})
 
     @property
     def is_drafted(self) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_parse.judging.fences import FenceReader
 from sglang_parse.judging.judges import Asked
 from sglang_parse.options.request import REST, RequestOptions
-from sglang_parse.reporting.drafters import Run
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.client_text import ClientText
+from sglang_parse.requests.draft import Draft
 
 
 @dataclass(eq=False)
@@ -28,14 +28,9 @@ class RequestState:
     judge_kind: str = "suffix"
     #: The text that came with the request.
     client: ClientText | None = None
-    #: Drafted tokens that follow the bonus token and await a boundary.
-    pending: tuple[int, ...] = ()
-    #: Whether the response ends behind the pending tokens.
-    pending_ended: bool = False
-    #: Leading pending tokens that are the client's.
-    num_client: int = 0
-    #: Who wrote the others: (drafter's name, number of tokens).
-    pending_by: tuple[Run, ...] = ()
+    #: Tokens that follow the bonus token and are not verified: what the last pass left
+    #: over, and what was drafted since.
+    draft: Draft = Draft()
     #: Tokens decided ahead of the output; the KV of all but the last is written.
     ready: tuple[int, ...] = ()
     #: Segments that the target must still write itself after a rejection.
@@ -51,6 +46,11 @@ class RequestState:
     fences: FenceReader = field(default_factory=FenceReader)
     #: Names of the drafters that failed for this request and are not asked again.
     failed_drafters: set[str] = field(default_factory=set)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The tokens that are drafted and not verified."""
+        return self.draft.tokens
 
     @property
     def suffix(self) -> tuple[int, ...]:
@@ -77,24 +77,6 @@ class RequestState:
         end = rejected_end or self.num_suspect
         self.num_suspect = max(0, end - num_accepted)
 
-    def keep_pending(
-        self,
-        pending: tuple[int, ...],
-        *,
-        ended: bool,
-        num: int,
-        written_by: Iterable[Run] = (),
-    ) -> None:
-        """What of a round's draft stays for the next one.
-
-        ended: whether the draft ended the response. num: leading tokens that are the
-        client's. written_by: who wrote the others.
-        """
-        self.pending = pending
-        self.pending_by = tuple(written_by) if pending else ()
-        self.pending_ended = bool(pending) and ended
-        self.num_client = max(0, num) if pending else 0
-
     def awaits_judgement(self, req: Any) -> bool:
         """Whether a client's text is to be judged before the first token is sent."""
         return (
@@ -107,10 +89,8 @@ class RequestState:
         """Take the rest of the client's text as the pending draft, where it fits."""
         if self.client is None or self.pending:
             return
-        self.pending = self.client.propose(output)
-        self.pending_by = ()
-        self.num_client = len(self.pending)
-        self.pending_ended = False
+        tokens = self.client.propose(output)
+        self.draft = Draft(tokens, num_client=len(tokens))
 
 
 def stop_token_ids(req: Any, model_eos_ids: frozenset[int]) -> frozenset[int]:

@@ -56,8 +56,3 @@ def mark(device: torch.device) -> Any:
     event = torch.get_device_module(device).Event()
     event.record()
     return event
-
-
-def mark_end(device: torch.device) -> Any:
-    """The same; None where the host is the device."""
-    return mark(device) if device.type != "cpu" else None

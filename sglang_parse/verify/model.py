@@ -19,26 +19,19 @@ from sglang_parse.verify.layout import VerifyPlan
 from sglang_parse.verify.output import PassOutput
 from sglang_parse.verify.passes import TargetVerifier
 from sglang_parse.verify.short_passes import ShortPasses
-from sglang_parse.verify.steps import DecodeSteps, GoOn
+from sglang_parse.verify.steps import GoOn, decode_steps
 
 
 class TargetModel:
-    """Passes of `verifier` over the slots of SGLang's pools.
+    """Passes of `verifier` over the slots of SGLang's pools."""
 
-    runs_ahead: whether the device computes while the host does something else.
-    """
-
-    def __init__(
-        self, verifier: TargetVerifier, slots: RoundSlots, *, runs_ahead: bool = False
-    ) -> None:
+    def __init__(self, verifier: TargetVerifier, slots: RoundSlots) -> None:
         self.verifier = verifier
         self.slots = slots
-        self.steps = DecodeSteps(verifier, runs_ahead=runs_ahead)
         self.short_passes = ShortPasses(verifier, slots)
 
     def verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
         """The pass, its judge suffixes in scratch slots."""
-        self.steps.forget()
         if self.short_passes.fits(round, plan):
             return self.short_passes.run(round, plan)
         tree_cache = round.batch.tree_cache
@@ -55,13 +48,9 @@ class TargetModel:
         finally:
             self.slots.release_scratch(scratch)
 
-    def look_ahead(self, round: Round) -> None:
-        """See `DecodeSteps.look`."""
-        self.steps.look(round)
-
     def decode(self, round: Round, go_on: GoOn) -> list[list[int]]:
-        """The tokens of the target's ordinary decode steps (`DecodeSteps.run`)."""
-        tokens, samples = self.steps.run(round, self.slots.table, go_on)
+        """The tokens of the target's ordinary decode steps (`decode_steps`)."""
+        tokens, samples = decode_steps(self.verifier, round, self.slots.table, go_on)
         round.sampled = self.join_samples(samples)
         return tokens
 
