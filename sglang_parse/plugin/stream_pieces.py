@@ -89,9 +89,11 @@ class Choice:
         """
         parts = [(k + 1 - len(self.held), part) for k, part in enumerate(self.held)]
         parts += self._parts(tokens)
-        found, at, held = [], 0, []
+        found: list[tuple[int, int]] = []
+        held: list[str] = []
+        at = 0
         for num, part in parts:
-            slack = SLACK + sum(map(len, held))
+            slack = SLACK + len("".join(held))
             place = text.find(part, at, at + slack + len(part))
             if place < 0:
                 held.append(part)
