@@ -63,7 +63,7 @@ def decoder(
     )
 
 
-class Choice:
+class StreamedText:
     """One answer of a stream: what was sent of it, and where its text can be cut.
 
     context: a token that stands for those in front of the answer.
@@ -131,7 +131,7 @@ class StreamPieces:
         self.context = context
         self.size = size
         self.is_incremental = args.incremental_streaming_output
-        self._choices: dict[int, Choice] = {}
+        self._choices: dict[int, StreamedText] = {}
 
     def split(self, output: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """One output of SGLang as several; the last has what ended the answer."""
@@ -140,7 +140,9 @@ class StreamPieces:
             yield output
             return
         index = output.get("index", 0)
-        choice = self._choices.setdefault(index, Choice(self.decode, self.context))
+        choice = self._choices.setdefault(
+            index, StreamedText(self.decode, self.context)
+        )
         sent = choice.num
         first, begin = sent - len(choice.held), choice.chars
         for num, at in choice.cuts(ids[sent:], text[choice.chars :]):
