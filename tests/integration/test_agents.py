@@ -256,12 +256,12 @@ def test_a_stream_brings_what_the_whole_answer_has(parse, answer, n):
     for choice in choices:
         message = choice["message"]
         thinking, text, calls, reason = found[choice["index"]]
-        assert thinking.strip() == (message["reasoning_content"] or "").strip()
+        assert thinking.strip() == (message.get("reasoning_content") or "").strip()
         if answer == ANSWERS["a call that is cut"]:
             assert [name for name, _ in calls] == ["get_weather"]
             continue
         assert text.strip() == (message["content"] or "").strip()
-        functions = [item["function"] for item in message["tool_calls"] or ()]
+        functions = [item["function"] for item in message.get("tool_calls") or ()]
         assert len(calls) == answer.count("<tool_call>")
         assert calls == [(f["name"], json.loads(f["arguments"])) for f in functions]
         assert reason == choice["finish_reason"]
@@ -278,7 +278,7 @@ def test_a_stream_has_an_event_for_each_token(parse):
         chunks = list(parse.stream([7, 8], custom=forced, stop=["@@"]))
         counts = [chunk["meta_info"]["completion_tokens"] for chunk in chunks]
         steps = [b - a for a, b in itertools.pairwise(counts)]
-        assert min(steps) >= 0 and max(steps[:-1]) <= most
+        assert min(steps) >= 0 and max(steps[:-1], default=0) <= most
         assert chunks[-1]["text"].startswith(words)
         assert all(
             b["text"].startswith(a["text"]) for a, b in itertools.pairwise(chunks)
