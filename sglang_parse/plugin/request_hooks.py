@@ -75,7 +75,7 @@ def follow_request(
         check_request(obj, manager)
     except ValueError as e:
         return _refuse(e)
-    return _watch(result, exchange, stream_pieces(obj, manager))
+    return _watch(result, exchange, stream_pieces(obj, manager, config_of(manager)))
 
 
 async def _refuse(error: ValueError) -> AsyncIterator[Any]:

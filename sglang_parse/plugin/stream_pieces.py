@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
-from sglang_parse.plugin.flags import config_from_server_args
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin.report_streamer import KEY
 
 # Of `meta_info`: lists with an entry for each token.
@@ -27,7 +27,7 @@ TOKEN_LISTS = (
 SLACK = 8
 
 
-def stream_pieces(obj: Any, manager: Any) -> StreamPieces | None:
+def stream_pieces(obj: Any, manager: Any, config: ParseConfig) -> StreamPieces | None:
     """How the outputs of a request are cut, None where they stay whole.
 
     obj: GenerateReqInput as it was sent. manager: SGLang's TokenizerManager.
@@ -40,7 +40,7 @@ def stream_pieces(obj: Any, manager: Any) -> StreamPieces | None:
     custom = params.get("custom_params")
     size = custom.get("parse_stream_tokens") if isinstance(custom, Mapping) else None
     if size is None:
-        size = config_from_server_args(args).stream_tokens
+        size = config.stream_tokens
     size = size or bool(args.tool_call_parser or args.reasoning_parser)
     if not size:
         return None

@@ -13,6 +13,7 @@ from sglang.srt.parser.reasoning_parser import ReasoningParser
 from transformers import AutoTokenizer
 
 from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin.stream_pieces import stream_pieces
 
 ARGUMENTS = {"city": "Zürich 😀", "when": {"day": [1, {"h": "a} b"}]}}
@@ -86,8 +87,8 @@ class Server:
             tool_call_parser=parser,
             reasoning_parser=None,
             incremental_streaming_output=incremental,
-            _parse_options={"stream_tokens": stream_tokens},
         )
+        self.config = ParseConfig(stream_tokens=stream_tokens or 0)
         self.detokenizer = object.__new__(DetokenizerManager)
         self.detokenizer.tokenizer = self.tokenizer
         self.detokenizer.vocab_size = None
@@ -133,7 +134,7 @@ class Server:
         """The same in pieces."""
         params = {"skip_special_tokens": skip, "custom_params": custom}
         request = SimpleNamespace(stream=True, sampling_params=params)
-        pieces = stream_pieces(request, self)
+        pieces = stream_pieces(request, self, self.config)
         for output in self.outputs(ids, size, skip=skip):
             yield from pieces.split(output) if pieces else [output]
 
@@ -209,9 +210,9 @@ def test_answers_that_do_not_stream_stay_whole():
     one = Server()
     for params in (None, {}, [], "x", [{"custom_params": 5}]):
         request = SimpleNamespace(stream=False, sampling_params=params)
-        assert stream_pieces(request, one) is None
+        assert stream_pieces(request, one, one.config) is None
         request.stream = True
-        assert stream_pieces(request, one) is not None
+        assert stream_pieces(request, one, one.config) is not None
 
 
 @functools.cache
