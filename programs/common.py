@@ -9,8 +9,8 @@ from typing import Any
 import sglang as sgl
 from sglang.lang.chat_template import get_chat_template
 
-from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import Problem, make_problems
+from sglang_parse.frontend.server_template import server_template
 
 SEED = 37  # of the embedded task's held-out problems
 
@@ -22,7 +22,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--chat-template",
         metavar="NAME",
-        help="of SGLang's chat templates; guessed from the model path without it",
+        help="of SGLang's chat templates; the server is asked without it",
     )
     parser.add_argument("--question", help="default: a problem of the embedded task")
     parser.add_argument(
@@ -45,10 +45,16 @@ def connect(args: argparse.Namespace) -> sgl.RuntimeEndpoint:
         backend = sgl.RuntimeEndpoint(args.url)
     except (OSError, RuntimeError, ValueError) as e:
         raise SystemExit(f"{args.url} does not answer ({e}); see --url.") from e
-    is_embedded = backend.get_model_name() == str(TARGET_PATH)
-    name = args.chat_template or ("chatml" if is_embedded else None)
-    if name is not None:
-        backend.chat_template = get_chat_template(name)
+    if args.chat_template is not None:
+        backend.chat_template = get_chat_template(args.chat_template)
+        return backend
+    try:
+        backend.chat_template = server_template(args.url)
+    except (OSError, ValueError, KeyError) as e:
+        raise SystemExit(
+            f"{args.url} does not tell its chat template ({e}); name one with "
+            "--chat-template."
+        ) from e
     return backend
 
 

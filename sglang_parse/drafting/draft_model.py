@@ -215,9 +215,7 @@ class DraftModel(DraftRunner):
         position_cpu = torch.tensor([lane.start for lane in lanes])
         end_cpu = torch.tensor([lane.end for lane in lanes])
         most = max(lane.lead for lane in lanes)
-        leads = [
-            [self._readable(t) for t in lane.lead_tokens(most)] for lane in lanes
-        ]
+        leads = [[self._readable(t) for t in lane.lead_tokens(most)] for lane in lanes]
         rows_cpu = torch.tensor([lane.request.row for lane in lanes])
         num_leads = torch.tensor([lane.lead for lane in lanes])
         numbers = torch.stack([rows_cpu, position_cpu, end_cpu, num_leads])

@@ -140,6 +140,7 @@ RULES: dict[str, Rule] = {
     # The target's own token decides on what these drafters write.
     "compose": _any,
     "report": _any,
+    "stream_tokens": _any,
     # Judged as the server judges any draft, by the rules above.
     "draft": _any,
     "prediction": _any,

@@ -178,6 +178,15 @@ class SharedOptions:
         "verdicts count again. With `all` it writes the rest of the response, as in "
         "the paper.",
     )
+    stream_tokens: int = option(
+        0,
+        whole(0, 1 << 20),
+        "Tokens of one event of a stream. What a step gave beyond that comes in "
+        "several events, at once. 0 stands for 1 on a server with "
+        "`--tool-call-parser` or `--reasoning-parser`, whose parsers read small "
+        "pieces, and for whole steps on others.",
+        keyword="",
+    )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from sglang_parse.plugin.result import (
     ParseDraftInput,
     build_result,
     emit,
+    emit_ready,
 )
 from sglang_parse.plugin.rounds import open_prefill, open_round
 from sglang_parse.reporting.round_timing import round_timing
@@ -76,6 +77,8 @@ class Batches:
         for i in index:
             if own := given.get(id(states[i])):
                 emitted[i] = self._emit(own)
+            elif states[i].ready:
+                emitted[i] = emit_ready(batch.reqs[i], states[i])
         if len(index) < len(states):
             rows = batch.req_pool_indices_cpu.tolist()
             self.client_pass.go_on(

@@ -82,7 +82,7 @@ HOOKS = (
     Hook(
         AROUND,
         "sglang.srt.managers.schedule_batch.Req._check_str_based_finish",
-        "sglang_parse.plugin.stops:earliest_stop",
+        "sglang_parse.plugin.stops:look_at_last_token",
         "an answer ends at the stop at which single tokens would end it",
         "SGLang looks for stops token by token",
     ),

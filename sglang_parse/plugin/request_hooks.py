@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import math
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +16,11 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.validation import shown
 from sglang_parse.plugin.draft_prompts import set_entries
 from sglang_parse.plugin.flags import config_from_server_args
+from sglang_parse.plugin.stream_pieces import StreamPieces, stream_pieces
 from sglang_parse.sgl.families import reads_images_of
+
+# Of a stream, between which other requests are served.
+PIECES_AT_A_TIME = 16
 
 
 @dataclass
@@ -70,7 +75,7 @@ def follow_request(
         check_request(obj, manager)
     except ValueError as e:
         return _refuse(e)
-    return _watch(result, exchange)
+    return _watch(result, exchange, stream_pieces(obj, manager, config_of(manager)))
 
 
 async def _refuse(error: ValueError) -> AsyncIterator[Any]:
@@ -145,8 +150,11 @@ def check_media(obj: Any, architecture: str) -> None:
     )
 
 
-async def _watch(result: AsyncIterator[Any], exchange: Exchange) -> AsyncIterator[Any]:
-    """The outputs with PARSE's accept rate. Their reports are kept for `exchange`."""
+async def _watch(
+    result: AsyncIterator[Any], exchange: Exchange, pieces: StreamPieces | None
+) -> AsyncIterator[Any]:
+    """The outputs with PARSE's accept rate, in pieces. Their reports are kept for
+    `exchange`."""
     async with aclosing(result) as outputs:  # type: ignore[type-var]
         async for output in outputs:
             for at, one in enumerate(output if isinstance(output, list) else [output]):
@@ -154,7 +162,13 @@ async def _watch(result: AsyncIterator[Any], exchange: Exchange) -> AsyncIterato
                 correct_accept_rate(meta_info)
                 if reports := meta_info.get("parse"):
                     exchange.reports[one.get("index", at)] = reports[-1]
-            yield output
+            if pieces is None:
+                yield output
+                continue
+            for num, piece in enumerate(pieces.split(output)):
+                if num % PIECES_AT_A_TIME == PIECES_AT_A_TIME - 1:
+                    await asyncio.sleep(0)
+                yield piece
 
 
 def correct_accept_rate(meta_info: dict[str, Any]) -> None:

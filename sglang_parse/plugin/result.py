@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,10 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from torch import Tensor
 
+from sglang_parse.plugin.stops import num_kept
 from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.requests.state import RequestState
+from sglang_parse.sgl.compat.request_changes import keep_from_cache
 from sglang_parse.sgl.sampling import ROW_LISTS
 from sglang_parse.sgl.sampling_masks import empty_rows, lay_out
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
@@ -56,20 +59,35 @@ class Emitted:
 
 
 def emit(rounds: Sequence[RequestRound]) -> Emitted:
-    """The tokens of a request's passes in one quantum. Those that were decided ahead of
-    the first one were drafted once."""
+    """The tokens of a request's passes in one quantum, up to the end of its answer.
+    Those that were decided ahead of the first one were drafted once."""
     last = rounds[-1]
     tokens, last.state.ready = last.state.ready, ()
     passes = [num for r in rounds for num in _tokens_by_pass(r)]
     num_ahead = len(tokens) - sum(passes)
     if passes:
         passes[0] += num_ahead
-    return Emitted(
-        tokens,
-        num_ahead + sum(len(r.draft.tokens) for r in rounds),
-        tuple(passes),
-        last,
-    )
+    num_drafted = num_ahead + sum(len(r.draft.tokens) for r in rounds)
+    num = num_kept(last.req, tokens, last.state.stop_ids)
+    if num < len(tokens):
+        keep_from_cache(last.req)
+    return Emitted(tokens[:num], num_drafted, tuple(_first(passes, num)), last)
+
+
+def emit_ready(req: SchedulerRequest, state: RequestState) -> Emitted:
+    """What was decided ahead, for a request that took part in no pass since."""
+    tokens, state.ready = state.ready, ()
+    tokens = tokens[: num_kept(req, tokens, state.stop_ids)]
+    return Emitted(tokens, len(tokens), (len(tokens),))
+
+
+def _first(passes: Iterable[int], num: int) -> Iterator[int]:
+    """The passes that gave the first `num` tokens, and how many of them each gave."""
+    for gave in passes:
+        yield min(gave, num)
+        num -= gave
+        if num <= 0:
+            return
 
 
 def _tokens_by_pass(r: RequestRound) -> list[int]:
@@ -80,11 +98,7 @@ def _tokens_by_pass(r: RequestRound) -> list[int]:
 
 @dataclass
 class HostResult(GenerationBatchResult):
-    """A result that the host has already.
-
-    Behind it the device may run a step for the next round (verify/steps.py). SGLang
-    would wait for that too: for a copy of the tokens, and of the new lengths.
-    """
+    """A result that the host has already: SGLang does not copy it from the device."""
 
     #: [bs] int64, tokens with KV behind the round, on the device and on the host. They
     #: stand for `new_seq_lens` (scheduler_hooks.py).

@@ -1,65 +1,110 @@
-"""An answer with stop strings or expressions ends where it would end if its tokens
-came one at a time.
+"""The tokens of a step end where the answer would end if they came one at a time.
 
-SGLang looks for stops in all tokens of a step at once, in the order in which the
-request lists them, and then for stop tokens (schedule_batch.py,
-`Req.update_finish_state`). A round of PARSE may be a whole answer, in which the first
-stop of the list is seldom the first of the text. SGLang would also look at more text
-than it does for single tokens, and find a stop that those miss.
+SGLang takes all tokens of a step and then looks for the end of the answer. Its counts,
+metrics, logprobs and sessions have taken the tokens behind the end by then, and of two
+stops it finds the one that the request lists first. A step of PARSE may be a whole
+answer, so the end is found before SGLang gets the tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sglang_parse.sgl.compat.request_changes import ends_at
-from sglang_parse.sgl.scheduler_types import RequestParameters, SchedulerRequest
+from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 
-def earliest_stop(
+def num_kept(
+    req: SchedulerRequest, tokens: Sequence[int], stop_ids: Collection[int]
+) -> int:
+    """How many of a step's tokens the answer keeps, the one that ends it included.
+
+    stop_ids: tokens that end the answer. SGLang's rules are in schedule_batch.py,
+    `Req.update_finish_state`.
+    """
+    if len(tokens) <= 1:
+        return len(tokens)
+    num = min(len(tokens), req.sampling_params.max_new_tokens - len(req.output_ids))
+    for i, token in enumerate(tokens[:num]):
+        if token in stop_ids or not 0 <= token < req.vocab_size:
+            num = i + 1
+            break
+    if req.grammar is not None and num > 1:
+        num = _grammar_end(req.grammar, tokens[:num])
+    return _text_end(req, tokens[:num])
+
+
+def look_at_last_token(
     original: Callable[..., bool], req: SchedulerRequest, new_accepted_len: int = 1
 ) -> bool:
-    """AROUND hook on Req._check_str_based_finish: whether a stop string or expression
-    ends the answer before any stop token does.
+    """AROUND hook on Req._check_str_based_finish: look for stops as behind one token.
 
-    SGLang's own check runs after each token of the step. `longest_draft`
-    (policy/windows.py) bounds the time that this takes.
+    Nothing ends the answer before the last token of a step (`num_kept`). In the text of
+    all of them SGLang would find stops that it misses in single tokens.
+    """
+    return original(req, min(new_accepted_len, 1))
+
+
+def _grammar_end(grammar: Any, tokens: Sequence[int]) -> int:
+    """Tokens up to the one with which the grammar ends, all if none does. SGLang ends
+    a request whose grammar refuses a token."""
+    num = 0
+    try:
+        for token in tokens:
+            grammar.accept_token(token)
+            num += 1
+            if grammar.is_terminated():
+                break
+        grammar.rollback(num)
+    except ValueError:
+        return len(tokens)
+    return num
+
+
+def _text_end(req: SchedulerRequest, tokens: Sequence[int]) -> int:
+    """Tokens up to the first behind which there is a stop string or a match of a stop
+    expression, all if there is none.
+
+    Behind each token SGLang decodes as many tokens as the longest stop may have, and
+    one more. `longest_draft` (policy/windows.py) bounds the time that this takes.
     """
     params = req.sampling_params
-    if new_accepted_len <= 1 or not _has_stops(params):
-        return original(req, new_accepted_len)
-    if _holds_none(req, new_accepted_len):
-        return False
-    tokens = req.output_ids
-    with ends_at(req) as show:
-        for end in range(len(tokens) - new_accepted_len + 1, len(tokens) + 1):
-            show(end)
-            if original(req, 1) or req.finished_reason is not None:
-                return True  # or an expression has failed, and SGLang ends the request
-            if req._check_token_based_finish(tokens[end - 1 : end]):
-                show(end)  # SGLang finds this one itself.
-                return False
-    return False
+    strings, expressions = params.stop_strs, params.stop_regex_strs
+    if not strings and not expressions:
+        return len(tokens)
+    width = 1 + max(params.stop_str_max_len, params.stop_regex_max_len)
+    ids = [*req.output_ids[-width:], *tokens]
+    begin, decode = len(ids) - len(tokens), req.tokenizer.decode
+
+    def has_string(text: str) -> bool:
+        return any(one in text for one in strings)
+
+    first = 1
+    if not expressions and _decodes_evenly(req.tokenizer, strings):
+        # No stop is in a prefix that is shorter than the first to hold one.
+        ends = range(1, len(tokens) + 1)
+        first += bisect_left(
+            ends, True, key=lambda end: has_string(decode(ids[: begin + end]))
+        )
+    for end in range(first, len(tokens) + 1):
+        text = decode(ids[max(0, begin + end - width) : begin + end])
+        if has_string(text) or any(_matches(one, text) for one in expressions):
+            return end
+    return len(tokens)
 
 
-def _has_stops(params: RequestParameters) -> bool:
-    return bool(params.stop_strs or params.stop_regex_strs)
+def _matches(expression: str, text: str) -> bool:
+    """Whether the expression ends the answer. SGLang ends a request with an error whose
+    expression fails."""
+    try:
+        return re.search(expression, text) is not None
+    except (re.error, RecursionError):
+        return True
 
 
-def _holds_none(req: SchedulerRequest, new_accepted_len: int) -> bool:
-    """Whether the text of the whole step has no stop string, and so no prefix has one.
-    An expression may match a prefix only."""
-    params = req.sampling_params
-    if params.stop_regex_strs or not _decodes_evenly(req.tokenizer, params.stop_strs):
-        return False
-    tail = req.tail_str(new_accepted_len)
-    return not any(
-        text in tail or text in req.decoded_text for text in params.stop_strs
-    )
-
-
-def _decodes_evenly(tokenizer: Any, stop_strs: Any) -> bool:
+def _decodes_evenly(tokenizer: Any, strings: Sequence[str]) -> bool:
     """Whether later tokens change nothing of a stop string in the text before them."""
     cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
-    return not cleans and not any("\ufffd" in text for text in stop_strs)
+    return not cleans and not any("\ufffd" in text for text in strings)

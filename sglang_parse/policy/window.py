@@ -69,10 +69,7 @@ class Goodput:
         # A draft that reaches no boundary is followed, whatever was planned.
         least = min(most, self.accept.segment_len)
         choices = [
-            self._judged(w, e)
-            for w in windows(most)
-            for e in spacings
-            if w >= least
+            self._judged(w, e) for w in windows(most) for e in spacings if w >= least
         ]
         return max(choices, key=lambda c: c.rate, default=Choice())
 
@@ -106,7 +103,9 @@ class Goodput:
         step_ms, others = max(1e-9, costs.draft.slope_ms), 1 - 1 / self.bs
         wait = IDLE * costs.fixed_ms / step_ms
         half, twice = wait * num, 2 * num + 1
-        gap = (half + math.sqrt(half**2 + 2 * twice * wait * cycle.steps)) / twice + 1e-9
+        gap = (
+            half + math.sqrt(half**2 + 2 * twice * wait * cycle.steps)
+        ) / twice + 1e-9
         recovery = cycle.recovery + others * max(0.0, gap - cycle.recovery)
         steps = cycle.steps + others * gap / 2 + num * recovery
         # It takes part in 1 + num passes, and so does each of the others.

@@ -49,6 +49,8 @@ class RequestKV(Protocol):
 
     #: Leading columns of its row of req_to_token that hold slots of its own.
     kv_allocated_len: int
+    #: Whether its model has a recurrent state.
+    holds_mamba: bool
 
 
 class SchedulerRequest(Protocol):
@@ -59,8 +61,6 @@ class SchedulerRequest(Protocol):
     #: Token ids of the prompt, and of the answer so far.
     origin_input_ids: Sequence[int]
     output_ids: list[int]
-    #: The answer's text as far as a stream has it.
-    decoded_text: str
     #: How it is to be served.
     sampling_params: RequestParameters
     #: The target's tokenizer, None without one, and the size of its vocabulary.
@@ -90,6 +90,8 @@ class SchedulerRequest(Protocol):
     #: What ended it, and the length of its answer with the stop.
     finished_reason: Any
     finished_len: int | None
+    #: Whether its KV stays out of the radix cache.
+    skip_radix_cache_insert: bool
     #: Right drafts of all steps, and steps by their number of right drafts.
     spec_verify_ct: int
     spec_num_correct_drafts: int
@@ -97,12 +99,6 @@ class SchedulerRequest(Protocol):
 
     def finished(self) -> bool:
         """Whether the answer has ended."""
-
-    def tail_str(self, new_accepted_len: int = 1) -> str:
-        """The text in which SGLang looks for stops of the last tokens."""
-
-    def _check_token_based_finish(self, new_accepted_tokens: list[int]) -> bool:
-        """Whether a stop token is among the tokens; sets finished_reason, _len."""
 
 
 class RoundBatch(Protocol):

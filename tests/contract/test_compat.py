@@ -413,18 +413,24 @@ def test_plainly_served_request_asks_for_nothing_of_parse():
     assert options.mode == "off"
 
 
-def test_stops_are_looked_for_in_the_answer_that_is_shown():
-    """Red if SGLang looks for stops in another field, or keeps a stop elsewhere."""
-    req = request("abcd", stop=["b", "d"])
-    tokens = req.output_ids
-    with requests.ends_at(req) as show:
-        show(1)
-        assert not req._check_str_based_finish(1) and not req.finished()
-        show(2)
-        assert req._check_str_based_finish(1) and req.finished_len == 2
-        show(3)
-        assert not req.finished() and req.finished_len is None
-    assert req.output_ids is tokens
+@pytest.mark.contract_source
+def test_sglang_caches_no_state_that_is_past_the_end():
+    """Red if SGLang sees by something else than its lengths that a state has read more
+    than the answer, or if it caches an answer all the same."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+    from sglang.srt.mem_cache import common
+
+    source = inspect.getsource(batch_result_processor)
+    assert "if req.owned_kv_len() != req.kv.kv_committed_len:" in source
+    assert "req.skip_radix_cache_insert = True" in source
+    release = inspect.getsource(common.release_kv_cache)
+    assert "not req.skip_radix_cache_insert" in release
+    req = request("ab")
+    requests.keep_from_cache(req)
+    assert req.skip_radix_cache_insert is False
+    req.kv.mamba_pool_idx = 1
+    requests.keep_from_cache(req)
+    assert req.skip_radix_cache_insert is True
 
 
 def test_a_server_says_what_its_model_reads_in_two_fields():

@@ -105,21 +105,23 @@ def test_endpoints_lack_what_we_add():
 
 
 @pytest.mark.contract_source
-def test_stops_are_looked_for_as_we_ask():
-    """Red if `_check_str_based_finish` takes other arguments, or looks elsewhere than
-    at the end of `output_ids` and at `decoded_text`."""
+def test_an_answer_ends_as_we_expect():
+    """Red if SGLang looks for the end of an answer by other rules than `num_kept`
+    (plugin/stops.py), whose tests compare the two."""
     from sglang.srt.managers.schedule_batch import Req
 
     check = inspect.unwrap(Req._check_str_based_finish)
     assert parameters(check) == ["self", "new_accepted_len"]
     source = inspect.getsource(check)
-    for name in ("finished_len", "finished_reason", "tail_str(new_accepted_len)"):
-        assert f"self.{name}" in source
-    assert "stop_str in self.decoded_text" in source
+    for used in ("self.tail_str(new_accepted_len)", "stop_str in self.decoded_text"):
+        assert used in source
     assert "self.output_ids[-tail_len:]" in inspect.getsource(Req.tail_str)
-    assert parameters(Req._check_token_based_finish) == ["self", "new_accepted_tokens"]
     for name in ("stop_str_max_len", "stop_regex_max_len"):
         assert f"sampling_params.{name}" in inspect.getsource(Req._stop_match_tail_len)
+    steps = inspect.getsource(Req.update_finish_state)
+    asked = ("vocab_boundary", "str_based", "token_based", "max_new_tokens", "grammar")
+    places = [steps.index(name) for name in asked]
+    assert steps.count("self._check_") == 3 and places[0] < places[1] < places[2]
 
 
 def test_configuration_says_which_algorithm_serves():

@@ -73,7 +73,7 @@ def test_parameters_of_a_request_have_what_we_read():
     for name in members(protocols.RequestParameters):
         assert hasattr(made, name), name
     for name in members(protocols.RequestKV):
-        assert f"{name}: int = 0" in inspect.getsource(schedule_batch)
+        assert hasattr(schedule_batch.ReqKvInfo(), name), name
 
 
 def test_methods_of_a_request_take_our_arguments():
@@ -84,7 +84,7 @@ def test_methods_of_a_request_take_our_arguments():
     ours = {
         n: parameters(f) for n, f in methods if n in members(protocols.SchedulerRequest)
     }
-    assert set(ours) == {"finished", "tail_str", "_check_token_based_finish"}
+    assert set(ours) == {"finished"}
     for name, names in ours.items():
         assert parameters(inspect.unwrap(getattr(Req, name))) == names, name
 

@@ -102,6 +102,11 @@ AHEAD_PLUGIN = """
         print("test: a step ahead is", word, flush=True)
         return rows
 """
+# As agents are served.
+AGENTS = (
+    *("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25"),
+    *("--enable-metrics", "--enable-cache-report"),
+)
 # What SGLang serves only where it is switched on.
 MORE = ("--enable-return-hidden-states", "--enable-custom-logit-processor")
 FLAGS = {
@@ -109,6 +114,8 @@ FLAGS = {
     # Adaptive windows follow measured times, so semantic answers would differ between
     # runs; `default` and the small pool serve with them.
     "parse": (*COMMON, *PARSE, *MORE, "--no-speculative-parse-adaptive"),
+    "agents": (*COMMON, *PARSE, *AGENTS, "--no-speculative-parse-adaptive"),
+    "agents-target": (*COMMON, *AGENTS),
     "default": (*COMMON, *PARSE),
     "other": (*COMMON, *OTHER, *EAGLE, "--no-speculative-parse-adaptive"),
     # Nobody can make it lossy: what clients may set is bounded by default.

@@ -203,7 +203,10 @@ def make_request(
         output_ids=list(output),
         grammar=None,
         to_finish=None,
-        kv=SimpleNamespace(kv_allocated_len=len(prompt) + len(output)),
+        vocab_size=1 << 20,
+        kv=SimpleNamespace(
+            kv_allocated_len=len(prompt) + len(output), holds_mamba=False
+        ),
         sampling_params=SimpleNamespace(
             max_new_tokens=max_new_tokens,
             stop_strs=[],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -42,30 +41,18 @@ def abort(
     req.to_finish = FINISH_ABORT(message, status_code=status, err_type=err_type)
 
 
-@contextmanager
-def ends_at(req: SchedulerRequest) -> Iterator[Callable[[int], None]]:
-    """Let SGLang look for stops after earlier tokens of an answer.
+def keep_from_cache(req: SchedulerRequest) -> None:
+    """Do not let SGLang cache the answer of a request that ends within a step, if its
+    model has a recurrent state.
 
-    Yields a function that shows SGLang only the first `n` tokens, and no end that was
-    found before.
-
-    What: `Req.output_ids` is a copy of its beginning inside the block;
-    `Req.finished_reason` and `Req.finished_len` are cleared with each look.
-    Why: SGLang looks for the stops of all tokens of a step at once, and finds others
-    than token by token (plugin/stops.py).
-    Where: managers/schedule_batch.py, `Req._check_str_based_finish`.
-    Ends with: a check of stops that takes the tokens of a step one by one.
+    What: writes `Req.skip_radix_cache_insert`.
+    Why: the state has read tokens behind the end, and cannot go back to it.
+    Where: scheduler_components/batch_result_processor.py,
+    `_mamba_can_cache_finished_req`, which sees this where SGLang gets those tokens.
+    Ends with: a result that says how many tokens the state has read.
     """
-    tokens = req.output_ids
-
-    def show(num_tokens: int) -> None:
-        req.output_ids = tokens[:num_tokens]
-        req.finished_reason = req.finished_len = None
-
-    try:
-        yield show
-    finally:
-        req.output_ids = tokens
+    if req.kv.holds_mamba:
+        req.skip_radix_cache_insert = True
 
 
 def serve_plainly(req: SchedulerRequest) -> None:

@@ -51,7 +51,16 @@ ORDERS = [
     ({"recover_segments": "all"}, {"recover_segments": ["all"]}, {}),
     ({"recover_segments": "all"}, {}, {"recover_segments": [0, 1024]}),
     ({}, {"judge": ["auto", "suffix"]}, {"judge": ["probe"]}),
-    ({}, {"compose": [True, False], "report": [True], "draft": ["a"]}, {}),
+    (
+        {},
+        {
+            "compose": [True, False],
+            "report": [True],
+            "stream_tokens": [9],
+            "draft": ["a"],
+        },
+        {},
+    ),
 ]
 
 

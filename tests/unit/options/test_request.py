@@ -26,6 +26,7 @@ GOOD = {
     "parse_recover_segments": [0, 1, 1024, "all"],
     "parse_compose": [True, False],
     "parse_report": [True, False],
+    "parse_stream_tokens": [0, 1, 8, 1 << 20],
 }
 BAD = {
     "parse_judge_every": [-1, 1025, 1.0, True, "2", None, [1]],

@@ -24,6 +24,7 @@ BAD = {
     "keep_rule": ["", "first", "LONGEST", None, 1],
     "mode": ["", "auto", None, 0],
     "exact_tail": ["true", 1, 0, None],
+    "stream_tokens": [-1, 1.0, "2", None, True, (1 << 20) + 1],
     "recover_segments": [-1, 1.0, "1", "ALL", "", True, None, 1025],
     "compose": ["", "eagle", "EAGLE3", None, True, "eagle3", "nextn"],
     "eagle_model_path": [7, None, "head", ["head"]],

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.judging.decide import Decision
 from sglang_parse.plugin import batches as batches_module
@@ -19,6 +20,8 @@ WAITS, FAILS = "waits", "fails"
 class Req:
     grammar = to_finish = None
     return_sampling_mask = False
+    rid, vocab_size = "r", 100
+    sampling_params = SamplingParams(max_new_tokens=100)
 
     def __init__(self, kind: str = "") -> None:
         self.kind = kind

@@ -11,15 +11,18 @@ from sglang_parse.plugin.result import Emitted, build_result, emit
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
+from tests.support.fake_engine import make_request
+
+END = 99
 
 
 def record(
     tokens, *, ready=(), num_matched=0, asks=False, places=(), **more
 ) -> RequestRound:
-    state = RequestState(None, frozenset(), None, None, ready=ready)
-    r = RequestRound(
-        SimpleNamespace(return_logprob=asks), state, 0, 5, 1, output_len=1, **more
-    )
+    state = RequestState(None, frozenset({END}), None, None, ready=ready)
+    req = make_request(output=[1], max_new_tokens=10_000)
+    req.return_logprob = asks
+    r = RequestRound(req, state, 0, 5, 1, output_len=1, **more)
     decision = Decision(tuple(tokens), 0, num_matched, ())
     r.kept = Kept(decision=decision, places=tuple(places))
     return r
@@ -80,6 +83,24 @@ def test_rounds_in_a_row_are_emitted_together():
     assert first.state.ready == ()
     result = result_of([one, Emitted((8,), 0, (1,)), Emitted()], None)
     assert result.num_more_passes == 4
+
+
+def test_nothing_is_emitted_behind_the_end():
+    """Red if SGLang gets tokens behind the end of an answer, or passes that gave none
+    of those before it, or if a state that has read them is cached."""
+    first = record((5, 6), ready=(3, 4), draft=Draft((5, 8, 9)))
+    last = record((7, END, 8))  # decode steps
+    last.state = first.state
+    first.state.ready = (3, 4, 5, 6)
+    one = emit([first, last])
+    assert (one.tokens, one.passes) == ((3, 4, 5, 6, 7, END), (4, 1, 1))
+    assert not hasattr(last.req, "skip_radix_cache_insert")
+    whole, cut = (record(tokens) for tokens in ((7, END), (END, 7)))
+    for r in (whole, cut):
+        r.req.kv.holds_mamba = True
+        assert emit([r]).tokens[-1] == END
+    assert not hasattr(whole.req, "skip_radix_cache_insert")
+    assert cut.req.skip_radix_cache_insert
 
 
 def test_tokens_are_padded_to_one_stride():

@@ -1,4 +1,4 @@
-"""The end of an answer whose round holds several stops, on SGLang's own Req."""
+"""Where a step's tokens end, against single tokens, on SGLang's own Req."""
 
 import inspect
 
@@ -6,7 +6,8 @@ import pytest
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_parse.plugin.stops import earliest_stop
+from sglang_parse.plugin.stops import look_at_last_token, num_kept
+from sglang_parse.requests.state import stop_token_ids
 
 TEXT = "Observation: foo\n\nThought: bar baz"
 
@@ -29,27 +30,58 @@ class Letters:
         return [ord(c) for c in text]
 
 
-def request(tokens, **params):
+def request(tokens, *, vocab_size=1 << 20, **params):
     tokenizer = Letters()
-    sampling = SamplingParams(max_new_tokens=1000, **params)
+    sampling = SamplingParams(**{"max_new_tokens": 5000, **params})
     sampling.normalize(tokenizer)
-    req = Req("r", "", [5], sampling, vocab_size=1 << 20)
+    req = Req("r", "", [5], sampling, vocab_size=vocab_size)
     req.tokenizer = tokenizer
     req.output_ids = tokens
     return req
 
 
+class Grammar:
+    """Allows digits, and ends behind the third."""
+
+    finished = False
+
+    def __init__(self):
+        self.walked = []
+
+    def accept_token(self, token):
+        if not chr(token).isdigit():
+            raise ValueError("not in the grammar")
+        self.walked.append(token)
+
+    def rollback(self, num):
+        del self.walked[len(self.walked) - num :]
+
+    def is_terminated(self):
+        return len(self.walked) >= 3
+
+
+def give(req, run):
+    """Give a run of tokens to SGLang's request as its scheduler does."""
+    num = num_kept(req, run, stop_token_ids(req, frozenset()))
+    for token in run[:num] if req.grammar else ():
+        req.grammar.accept_token(token)
+    req.output_ids += run[:num]
+    req._check_str_based_finish = lambda n=1: look_at_last_token(sglangs_own, req, n)
+    req.update_finish_state(num)
+    return num
+
+
 def end_of(tokens, sizes, **params):
-    """(length of the answer, what ended it), tokens coming in runs of `sizes`."""
+    """(tokens of the answer, what ended it), tokens coming in runs of `sizes`."""
     req = request([], **params)
     for size in sizes:
         run, tokens = tokens[:size], tokens[size:]
-        req.output_ids += run
-        if earliest_stop(sglangs_own, req, len(run)) or req._check_token_based_finish(
-            run
-        ):
+        if not run or req.finished():
             break
-    return req.finished_len, getattr(req.finished_reason, "matched", None)
+        give(req, run)
+    assert req.finished_len in (None, len(req.output_ids))
+    reason = req.finished_reason
+    return len(req.output_ids), reason and reason.to_json()
 
 
 CASES = {
@@ -65,6 +97,10 @@ CASES = {
     "a token first": {"stop": ["Thought", "bar"], "stop_token_ids": [ord("f")]},
     "a token behind": {"stop": ["Obs", "bar"], "stop_token_ids": [ord("T")]},
     "a token that ends a string": {"stop": ["foo"], "stop_token_ids": [ord("o")]},
+    "a length first": {"stop": ["Thought"], "max_new_tokens": 9},
+    "a length with a stop": {"stop": ["foo"], "max_new_tokens": 16},
+    "a length behind": {"stop": ["foo"], "max_new_tokens": 17},
+    "no token of the vocabulary": {"vocab_size": ord("t")},
     "tokens are ignored": {
         "stop": ["Thought"],
         "stop_token_ids": [ord("f")],
@@ -83,25 +119,33 @@ def test_a_run_ends_where_single_tokens_end(params, size):
     assert end_of(tokens, [size] * 100, **params) == expected
 
 
+@pytest.mark.parametrize("text", ["1234567", "12", "12x45"])
+def test_a_run_ends_where_its_grammar_ends(text):
+    """Red if tokens behind the end of a grammar are counted, if the grammar stands
+    elsewhere than before the run, or if a refused token is lost, whose error SGLang
+    tells."""
+    req = request([])
+    req.grammar = Grammar()
+    tokens = Letters().encode(text)
+    kept = num_kept(req, tokens, frozenset())
+    assert kept == (len(text) if "x" in text else min(3, len(text)))
+    if "x" not in text:
+        assert req.grammar.walked == []
+        assert give(req, tokens) == kept and req.finished() == (kept == 3)
+
+
 def test_a_failing_expression_ends_the_request_at_once():
-    """Red if an expression that no search survives is tried behind each token, and
-    told each time, or if a stop token behind it hides the error."""
+    """Red if an expression that no search survives is tried behind each token, or if a
+    stop token behind it hides the error."""
     tokens = Letters().encode(TEXT)
-    req = request(tokens, stop_regex=["f.o"], stop_token_ids=[ord("T")])
+    req = request([], stop_regex=["f.o"], stop_token_ids=[ord("T")])
     req.sampling_params.stop_regex_strs = ["("]
-    looked = []
-
-    def look(one, num):
-        looked.append(len(one.output_ids))
-        return sglangs_own(one, num)
-
-    assert earliest_stop(look, req, len(tokens))
-    assert looked == [1] and req.output_ids is tokens
+    assert give(req, tokens) == 1
     assert "invalid stop_regex" in req.finished_reason.message
 
 
 def test_sglang_alone_takes_the_first_of_the_list():
-    """Red once SGLang does what earliest_stop is for."""
+    """Red once SGLang ends the answer where single tokens would."""
     req = request(Letters().encode(TEXT), stop=["\n\n", "Observation:"])
     assert sglangs_own(req, len(TEXT)) and req.finished_reason.matched == "\n\n"
 
@@ -110,19 +154,12 @@ def test_a_stop_that_single_tokens_miss_is_missed():
     """Red if exact mode ends an answer where the target alone goes on: SGLang looks
     back by as many tokens as the stop itself has, and a model may spell it in more."""
     tokens = Letters().encode("x" * 9 + "Thought" + "x" * 9)
-
-    def end(sizes) -> int | None:
+    for size in (1, 5, 12, 30):
         req = request([], stop=["Thought"])
         req.sampling_params.stop_str_max_len = 3
-        for size in sizes:
-            run = tokens[len(req.output_ids) :][:size]
-            req.output_ids += run
-            if run and earliest_stop(sglangs_own, req, len(run)):
-                return req.finished_len
-        return None
-
-    assert end([1] * 30) is None
-    assert [end([size] * 30) for size in (5, 12, 30)] == [None] * 3
+        for at in range(0, len(tokens), size):
+            give(req, tokens[at : at + size])
+        assert not req.finished() and len(req.output_ids) == len(tokens)
 
 
 @pytest.mark.parametrize("stop", [{"stop": ["ab"]}, {"stop_regex": ["a[bc]"]}])
@@ -130,18 +167,14 @@ def test_a_long_round_is_searched_in_time(stop):
     """Red if every prefix of a long round is decoded, which takes seconds for some
     thousands of tokens."""
     tokens = Letters().encode("x" * 2000 + "ab" + "x" * 2000)
-    req = request(tokens, **stop)
+    req = request([], **stop)
     decoded = []
     plain = req.tokenizer.decode
     req.tokenizer.decode = lambda ids: decoded.append(len(ids)) or plain(ids)
-    assert earliest_stop(sglangs_own, req, len(tokens)) and req.finished_len == 2002
-    assert req.output_ids == tokens
-    assert sum(decoded) < 5 * len(tokens)
-    decoded.clear()
-    none = request(tokens[:2000], stop=["ab"])
-    none.tokenizer = req.tokenizer
-    assert not earliest_stop(sglangs_own, none, 2000)
-    assert len(decoded) == 1  # one look at all of it
+    assert num_kept(req, tokens, ()) == 2002 and req.output_ids == []
+    assert sum(decoded) < 8 * len(tokens)
+    if "stop" in stop:
+        assert len(decoded) < 20
 
 
 def test_text_that_later_tokens_change_is_searched_token_by_token():
@@ -153,7 +186,6 @@ def test_text_that_later_tokens_change_is_searched_token_by_token():
         def decode(self, ids, **_):
             return super().decode(ids).replace(" .", ".")
 
-    tokens = Letters().encode("foo . bar")
-    req = request(tokens, stop=["o "])
+    req = request([], stop=["o "])
     req.tokenizer = Cleans()
-    assert earliest_stop(sglangs_own, req, len(tokens)) and req.finished_len == 4
+    assert num_kept(req, Letters().encode("foo . bar"), ()) == 4

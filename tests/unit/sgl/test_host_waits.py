@@ -118,6 +118,7 @@ def make_round(num: int, config: ParseConfig) -> Round:
             grammar=None,
             return_sampling_mask=False,
             multimodal_inputs=None,
+            vocab_size=VOCAB,
             kv=SimpleNamespace(kv_allocated_len=SEQ_LEN + 1),
             sampling_params=SimpleNamespace(
                 max_new_tokens=400,

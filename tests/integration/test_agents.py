@@ -1,0 +1,286 @@
+"""What agents rely on: counts, sessions and streamed calls, beside a stock server.
+
+`parse_draft` with threshold 0 makes any text the answer, in one scheduler step.
+"""
+
+import itertools
+import json
+import re
+
+import pytest
+import requests
+
+from sglang_parse.embedded.task import make_problems
+from tests.support.client import Server, chat_ids, outcome
+
+pytestmark = pytest.mark.own_server
+
+WHOLE_DRAFT = {"parse_threshold": 0, "parse_window": 0}
+STOPS = {
+    "string": {"stop": ["Step 2"]},
+    "second of the list": {"stop": ["Step 3", "tep 2:"]},
+    "expression": {"stop_regex": [r"Step [2-9]"]},
+    "end of an expression": {"stop_regex": ["Step 2$"]},
+    "length": {"max_new_tokens": 19},
+    "token": {"stop_token_ids": [9]},
+    "none": {},
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "when": {"type": "object"}},
+            },
+        },
+    }
+    for name in ("get_weather", "get_time")
+]
+END = "\n@@"
+
+
+def call(name: str, arguments: str = '{"city": "Rome"}') -> str:
+    body = '{"name": "%s", "arguments": %s}' % (name, arguments)  # noqa: UP031
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+NESTED = '{"city": "Zürich", "when": {"day": [1, {"h": "a} b"}]}}'
+THOUGHT = "<think>\nhm\n</think>\n\n"
+ANSWERS = {
+    "prose": THOUGHT + "It is warm in Rome.",
+    "one call": THOUGHT + call("get_weather"),
+    "prose and a call": THOUGHT + "Let me look.\n" + call("get_weather"),
+    "two calls": THOUGHT + call("get_weather") + "\n" + call("get_time"),
+    "three calls": THOUGHT
+    + "\n".join([call("get_weather"), call("get_time"), call("get_weather", NESTED)]),
+    "nested": THOUGHT + call("get_weather", NESTED),
+    "a call that is cut": THOUGHT + call("get_weather", NESTED)[:70],
+    "thought alone": "<think>\nhm, so",
+}
+
+
+@pytest.fixture(scope="module")
+def parse(pool):
+    return pool.get("agents")
+
+
+@pytest.fixture(scope="module")
+def stock(pool):
+    return pool.get("agents-target")
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return make_problems(10, seed=77)
+
+
+def chat(server: Server, text: str, **body):
+    messages = body.pop("messages", None) or [{"role": "user", "content": text}]
+    reply = server.post(
+        "/v1/chat/completions",
+        {"model": "default", "temperature": 0, "max_tokens": 160}
+        | {"messages": messages}
+        | body,
+    )
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def streamed(server: Server, text: str, **body):
+    """Chunks of a streamed chat."""
+    with requests.post(
+        server.url + "/v1/chat/completions",
+        json={"model": "default", "temperature": 0, "max_tokens": 160}
+        | {"messages": [{"role": "user", "content": text}]}
+        | {"stream": True, "stream_options": {"include_usage": True}}
+        | body,
+        stream=True,
+        timeout=300,
+    ) as reply:
+        assert reply.status_code == 200, reply.text
+        lines = [line for line in reply.iter_lines() if line.startswith(b"data: {")]
+    return [json.loads(line[6:]) for line in lines]
+
+
+# -- Counts ----------
+
+
+@pytest.mark.parametrize("custom", [{"parse_mode": "exact"}, WHOLE_DRAFT])
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+def test_counts_end_where_the_answer_ends(
+    parse, stock, problems, tokenizer, stop, custom
+):
+    """Red if anything counts tokens behind a stop: the engine's own counts, those of
+    thinking or of drafts, logprobs, or metrics."""
+    prompt = chat_ids(tokenizer, problems[0].prompt)
+    before = realtime_tokens(parse)
+    options = {"top": {"require_reasoning": True}, **stop}
+    found = parse.generate(prompt, custom=custom, **options)
+    meta = found["meta_info"]
+    counted = meta["completion_tokens"]
+    assert len(found["output_ids"]) == counted
+    assert meta["reasoning_tokens"] <= counted
+    assert meta["spec_num_correct_drafts"] < counted
+    histogram = meta["spec_correct_drafts_histogram"]
+    assert sum(k * num for k, num in enumerate(histogram)) < counted
+    assert realtime_tokens(parse) - before <= counted
+    if "parse_mode" in custom:
+        alone = stock.generate(prompt, **options)
+        assert outcome(found) == outcome(alone)
+        assert meta["reasoning_tokens"] == alone["meta_info"]["reasoning_tokens"]
+        options["top"] |= {"return_logprob": True, "top_logprobs_num": 2}
+        with_logprobs = parse.generate(prompt, custom=custom, **options)["meta_info"]
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert len(with_logprobs[name]) == alone["meta_info"]["completion_tokens"]
+
+
+def realtime_tokens(server: Server) -> float:
+    """Tokens decoded, as the server's metrics count them."""
+    text = requests.get(server.url + "/metrics", timeout=60).text
+    found = re.findall(
+        r'sglang:realtime_tokens_total\{[^}]*mode="decode"[^}]*\} ([0-9.e+]+)', text
+    )
+    return sum(map(float, found))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stop", [{"stop": ["Step 2"]}, {"stop_regex": ["Step [2]"]}])
+def test_usage_of_chats_ends_where_the_answer_ends(parse, problems, n, stop):
+    """Red if `usage` of a chat, streamed or not, counts thinking behind a stop."""
+    options = {"custom_params": WHOLE_DRAFT, "n": n, **stop}
+    usage = chat(parse, problems[0].prompt, **options)["usage"]
+    last = streamed(parse, problems[0].prompt, **options)[-1]["usage"]
+    for one in (usage, last):
+        assert 0 < one["reasoning_tokens"] <= one["completion_tokens"] <= 20 * n
+
+
+# -- Sessions ----------
+
+
+@pytest.mark.parametrize("stop", [STOPS["string"], STOPS["expression"]])
+def test_a_session_goes_on_from_where_the_answer_ended(
+    parse, stock, problems, tokenizer, stop
+):
+    """Red if text behind a stop, which no client saw, is in the next turn's prompt."""
+    turns = [chat_ids(tokenizer, one.prompt) for one in problems[:3]]
+    exact = session(parse, turns, {"parse_mode": "exact"}, **stop)
+    assert exact == session(stock, turns, None, **stop)
+    secret = "Step 1: abc\nEND secret text that no client saw"
+    forced = {"parse_draft": secret, "parse_threshold": 0}
+    (first, second) = session(parse, turns[:2], forced, stop=["END"])
+    kept = len(tokenizer.encode("Step 1: abc\nEND"))
+    assert second[0] - first[0] <= kept + len(turns[1])
+
+
+def session(server: Server, turns, custom, **options):
+    """(prompt tokens, answer) of each turn."""
+    name = server.post("/open_session", {"capacity_of_str_len": 1000}).json()
+    found, rid = [], None
+    for turn in turns:
+        top = {"session_params": {"id": name, "rid": rid}}
+        reply = server.generate(turn, custom=custom, top=top, **options)
+        rid = reply["meta_info"]["id"]
+        found.append((reply["meta_info"]["prompt_tokens"], reply["text"]))
+    server.post("/close_session", {"session_id": name})
+    return found
+
+
+def test_a_conversation_finds_its_prefix(parse, stock, problems):
+    """Red if what a turn leaves in the radix cache is less than on the stock server."""
+    cached = []
+    for server, custom in ((parse, {"parse_mode": "exact"}), (stock, None)):
+        server.flush()
+        messages, found = [], []
+        for problem in problems:
+            messages.append({"role": "user", "content": problem.prompt})
+            body = {"messages": messages, "stop": ["Step 3"], "max_tokens": 60}
+            result = chat(server, "", custom_params=custom, **body)
+            found.append(result["usage"]["prompt_tokens_details"]["cached_tokens"])
+            messages.append(
+                {"role": "assistant", "content": text_of(result["choices"][0])}
+            )
+        cached.append(found)
+    assert cached[1][-1] > 100
+    assert all(ours >= stocks - 1 for ours, stocks in zip(*cached, strict=True)), cached
+
+
+def text_of(choice) -> str:
+    message = choice["message"]
+    return (message.get("reasoning_content") or "") + (message["content"] or "")
+
+
+# -- Streamed calls ----------
+
+
+def merged(chunks):
+    """What a client makes of a stream: (thinking, text, calls, reason) by choice."""
+    found = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            one = found.setdefault(choice["index"], ["", "", {}, None])
+            delta = choice["delta"]
+            one[0] += delta.get("reasoning_content") or ""
+            one[1] += delta.get("content") or ""
+            for item in delta.get("tool_calls") or ():
+                made = one[2].setdefault(item["index"], ["", ""])
+                made[0] += item["function"].get("name") or ""
+                made[1] += item["function"].get("arguments") or ""
+            one[3] = choice["finish_reason"] or one[3]
+    return {index: (*one[:2], calls_of(one[2]), one[3]) for index, one in found.items()}
+
+
+def calls_of(calls):
+    return [(name, parsed(arguments)) for name, arguments in calls.values()]
+
+
+def parsed(arguments: str):
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_a_stream_brings_what_the_whole_answer_has(parse, answer, n):
+    """Red if prose, a call or its arguments are lost where a step gives all of them.
+    tests/unit/plugin/test_stream_pieces.py compares all parsers with single tokens."""
+    body = {"tools": TOOLS, "tool_choice": "auto", "stop": ["@@"], "n": n}
+    body |= {"max_tokens": 600}
+    body["custom_params"] = {"parse_draft": answer + END, "parse_threshold": 0}
+    found = merged(streamed(parse, "Weather?", **body))
+    choices = chat(parse, "Weather?", **body)["choices"]
+    assert len(found) == n
+    for choice in choices:
+        message = choice["message"]
+        thinking, text, calls, reason = found[choice["index"]]
+        assert thinking.strip() == (message.get("reasoning_content") or "").strip()
+        if answer == ANSWERS["a call that is cut"]:
+            assert [name for name, _ in calls] == ["get_weather"]
+            continue
+        assert text.strip() == (message["content"] or "").strip()
+        functions = [item["function"] for item in message.get("tool_calls") or ()]
+        assert len(calls) == answer.count("<tool_call>")
+        assert calls == [(f["name"], json.loads(f["arguments"])) for f in functions]
+        assert reason == choice["finish_reason"]
+
+
+def test_a_stream_has_an_event_for_each_token(parse):
+    """Red if pieces are larger than asked for, come out of order, or have counts that
+    go back."""
+    words = " ".join(str(i) for i in range(30))
+    for size, most in ((None, 1), (8, 8), (4096, 200)):
+        forced = {"parse_draft": words + END, "parse_threshold": 0}
+        if size:
+            forced["parse_stream_tokens"] = size
+        chunks = list(parse.stream([7, 8], custom=forced, stop=["@@"]))
+        counts = [chunk["meta_info"]["completion_tokens"] for chunk in chunks]
+        steps = [b - a for a, b in itertools.pairwise(counts)]
+        assert min(steps) >= 0 and max(steps[:-1], default=0) <= most
+        assert chunks[-1]["text"].startswith(words)
+        assert all(
+            b["text"].startswith(a["text"]) for a, b in itertools.pairwise(chunks)
+        )
+        assert [bool(c["meta_info"]["finish_reason"]) for c in chunks[-2:]] == [0, 1]
