@@ -18,7 +18,6 @@ from benchmarks.simulate.fakes import (
     FakeSlots,
     FakeTarget,
     OneRank,
-    answer_of,
 )
 from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.engine.round import RoundEngine

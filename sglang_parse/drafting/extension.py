@@ -56,7 +56,6 @@ class ExtensionDrafter(Drafter):
         self.name = drafter.name
         self.token_level = drafter.token_level
         self.max_tokens = drafter.max_tokens
-        self.elsewhere = drafter.elsewhere
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._on_error = on_error

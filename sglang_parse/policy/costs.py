@@ -143,7 +143,7 @@ class RoundCosts:
 
     @property
     def fixed_ms(self) -> float:
-        """What a pass and its draft phase take, however few rows and steps they have."""
+        """What a draft phase and a pass take, however few steps and rows they have."""
         return self.draft.fixed_ms + self.verify.fixed_ms
 
     @property
@@ -155,10 +155,6 @@ class RoundCosts:
         of `bs` times as many steps as fit into it.
         """
         return IDLE * self.bs * self.fixed_ms / max(1e-9, self.draft.slope_ms)
-
-    def pass_ms(self, rows: float) -> float:
-        """A verify pass. It reads all weights, so it takes a decode step at least."""
-        return max(self.plain.ms, self.verify.ms(rows))
 
 
 def prior(plain_ms: float = 12.0) -> RoundCosts:
