@@ -55,7 +55,6 @@ class RemoteDrafter(Drafter):
 
     name = "remote"
     token_level = False
-    elsewhere = True
 
     def __init__(
         self,

@@ -51,12 +51,11 @@ EAGLE = (
 SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 RETRACTED = ("small", "other", "default")
-# A step runs ahead of the next round as it does on a GPU, where it costs nothing. Here
-# it is done when the round goes on, and what becomes of it is the same. Rounds in a row
-# take as long as they may on any machine, and short passes are decode steps.
-AHEAD = ("default", "head-only")
-AHEAD_PLUGIN = """
-    from sglang_parse.policy import in_a_row
+# Draft phases are short, so that requests take part in passes while others draft on;
+# quanta take as long as they may on any machine; and short passes are decode steps.
+ROLLING = ("default", "head-only")
+ROLLING_PLUGIN = """
+    from sglang_parse.engine import round
     from sglang_parse.verify.short_passes import ShortPasses
 
 
@@ -65,42 +64,35 @@ AHEAD_PLUGIN = """
 
         engine = "sglang_parse.plugin.worker.ParseWorker.alloc_memory_pool"
         HookRegistry.register(engine, switch_on, HookType.AFTER)
-        rows = "sglang_parse.verify.steps.StepAhead.rows_of"
-        HookRegistry.register(rows, tell, HookType.AFTER)
-        logits = "sglang_parse.drafting.model_drafter.FirstStep.logits_of"
-        HookRegistry.register(logits, tell_draft, HookType.AFTER)
-        row = "sglang_parse.engine.round.RoundEngine.run_row"
-        HookRegistry.register(row, tell_row, HookType.AFTER)
+        bound = "sglang_parse.policy.planner.RoundPlanner._bound_phase"
+        HookRegistry.register(bound, shorten, HookType.AFTER)
+        run = "sglang_parse.engine.round.RoundEngine.run"
+        HookRegistry.register(run, tell_round, HookType.AFTER)
+        quantum = "sglang_parse.engine.round.RoundEngine.run_quantum"
+        HookRegistry.register(quantum, tell_quantum, HookType.AFTER)
         short = "sglang_parse.verify.short_passes.ShortPasses.run"
         HookRegistry.register(short, tell_short, HookType.AFTER)
 
 
     def switch_on(_, worker, **pools):
-        worker.batches.engine.target.steps.runs_ahead = True
         ShortPasses.most_rows = 64
-        for drafter in worker.parts.drafters:
-            drafter.runs_ahead = True
-        in_a_row.MOST_MS = 2000.0
+        round.QUANTUM_S = 2.0
+
+
+    def shorten(_, planner, round):
+        round.most_draft_steps = min(round.most_draft_steps, 11)
+
+
+    def tell_round(done, engine, round):
+        print(f"test: a pass of {len(done)} of {len(round)} requests.", flush=True)
+
+
+    def tell_quantum(rounds, *_):
+        print(f"test: a quantum of {len(rounds)} passes.", flush=True)
 
 
     def tell_short(output, passes, round, plan):
         print(f"test: a short pass of {plan.num_verify_tokens} rows", flush=True)
-
-
-    def tell_row(rounds, *_):
-        print(f"test: rounds in a row: {len(rounds)}.", flush=True)
-
-
-    def tell_draft(logits, *_):
-        word = "left" if logits is None else "taken"
-        print("test: a first draft step is", word, flush=True)
-
-
-    def tell(rows, ahead, round):
-        others = rows.count(None)
-        word = "joined" if 0 < others < len(rows) else "left" if others else "taken"
-        print("test: a step ahead is", word, flush=True)
-        return rows
 """
 # As agents are served.
 AGENTS = (
@@ -177,8 +169,8 @@ class ServerPool:
 
     def __init__(self, log_dir):
         self.log_dir = log_dir
-        self.ahead_plugin = write_plugin(
-            log_dir / "plugin", "parse_ahead", AHEAD_PLUGIN
+        self.rolling_plugin = write_plugin(
+            log_dir / "plugin", "parse_rolling", ROLLING_PLUGIN
         )
         self.alive: dict[str, ServerProcess] = {}
         given = os.environ.get("SGLANG_PARSE_TEST_URLS", "")
@@ -192,8 +184,8 @@ class ServerPool:
         with pytest.MonkeyPatch.context() as environment:
             for key, value in RETRACTING.items() if name in RETRACTED else ():
                 environment.setenv(key, value)
-            if name in AHEAD:
-                environment.setenv("PYTHONPATH", str(self.ahead_plugin), prepend=":")
+            if name in ROLLING:
+                environment.setenv("PYTHONPATH", str(self.rolling_plugin), prepend=":")
             flags = FLAGS[name]
             if name == "permuted":
                 draft = write_permuted_draft(self.log_dir / name, OTHER_MARKERS)

@@ -72,18 +72,19 @@ def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurr
 def test_exact_mode_equals_target_under_default_flags(
     pool, prompts, expected, concurrency
 ):
-    """Red if windows that adapt, rounds in a row, passes that are decode steps, or
-    rounds that nobody drafts in lose a token, or if a draft that began ahead of its
-    round is another request's."""
+    """Red if windows that adapt, several passes in a quantum, drafts that take several
+    phases, passes that are decode steps, or rounds that nobody drafts in lose a token.
+    """
     results = pool.get("default").generate_all(
         prompts[:30], concurrency, custom={"parse_mode": "exact"}
     )
     assert differing(results, expected[:30]) == []
     assert sum(report(r)["matched_tokens"] for r in results) > 0
     log = pool.log("default")
-    taken, left = (log.count(f"first draft step is {w}") for w in ("taken", "left"))
-    assert taken > 0 and (left > 0 or concurrency == 1), (taken, left)
-    assert re.search(r"rounds in a row: [2-9]", log)
+    passes = re.findall(r"a pass of (\d+) of (\d+) requests", log)
+    assert any(0 < int(a) < int(b) for a, b in passes) or concurrency == 1
+    assert ("0", "1") in passes  # a draft over several phases
+    assert re.search(r"a quantum of [2-9]", log)
     assert re.search(r"a short pass of [2-9]", log)
     for result in results:
         passes = result["meta_info"]["spec_verify_ct"]
@@ -99,8 +100,7 @@ RARE = 5  # outcomes expected less often count as one
 
 def test_off_under_default_flags(pool, prompts, expected):
     """Red if several decode steps in a row, which only an adaptive server takes, change
-    a token or a log-probability, go over a stop, or count as drafts; or if a step that
-    runs ahead is lost, or given to another request or to one that was retracted."""
+    a token or a log-probability, go over a stop, or count as drafts."""
     target, server = pool.get("target"), pool.get("default")
     top = {"return_logprob": True, "top_logprobs_num": 2}
     off = {"custom": {"parse_mode": "off"}}
@@ -128,9 +128,6 @@ def test_off_under_default_flags(pool, prompts, expected):
     ours = server.generate_all(prompts, 5, **off)
     assert differing(ours, expected) == []
     assert sum(r["meta_info"]["num_retractions"] for r in ours) > 0
-    log = pool.log("default")
-    taken, joined = (log.count(f"a step ahead is {w}") for w in ("taken", "joined"))
-    assert taken > 10 and joined > 0, (taken, joined)
 
 
 def chances(model, prompt: list[int]) -> dict[tuple[int, ...], float]:
