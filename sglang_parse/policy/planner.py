@@ -65,8 +65,8 @@ class RoundPlanner:
         self._is_told = False
 
     def plan(self, round: Round) -> None:
-        """Fill `limit`, `window` and `budgets` of requests; of the round
-        `judged`, `judge_every`, `reason`, `num_steps` and when its draft phase ends."""
+        """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
+        `judge_every`, `reason`, `num_steps` and when its draft phase ends."""
         round.num_running = len(round)
         for r in round:
             r.limit = longest_window(r, self.context_len)
@@ -129,7 +129,7 @@ class RoundPlanner:
         that tried: not without the exact tail, nor for a client's text.
         """
         semantic = [r for r in round if r.state.options.mode == "semantic"]
-        most = max(r.window - len(r.state.pending) for r in writing)
+        most = max(r.window - r.state.draft.num_left_over for r in writing)
         # Near their ends answers leave less room each round, and the choice stays.
         longest = max(r.state.options.window for r in writing) or next_window(most)
         spacings = {r.state.options.judge_every for r in semantic}
