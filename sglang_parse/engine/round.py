@@ -32,8 +32,6 @@ from sglang_parse.verify.layout import VerifyPlan
 
 # Seconds after which a quantum ends once a request was given a token in it.
 QUANTUM_S = 0.1
-# Share of its window from which on a draft joins a pass.
-JOINING = 0.5
 # A quantum also ends where the next round might be short of slots: so many rounds like
 # the last one have to fit into those that are free.
 ROOM_ROUNDS = 2
@@ -183,13 +181,12 @@ class RoundEngine:
     def _complete(self, round: Round) -> Round:
         """The requests whose drafts are complete; the drafts of the others are kept.
 
-        A request whose draft is nearly complete joins the pass of others: its part of
-        the fixed time is paid, and what is wrong in its draft is found early.
+        A request with enough drafted tokens joins the pass of others: the fixed time
+        is paid, and what is wrong in its draft is found early.
         """
         if not all(r.is_drafting for r in round):
             for r in round:
-                num_planned = r.window - r.draft.num_left_over
-                r.is_drafting &= r.draft.num_new < JOINING * num_planned
+                r.is_drafting &= r.draft.num_new < r.num_enough
         index = [i for i, r in enumerate(round) if not r.is_drafting or r.error]
         for r in round:
             if r.is_drafting:

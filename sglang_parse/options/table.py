@@ -222,9 +222,9 @@ class ServerOptions(SharedOptions):
         "without a draft, where that is measured to be faster.",
     )
     max_round_ms: int = option(
-        500,
+        100,
         whole(0, 1 << 20, metavar="MS"),
-        "Milliseconds that a round may take while a request waits for its prefill. "
+        "Milliseconds of a draft phase while a request waits for its prefill. "
         "0 sets no bound. The bound needs adaptive windows.",
     )
     probe: str = option(

@@ -25,6 +25,8 @@ def register() -> None:
     SpeculativeAlgorithm.register(
         ALGORITHM,
         spec_class=ParseAlgorithm,
+        # SGLang warns of those that do not. `ParseAlgorithm` switches overlap off.
+        supports_overlap=True,
         validate_server_args=lazy("sglang_parse.plugin.start_checks:validate"),
     )(_worker_class)
     if isinstance(current_platform, ParseCpuPlatform):

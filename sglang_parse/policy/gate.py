@@ -19,7 +19,7 @@ from sglang_parse.requests.round_records import RequestRound
 
 # Judged tokens, failing verdicts, or drafted tokens without any verdict, after which
 # verdicts are known well enough for another way to be taken.
-ENOUGH_JUDGED, ENOUGH_FAILURES, ENOUGH_DRAFTED = 512, 4, 1024
+ENOUGH_JUDGED, ENOUGH_FAILURES, ENOUGH_DRAFTED = 512, 6, 1024
 # Until then, and in trials, a round is short where many requests run: new draft tokens
 # of a request at least, of all requests together, and requests that draft.
 TRIAL_STEPS, TRIAL_TOKENS, TRIAL_WRITERS = 32, 384, 32

@@ -26,6 +26,8 @@ SHORT_RECOVERY = 32
 # Draft steps after which a pass begins where a request waits for one without a draft:
 # so long it gets no token.
 WAITING_STEPS = 16
+# Share of its window from which on a draft joins a pass, and segments at least.
+JOINING, ENOUGH_SEGMENTS = 0.5, 1.5
 # Milliseconds of a draft phase in which draft models read texts, such as prompts of new
 # requests: so long the others wait.
 READ_MS = 50.0
@@ -106,12 +108,15 @@ class RoundPlanner:
             order = sorted(range(len(writing)), key=lambda i: writing[i].seq_len)
             for i in order[choice.writers :]:
                 drafts[i] = 0
+        # A draft without a boundary would be followed token by token.
+        least = ENOUGH_SEGMENTS * self.gate.accept.segment_len if choice.judged else 0.0
         (paused, judged, every), agreed = self.ranks.agree_all([ours, drafts])
         round.judged, round.judge_every = bool(judged), every
         for r, num_new in zip(writing, agreed, strict=True):
             held = r.state.draft
             num = max(len(held.tokens), held.num_left_over + num_new)
             r.window = min(r.window, num)
+            r.num_enough = max(JOINING * num_new, least)
         return bool(paused)
 
     def _num_new(self, r: RequestRound, choice: Choice) -> int:
@@ -261,7 +266,7 @@ class RoundPlanner:
             idle = math.ceil(len(round) / costs.bs * costs.most_idle_steps)
         if costs.draft.token_ms:
             read = int(READ_MS / costs.draft.token_ms)
-        if round.num_waiting and costs.draft.slope_ms:
+        if round.num_waiting and self.max_round_ms and costs.draft.slope_ms:
             steps = min(steps, int(self.max_round_ms / costs.draft.slope_ms))
         ours = [max(1, steps), idle, max(LEAST_READ, read)]
         (agreed,) = self.ranks.agree_all([ours])

@@ -95,6 +95,8 @@ class RequestRound:
     limit: int = 0
     #: Draft tokens it may hold in this round, pending ones included.
     window: int = 0
+    #: New draft tokens from which on it joins a pass that begins for others.
+    num_enough: float = math.inf
     #: Whether drafters of whole segments write for it, behind the others. They do not
     #: fill up a window that is a head's alone.
     by_segments: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -101,9 +102,6 @@ class FakeTarget:
             states_at=lambda at: torch.tensor([self.state(prefixes[k]) for k in at]),
         )
 
-    def look_ahead(self, round: Round) -> None:
-        """Nothing runs beside the host."""
-
     def decode(
         self, round: Round, go_on: Callable[[list[list[int]], int], bool]
     ) -> list[list[int]]:
@@ -136,10 +134,13 @@ class FakeTarget:
 
 
 class FakeDrafter:
-    """Writes what `write` gives for the tokens before, as much as it may."""
+    """Writes what `write` gives for the tokens before, as much as it may.
+
+    steps: asked before each draft phase, the most tokens it writes of a request in it;
+    where more is to be written, the request goes on drafting.
+    """
 
     max_tokens = 4
-    elsewhere = False
     reads_features = False
     runners = ()
 
@@ -148,17 +149,21 @@ class FakeDrafter:
         write: Callable[[Tokens], Sequence[int]],
         name: str = "model",
         token_level: bool = False,
+        steps: Callable[[], int] | None = None,
     ) -> None:
         self.write = write
+        self.steps = steps
         self.name = name
         self.token_level = token_level
-        self.num_asked = 0
+        self.num_asked = self.num_phases = 0
         self.seen: list[Tokens] = []
 
     def can_draft(self, r: RequestRound) -> bool:
         return self.name not in r.state.failed_drafters
 
     def draft(self, round: Round) -> None:
+        self.num_phases += 1
+        steps = min(self.steps(), round.most_draft_steps) if self.steps else 1 << 30
         for r in round:
             most = r.budgets.get(self.name, 0)
             if not self.token_level:
@@ -169,6 +174,8 @@ class FakeDrafter:
             tokens = tuple(self.write(written(r) + r.draft.tokens))[:most]
             ended = STOP in tokens
             tokens = tokens[: tokens.index(STOP)] if ended else tokens
+            if len(tokens) > steps:
+                tokens, ended, r.is_drafting = tokens[:steps], False, True
             r.draft = r.draft.extended(
                 self.name, tokens, ended=ended, token_level=self.token_level
             )
@@ -261,6 +268,7 @@ class FakeServer:
         probe=None,
         guard=None,
         collector=None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config or ParseConfig(segmenter="line", adaptive=False)
         self.target = target
@@ -290,28 +298,32 @@ class FakeServer:
             planner=planner,
             segmenting=Segmenting(self.config, TEXTS),
             ranks=self.ranks,
+            view=lambda batch, index: SimpleNamespace(
+                reqs=[batch.reqs[i] for i in index], tree_cache=batch.tree_cache
+            ),
+            clock=clock,
         )
 
     def round(self, *reqs: SimpleNamespace) -> Round:
-        """One round; the tokens of each request go to its output."""
-        round = self.open_round(*reqs)
-        self.engine.run(round)
-        self.emit(round)
-        return round
+        """One round; the tokens of each request go to its output. Returns the round of
+        those that took part in the pass."""
+        done = self.engine.run(self.open_round(*reqs))
+        self.emit(*reqs)
+        return done
 
-    def row(self, *reqs: SimpleNamespace, has_mail=lambda: False) -> list[Round]:
-        """Rounds in a row; the same becomes of their tokens."""
-        rounds = self.engine.run_row(
-            lambda: self.open_round(*reqs, may_repeat=True, has_mail=has_mail)
+    def quantum(self, *reqs: SimpleNamespace, **more) -> list[Round]:
+        """The passes of a quantum; the same becomes of their tokens."""
+        rounds = self.engine.run_quantum(
+            lambda: self.open_round(*reqs, **{"may_repeat": True} | more)
         )
-        self.emit(rounds[-1])
+        self.emit(*reqs)
         return rounds
 
     @staticmethod
-    def emit(last: Round) -> None:
-        for r in last:
-            r.req.output_ids += [*r.state.ready, *r.decision.accept_tokens]
-            r.state.ready = ()
+    def emit(*reqs: SimpleNamespace) -> None:
+        for req in reqs:
+            req.output_ids += req.state.ready
+            req.state.ready = ()
 
     def open_round(self, *reqs: SimpleNamespace, **more) -> Round:
         """The requests as they stand."""

@@ -365,7 +365,7 @@ def test_what_was_not_judged_waits_for_the_next_round():
     req = world.add(verify=False)
     world.prefill()
     assert req.state.ready == (LINE, 22)
-    assert (req.state.pending, req.state.num_client) == (TEXT[3:], 3)
+    assert (req.state.pending, req.state.draft.num_client) == (TEXT[3:], 3)
 
 
 def test_a_kept_text_without_room_for_one_suffix_is_not_kept():

@@ -42,7 +42,7 @@ def always(*args, **kwargs):
 
 # Where a fault is put: the object that holds the step, by the server, and its name.
 ONE_REQUEST = {
-    "pending": (lambda server: round, "pending_draft"),
+    "pending": (lambda server: round, "resume_draft"),
     "segment": (lambda server: server.engine.segmenting, "_cut"),
     "cut": (lambda server: outcome, "choose_cut_of"),
     "follow": (lambda server: outcome, "_keep"),

@@ -6,13 +6,15 @@ the same letters but where a test says otherwise.
 
 import logging
 import random
-from itertools import pairwise
+from itertools import chain
 
 import pytest
 
+from sglang_parse.engine.round import QUANTUM_S
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.policy import in_a_row
+from sglang_parse.plugin.result import emit
 from sglang_parse.requests.client_text import ClientText
+from sglang_parse.requests.draft import Draft
 from tests.support.fake_engine import (
     LINE,
     STOP,
@@ -188,112 +190,6 @@ def test_plain_steps_end_where_answers_end(monkeypatch, has_other, num):
     assert target.num_decodes == round.num_steps == num
 
 
-@pytest.mark.parametrize(("looks_up", "num"), [(True, 2), (False, 8)])
-def test_who_comes_waits_for_one_step(monkeypatch, looks_up, num):
-    """Red if a new request waits for all steps of a plain round, if ranks look for it
-    whose steps are short, or if a step is expected to run behind a round that ended."""
-    server, target, _ = serve(own=follows(DRAFT))
-    planner = server.engine.planner
-    monkeypatch.setattr(planner, "_plain_steps", lambda round, paused: 8)
-    monkeypatch.setattr(planner.gate.costs, "step_ms", lambda bs: 5.0 * looks_up)
-    monkeypatch.setattr(planner.gate.costs, "knows_plain", lambda bs: True)
-    mail = iter([False, True, True])
-    round = server.open_round(make_request("off"), has_mail=lambda: next(mail, True))
-    server.engine.run(round)
-    assert target.num_decodes == round.num_steps == num
-    assert round.goes_on is not looks_up
-
-
-@pytest.mark.parametrize(
-    ("output", "tokens_left", "goes_on"),
-    [((), 40, True), ((12, *DRAFT[:3]), 40, False), ((), 4, False)],
-    ids=["open", "a stop", "the longest length"],
-)
-def test_a_step_ahead_is_everybodys(monkeypatch, output, tokens_left, goes_on):
-    """Red if a step runs ahead for an answer that ends in this round, or if it has no
-    column for its KV."""
-    server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
-    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round, paused: 4)
-    monkeypatch.setattr(
-        server.engine.planner.gate.costs, "knows_plain", lambda bs: True
-    )
-    asked, decode = [], target.decode
-
-    def ask(round, go_on):
-        steps = decode(round, go_on)
-        asked.append(len(steps) == round.num_steps and go_on(steps[:-1], len(steps)))
-        return steps
-
-    monkeypatch.setattr(target, "decode", ask)
-    one, other = make_request("off"), make_request("off", output=output)
-    other.sampling_params.max_new_tokens = len(other.output_ids) + tokens_left
-    assert server.round(one, other).goes_on
-    assert asked == [goes_on]
-    assert server.slots.extended[-1][0] == 2 + 4 + 1
-
-
-def test_who_begins_beside_a_step_that_ran_ahead_gets_its_own_tokens(monkeypatch):
-    """Red if a request gets the step before it came, which is others', or one less than
-    its answer may have; or if its end is looked for a step too early."""
-    server, target, _ = serve(own=follows((*DRAFT[:5], STOP)))
-    monkeypatch.setattr(server.engine.planner, "_plain_steps", lambda round, paused: 4)
-    monkeypatch.setattr(server.engine.planner, "observe", lambda round: None)
-    decode = target.decode
-
-    def skip_a_step(round):
-        round.requests[1].num_skipped = 1
-
-    def with_a_step_before(round, go_on):
-        round.num_steps = 3
-        behind = decode(round, lambda steps, num: go_on([[12, 9], *steps], num + 1))
-        first = [round.requests[0].bonus_token + 100, 99]
-        return [first, *behind]
-
-    monkeypatch.setattr(target, "look_ahead", skip_a_step)
-    monkeypatch.setattr(target, "decode", with_a_step_before)
-    one, begins = make_request("off"), make_request("off")
-    begins.sampling_params.max_new_tokens = len(begins.output_ids) + 3
-    round = server.round(one, begins)
-    assert begins.output_ids == [12, *DRAFT[:3]]
-    assert [r.kept.places for r in round] == [(0, 2, 4, 6), (3, 5, 7)]
-    assert len(one.output_ids) == 1 + 4
-
-
-@pytest.mark.parametrize("mode", ["exact", "semantic"])
-def test_rounds_in_a_row_give_what_single_rounds_give(monkeypatch, mode):
-    """Red if a round in a row begins elsewhere than behind the last one, writes on
-    behind an answer's end, or loses what is pending or recovers."""
-    monkeypatch.setattr(in_a_row, "MOST_MS", 1e9)
-    rng = random.Random(0)
-    length = {"single": 0, "row": 0}
-    for _ in range(30):
-        texts = [[rng.randrange(20, 28) for _ in range(40)] for _ in range(2)]
-        for text in texts:
-            text[3::4] = [LINE] * len(text[3::4])
-            text[rng.randrange(20, 40) :] = [STOP]
-        answers = []
-        for way in length:
-            own, draft = two_texts(texts), two_texts(texts, wrong=rng.randrange(2, 9))
-            model = FakeDrafter(lambda tokens, draft=draft: ahead(draft, tokens))
-            config = ParseConfig(segmenter="line", adaptive=way == "row")
-            target = FakeTarget(own, says(OTHER))
-            server = FakeServer(target, [model], config=config)
-            reqs = [
-                make_request(mode, prompt=(10, k), output=(12,), max_new_tokens=200)
-                for k in range(2)
-            ]
-            going = list(reqs)
-            while going:
-                rounds = server.row(*going)
-                length[way] = max(length[way], len(rounds))
-                for one, after in pairwise(rounds):
-                    assert [r.new_len for r in one] == [r.seq_len for r in after]
-                going = [r for r in going if STOP not in r.output_ids]
-            answers.append([r.output_ids[: r.output_ids.index(STOP)] for r in reqs])
-        assert answers[0] == answers[1]
-    assert length["single"] == 1 < length["row"]
-
-
 def two_texts(texts, *, wrong=0):
     """What comes next in the text that the second token of a prompt names; each token
     at a multiple of `wrong` is another one."""
@@ -315,29 +211,249 @@ def ahead(next_token, tokens):
     return text[len(tokens) :]
 
 
-def test_a_row_ends_where_the_scheduler_is_asked(monkeypatch):
-    """Red if somebody who came waits for more than a round, or a stream for longer than
-    it may."""
-    own = two_texts([[20, 21, LINE] * 400])
+def ticking(step=1e-4):
+    """A clock, and what moves it on."""
+    now = [0.0]
+
+    def clock():
+        now[0] += step
+        return now[0]
+
+    def spend(seconds):
+        now[0] += seconds
+
+    return clock, spend
+
+
+def slow(spend, seconds, step):
+    """`step`, which takes time."""
+
+    def run(*args):
+        spend(seconds)
+        return step(*args)
+
+    return run
+
+
+def test_who_drafts_takes_no_part_in_the_pass():
+    """Red if a request waits in a pass for a draft that is not complete, if the draft
+    is lost or begun anew after a quantum, or its slots are freed."""
+    target = FakeTarget(follows(DRAFT), says())
+    model = FakeDrafter(lambda t: (*START, *DRAFT)[len(t) :], steps=lambda: 4)
+    server = FakeServer(target, [model])
+    one, off = make_request(), make_request("off")
+    for k in (1, 2):
+        done = server.round(one, off)
+        assert [r.req for r in done] == [off] and target.num_passes == 0
+        assert one.output_ids == [12] and off.output_ids == [12, *DRAFT[:k]]
+        assert one.state.pending == DRAFT[: 4 * k]
+        assert one.state.draft.parts == (("model", 4 * k),)
+        assert one.kv.kv_allocated_len >= 3 + 4 * k
+    done = server.round(one, off)
+    assert [r.req for r in done] == [one, off] and target.num_passes == 1
+    assert one.output_ids == [12, *DRAFT, OTHER] and one.state.pending == ()
+    assert one.state.report.counters.draft_tokens == len(DRAFT)
+    assert off.output_ids == [12, *DRAFT[:3]]
+
+
+@pytest.mark.parametrize(("num_enough", "joins"), [(4, True), (5, False)])
+def test_a_draft_that_is_long_enough_joins_a_pass_of_others(
+    monkeypatch, num_enough, joins
+):
+    """Red if a draft waits though it is long enough, or its first part is judged before
+    that; or if it joins a pass of nobody."""
+    texts = [list(DRAFT), [20, 21, LINE]]
+    own = two_texts(texts)
+    model = FakeDrafter(lambda t: texts[t[1]][len(t) - 3 :], steps=lambda: 4)
+    server = FakeServer(FakeTarget(own, says()), [model])
+    plan = server.engine.planner.plan
+
+    def planned(round):
+        plan(round)
+        for r in round:
+            r.num_enough = num_enough
+
+    monkeypatch.setattr(server.engine.planner, "plan", planned)
+    long, short = (make_request(prompt=(10, k)) for k in range(2))
+    assert server.round(long).requests == [] and long.state.pending == DRAFT[:4]
+    long.state.draft = Draft()
+    done = server.round(long, short)
+    assert [r.req for r in done] == [long] * joins + [short]
+    assert short.output_ids == [12, 20, 21, LINE, STOP]
+    assert long.output_ids == ([12, *DRAFT[:4]] if joins else [12])
+    assert long.state.pending == (() if joins else DRAFT[:4])
+
+
+def test_a_drafter_that_raises_in_a_later_phase_leaves_nobody_drafting():
+    """Red if a request waits for ever for a drafter that is not asked any more, or what
+    the drafter wrote in the phases before is lost."""
+    phases = iter([DRAFT, DRAFT])
+    errors = []
+    target = FakeTarget(follows(DRAFT), says())
+    model = FakeDrafter(lambda t: next(phases), steps=lambda: 4)
+    server = FakeServer(target, [model], on_error=errors.append)
+    one, other = make_request("exact"), make_request("exact")
+    assert server.round(one, other).requests == []
+    done = server.round(one, other)
+    assert errors == ["model"] and not any(r.is_drafting for r in done)
+    for req in (one, other):
+        assert req.output_ids == [12, *DRAFT[:5]] and req.state.pending == ()
+    server.round(one, other)
+    assert one.output_ids == [12, *DRAFT[:6]] and errors == ["model"]
+
+
+def quantum_server(own, *, steps=None, **more):
+    """One that adapts, whose draft model writes what the target would."""
+    clock, spend = ticking()
+    model = FakeDrafter(lambda tokens: ahead(own, tokens), steps=steps)
+    target = FakeTarget(own, says(OTHER))
     config = ParseConfig(segmenter="line")
-    for most_ms, came, num in ((1e9, True, 1), (0.0, False, 1), (1e9, False, 2)):
-        monkeypatch.setattr(in_a_row, "MOST_MS", most_ms)
-        model = FakeDrafter(lambda tokens: ahead(own, tokens))
-        server = FakeServer(FakeTarget(own, says(OTHER)), [model], config=config)
-        req = make_request("exact", prompt=(10, 0))
-        asked = iter([came, True])
-        assert len(server.row(req, has_mail=lambda asked=asked: next(asked))) == num
+    server = FakeServer(target, [model], config=config, clock=clock, **more)
+    return server, target, model, spend
 
 
-def test_the_schedulers_time_belongs_to_the_next_round():
-    """Red if it is lost, or if a prefill in between counts as the scheduler's."""
-    server, _, _ = serve()
-    clock = iter(range(100))
-    server.engine.clock = lambda: float(next(clock))
-    first, second = server.round(make_request()), server.round(make_request())
-    assert (first.between, second.between) == (0.0, 1.0)
-    server.engine.interrupt()
-    assert server.round(make_request()).between == 0.0
+@pytest.mark.parametrize(
+    ("more", "num"),
+    [
+        ({"has_mail": lambda: True}, 1),
+        ({"num_waiting": 1}, 1),
+        ({"has_state": True}, 1),
+        ({"may_repeat": False}, 1),
+        ({}, 3),
+    ],
+    ids=["mail", "somebody waits", "a recurrent state", "a grammar", "0.1 s"],
+)
+def test_a_quantum_ends_where_the_scheduler_is_needed(more, num):
+    """Red if somebody who came waits for more than a round, or a stream for longer than
+    it may; or if each pass asks the scheduler."""
+    own = two_texts([[20, 21, LINE] * 400])
+    server, target, _, spend = quantum_server(own)
+    target.verify = slow(spend, 0.4 * QUANTUM_S, target.verify)
+    req = make_request("exact", prompt=(10, 0))
+    assert len(server.quantum(req, **more)) == num
+    assert len(req.output_ids) > num
+
+
+def test_a_quantum_lasts_until_somebody_is_given_a_token():
+    """Red if the scheduler is asked though draft phases alone took the time; or if mail
+    does not end a quantum without a pass, or costs the draft."""
+    own = two_texts([[20, 21, LINE] * 400])
+    server, target, model, spend = quantum_server(own, steps=lambda: 1)
+    model.draft = slow(spend, 2 * QUANTUM_S, model.draft)
+    req = make_request("exact", prompt=(10, 0))
+    mail = iter([False, False, True])
+    assert server.quantum(req, has_mail=lambda: next(mail)) == []
+    assert req.output_ids == [12] and len(req.state.pending) == 3
+    (done,) = server.quantum(req)
+    assert target.num_passes == 1 and model.num_phases > 4
+    assert req.output_ids[1:] == [*done.requests[0].draft.tokens, own(written(done))]
+
+
+def written(done):
+    """The tokens before the last one that the first request of a pass was given."""
+    r = done.requests[0]
+    return (*r.req.origin_input_ids, *r.req.output_ids[:-1])
+
+
+@pytest.mark.parametrize("end", ["stop", "length", "stop string"])
+def test_a_quantum_ends_with_an_answer(end):
+    """Red if an answer is written on in the passes after the one that ends it, or
+    nobody looks for its stop string."""
+    text = [20, 21, LINE] * (4 if end == "stop" else 400)
+    own = two_texts([[20, 21, LINE] * 400, text])
+    server, *_ = quantum_server(own)
+    other = make_request("exact", prompt=(10, 0))
+    most = 14 if end == "length" else 1000
+    ends = make_request("exact", prompt=(10, 1), max_new_tokens=most)
+    if end == "stop string":
+        ends.sampling_params.stop_strs = ["x"]
+    rounds = server.quantum(other, ends)
+    gave = [r.decision.accept_tokens for one in rounds for r in one if r.req is ends]
+    if end == "stop string":
+        assert len(gave) == 1
+    else:
+        assert sum(map(len, gave[:-1])) < 13 <= sum(map(len, gave))
+    assert rounds[-1].requests[-1].req is ends
+    given = [r.decision.accept_tokens for r in rounds[-1] if r.req is ends]
+    assert given and given[0]
+
+
+def test_tokens_of_several_passes_are_emitted_once_and_in_order():
+    """Red if a request loses tokens of one pass of a quantum, or gets them twice."""
+    own = two_texts([[20, 21, LINE, 22] * 400, [23, 24, LINE] * 400])
+    server, target, _, spend = quantum_server(own, steps=lambda: 5)
+    target.verify = slow(spend, 0.3 * QUANTUM_S, target.verify)
+    reqs = [make_request("exact", prompt=(10, k)) for k in range(2)]
+    for _ in range(3):
+        rounds = server.engine.run_quantum(
+            lambda: server.open_round(*reqs, may_repeat=True)
+        )
+        for req in reqs:
+            records = [r for one in rounds for r in one if r.req is req]
+            assert len(records) > 1
+            gave = [r.decision.accept_tokens for r in records]
+            one = emit(records)
+            assert one.tokens == tuple(chain(*gave)) and req.state.ready == ()
+            assert sum(one.passes) == len(one.tokens)
+            req.output_ids += one.tokens
+    for req in reqs:
+        tokens = (*req.origin_input_ids, *req.output_ids)
+        assert all(own(tokens[:k]) == tokens[k] for k in range(3, len(tokens)))
+
+
+@pytest.mark.parametrize("mode", ["exact", "semantic"])
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_answers_do_not_depend_on_when_drafts_are_verified(mode, adaptive):
+    """Red if a pass begins elsewhere than behind the last one, if anybody is given a
+    token that the target would not write there, is written on behind an answer's end,
+    or loses what is drafted or recovers; for any schedule of phases."""
+    rng = random.Random(int(adaptive))
+    num_passes = num_left_out = 0
+    for _ in range(40):
+        texts = [[rng.randrange(20, 28) for _ in range(60)] for _ in range(4)]
+        for text in texts:
+            text[3::4] = [LINE] * len(text[3::4])
+            text[rng.randrange(5, 60) :] = [STOP]
+        own, draft = two_texts(texts), two_texts(texts, wrong=rng.randrange(2, 12))
+        clock, spend = ticking()
+        model = FakeDrafter(
+            lambda tokens, draft=draft: ahead(draft, tokens),
+            steps=lambda: rng.randrange(1, 9),
+        )
+        target = FakeTarget(own, says(OTHER))
+        step = slow(lambda _: spend(0.04 * rng.random()), 0, target.verify)
+        target.verify = step
+        config = ParseConfig(segmenter="line", adaptive=adaptive)
+        server = FakeServer(target, [model], config=config, clock=clock)
+        reqs = [
+            make_request(mode, prompt=(10, k), window=rng.randrange(1, 40))
+            for k in range(4)
+        ]
+        going = list(reqs[: rng.randrange(1, 5)])
+        coming = [r for r in reqs if r not in going]
+        at = {id(req): 2 for req in reqs}
+        while going:
+            rounds = server.quantum(*going, has_mail=lambda: rng.random() < 0.2)
+            num_passes += len(rounds)
+            for one in rounds:
+                num_left_out += len(going) - len(one)
+                for r in one:
+                    assert r.seq_len == at[id(r.req)]
+                    at[id(r.req)] = r.new_len
+            for req in going:
+                num = len(req.origin_input_ids) + len(req.output_ids)
+                assert at[id(req)] == num - 1
+                # What is drafted has its slots.
+                pending = len(req.state.pending)
+                assert req.kv.kv_allocated_len >= num - 1 + pending + bool(pending)
+            going = [r for r in going if STOP not in r.output_ids]
+            if coming:
+                going.append(coming.pop())
+        for req, text in zip(reqs, texts, strict=True):
+            answer = req.output_ids[: req.output_ids.index(STOP)]
+            assert answer == [12, *text[: text.index(STOP)]]
+            assert req.output_ids[len(answer) :] == [STOP]
+    assert num_passes > 100 and num_left_out > 20
 
 
 def test_a_clients_text_is_judged_without_a_drafter():

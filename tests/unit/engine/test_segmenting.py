@@ -2,6 +2,7 @@
 verdicts count again."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -114,8 +115,8 @@ def test_every_nth_boundary_is_judged(asked, every, num_suspect, boundaries):
 
 def test_a_clients_text_is_judged_at_every_boundary():
     """Red if less of a client's text is kept than its valid prefix."""
-    one = state(num_client=3)
-    assert cut([one], [DRAFT], judge_every=3) == ([(2, 4, 7)], [0])
+    text = replace(DRAFT, num_client=3)
+    assert cut([state()], [text], judge_every=3) == ([(2, 4, 7)], [0])
 
 
 def test_what_the_target_writes_itself_is_not_suspect():

@@ -8,6 +8,7 @@ import pytest
 from sglang_parse.drafting.ngram import CopyOutcome
 from sglang_parse.policy.copying import STARTS, CopyPlanner, CopySurvival
 from sglang_parse.policy.gate import Gate
+from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 
@@ -68,7 +69,7 @@ def planned(*requests, adaptive=True, judged=True, rate=1.0, round_ms=40.0, **mo
             costs.verify.add(x, 10 + 0.1 * x)
             costs.draft.add(x, x)
         costs.plain.add(10.0)
-    gate.chosen = SimpleNamespace(rate=rate, round_ms=round_ms)
+    gate.chosen = SimpleNamespace(rate=rate, ms=round_ms / len(requests))
     ranks = SimpleNamespace(agree_all=lambda lists: lists)
     planner = CopyPlanner(Copies(), gate, ranks)
     made = []
@@ -111,10 +112,10 @@ def test_in_a_round_of_others_only_he_copies_who_gets_more():
 
 def test_what_is_pending_keeps_its_turn():
     """Red if a client's text, or the rest of a draft, is thrown away for a copy."""
-    round, (budgets,) = planned((64, 5, {"pending": (1, 2, 3)}), rate=0.01)
+    round, (budgets,) = planned((64, 5, {"draft": Draft((1, 2, 3))}), rate=0.01)
     assert budgets == {} and round.judged
     round, (first, second) = planned(
-        (64, 5, {"pending": (1, 2, 3)}), (64, 0, {}), rate=0.01
+        (64, 5, {"draft": Draft((1, 2, 3))}), (64, 0, {}), rate=0.01
     )
     assert first == {} and second["ngram"] and round.judged
 

@@ -7,11 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.policy.plain_steps import (
-    IN_TIME,
     MOST_MS,
     MOST_STEPS,
     STOP_STEPS,
-    AheadPace,
     pays,
     plain_steps,
 )
@@ -74,25 +72,3 @@ def test_several_short_steps_where_nobody_waits(step_ms, round, num):
 def test_many_go_on_though_a_few_have_ended(lens, num, expected):
     """Red if one end of many ends a round, or if a round goes on for a few."""
     assert pays(lens, num) is expected
-
-
-def test_rounds_are_as_short_as_keeps_the_device_busy():
-    """Red if a stream goes on in lumps where a step runs ahead in time, or if a device
-    that waits between rounds is not given longer ones."""
-    pace = AheadPace()
-    assert pace.most(8) == MOST_STEPS
-    for _ in range(IN_TIME * (MOST_STEPS - 1)):
-        assert pace.most(8) > 1
-        pace.learn(8, is_late=False)
-    assert pace.most(8) == 1 and pace.most(1) == MOST_STEPS
-    pace.learn(8, is_late=False)
-    assert pace.most(8) == 1
-    seen = []
-    for _ in range(5):
-        pace.learn(8, is_late=True)
-        seen.append(pace.most(8))
-    assert seen == [2, 4, 8, MOST_STEPS, MOST_STEPS]
-    # One in time is no sign yet: those after a late one start again.
-    for is_late in (False, False, False, True, False, False, False):
-        pace.learn(8, is_late=is_late)
-    assert pace.most(8) == MOST_STEPS

@@ -9,7 +9,7 @@ from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.gate import TRIAL_WRITERS, Gate, Situation
 from sglang_parse.policy.head_gate import IDLE_ROUNDS, LOOK_ROUNDS
-from sglang_parse.policy.plain_steps import FIRST_STEPS, IN_TIME, MOST_STEPS
+from sglang_parse.policy.plain_steps import MOST_STEPS
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.policy.window import Choice
 from sglang_parse.policy.windows import longest_draft
@@ -21,8 +21,6 @@ from sglang_parse.requests.state import RequestState
 class Writer:
     """A drafter as the planner sees it. The head writes where it has a hint and there
     is no grammar."""
-
-    elsewhere = False
 
     def __init__(self, name: str, *, token_level: bool, max_tokens: int = 0) -> None:
         self.name, self.token_level, self.max_tokens = name, token_level, max_tokens
@@ -225,8 +223,8 @@ def test_plain_rounds_are_short_where_a_step_runs_ahead_of_them():
         (state(recovering=1), (32, 4)),
         (state(recovering=REST - 1), (4, 4)),
         (state(recovering=REST - 1, hint=False), (32, 0)),
-        (state("exact", pending=(7, 8)), (2, 0)),
-        (state(recovering=1, pending=(7, 8)), (32, 0)),
+        (state("exact", draft=Draft((7, 8))), (2, 0)),
+        (state(recovering=1, draft=Draft((7, 8))), (32, 0)),
     ],
 )
 def test_the_head_writes_where_the_target_is_followed(one, expected):
@@ -253,7 +251,7 @@ def test_the_draft_model_does_not_fill_up_what_the_head_left(adaptive):
 def test_without_a_draft_model_the_head_writes_alone():
     """Red if a client's text is no longer tried first, or nobody drafts."""
     alone = planner(has_model=False, adaptive=False)
-    one = state("exact", pending=(7,) * 9)
+    one = state("exact", draft=Draft((7,) * 9))
     assert windows(alone, state("exact"), one) == [(4, 4), (9, 0)]
     assert windows(
         planner(has_model=False, head_steps=0), state("exact", hint=False)
@@ -421,7 +419,7 @@ def test_where_verdicts_do_not_pay_the_head_drafts():
     plan = planner()
     chosen(plan, Choice(6, judged=False))
     assert windows(plan, state(), state(hint=False)) == [(4, 4), (6, 0)]
-    round = plan_round(plan, state(pending=(7, 8)))
+    round = plan_round(plan, state(draft=Draft((7, 8))))
     assert not round.judged and all_windows(round) == [2]
     assert "eagle3" not in round.requests[0].budgets
 

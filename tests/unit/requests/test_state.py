@@ -65,18 +65,6 @@ def state(**more) -> RequestState:
     return RequestState(options, frozenset({2}), None, report=None, **more)
 
 
-def test_pending_tokens_end_a_response_only_where_their_draft_did():
-    """Red if nothing left of a draft still ends the response, or counts as a
-    client's."""
-    one = state()
-    one.keep_pending((5, 6), ended=True, num=1)
-    assert (one.pending, one.pending_ended, one.num_client) == ((5, 6), True, 1)
-    one.keep_pending((5, 6), ended=False, num=-3)
-    assert (one.pending_ended, one.num_client) == (False, 0)
-    one.keep_pending((), ended=True, num=4)
-    assert (one.pending, one.pending_ended, one.num_client) == ((), False, 0)
-
-
 def test_a_response_is_ending_where_its_last_decided_token_is_a_stop():
     """Red if a request drafts on although what is decided ahead ends it."""
     assert [state(ready=r).is_ending for r in ((), (5, 2), (2, 5))] == [
