@@ -218,6 +218,7 @@ def make_request(
             max_new_tokens=max_new_tokens,
             stop_strs=[],
             stop_regex_strs=[],
+            stop_str_max_len=0,
             stop_regex_max_len=0,
             custom_params={
                 "parse_mode": mode,
