@@ -89,9 +89,10 @@ class Batches:
                     if states[i].verification is not None
                 ],
             )
-        for req, one in zip(batch.reqs, emitted, strict=True):
+        drafting = {i for i in index if emitted[i].r is None}
+        for i, (req, one) in enumerate(zip(batch.reqs, emitted, strict=True)):
             if not one.tokens:
-                emits_passes(req, [0])
+                emits_passes(req, [] if i in drafting else [0])
             elif len(one.passes) > 1:
                 emits_passes(req, one.passes)
         return build_result(

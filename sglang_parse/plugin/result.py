@@ -131,7 +131,7 @@ def build_result(
 ) -> HostResult:
     """Pad the tokens to one stride (sglang/srt/managers/utils.py).
 
-    round: of the requests that took part. seq_lens, host_lens: [bs] before the round,
+    round: of the requests of the last pass, None without one. seq_lens, host_lens: [bs] before the round,
     on the device and on the host. reqs: of the batch, to be asked which of them want to
     know what their tokens are drawn from.
     """
@@ -142,6 +142,8 @@ def build_result(
     num_new = torch.tensor(lens)
     num_drafted = [one.num_drafted for one in emitted]
     output = LogitsProcessorOutput(next_token_logits=None)
+    if return_logprob:
+        output.next_token_logprobs = torch.zeros(len(emitted), 1)  # of no token
     if round is not None and return_logprob:
         _fill_logprobs(output, emitted, round)
     if round is not None and return_hidden_states:

@@ -14,7 +14,7 @@ from sglang_parse.requests.round_records import Kept
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_batch import plain_sampling
 
-WAITS, FAILS = "waits", "fails"
+WAITS, FAILS, DRAFTS = "waits", "fails", "drafts"
 
 
 class Req:
@@ -33,36 +33,33 @@ class Req:
 
 
 class Engine:
-    """Decides token 7 for every request of a round but those that fail."""
+    """Decides token 7 for every request of a pass but those that fail. Those that draft
+    take no part in one."""
 
-    #: Whether the next round begins right behind the last one.
-    follows = True
+    #: Passes of a quantum, where nobody asks for more than tokens.
+    num_passes = 1
 
-    def interrupt(self) -> None:
-        self.follows = False
-
-    #: Rounds that follow each other where nobody asks for more than tokens.
-    rounds_in_row = 1
-
-    def run_row(self, open_round):
+    def run_quantum(self, open_round):
         rounds = []
-        while len(rounds) < self.rounds_in_row and not (
-            rounds and rounds[-1].has_mail()
-        ):
-            for r in rounds[-1] if rounds else ():
-                r.state.ready += r.decision.accept_tokens
-            rounds.append(open_round())
-            self.run(rounds[-1])
-        return rounds
+        while len(rounds) < self.num_passes:
+            round = open_round()
+            rounds.append(self.run(round))
+            if round.has_mail():
+                break
+        return [one for one in rounds if one.requests]
 
-    def run(self, round) -> None:
-        for row, r in enumerate(round):
+    def run(self, round):
+        done = round.of([r for r in round if r.req.kind != DRAFTS], round.batch)
+        for row, r in enumerate(done):
             r.root_row = row
             r.kept = Kept(decision=Decision((7,), 0, 0, ()))
             if r.req.kind == FAILS:
                 r.fail(KeyError("x"))
-        round.num_rows = 5
-        round.seconds = {"draft": 0.1, "layout": 0.2, "verify": 0.3, "decide": 0.4}
+            else:
+                r.state.ready += r.decision.accept_tokens
+        done.num_rows = 5
+        done.seconds = {"draft": 0.1, "layout": 0.2, "verify": 0.3, "decide": 0.4}
+        return done
 
 
 @pytest.fixture
@@ -72,17 +69,24 @@ def decode(monkeypatch):
     view = "sglang_parse.sgl.views.expand_rows"
     monkeypatch.setattr(view, lambda info, rows, device: info)
 
-    def run(*kinds: str, rounds_in_row=1, has_mail=False, masks=None):
+    def run(*kinds: str, num_passes=1, has_mail=False, masks=None, ready=()):
         reqs = [Req(kind) for kind in kinds]
         states = {
             req: RequestState(
-                None, frozenset(), None, None, verification=req.verification
+                None,
+                frozenset(),
+                None,
+                None,
+                verification=req.verification,
+                ready=ready,
             )
             for req in reqs
         }
         engine = Engine()
-        engine.rounds_in_row = rounds_in_row
-        told = SimpleNamespace(seconds=[], rows=[], texts=[], engine=engine)
+        engine.num_passes = num_passes
+        told = SimpleNamespace(
+            seconds=[], rows=[], texts=[], states=list(states.values())
+        )
         batches = Batches(
             engine,
             prefills=None,
@@ -118,7 +122,6 @@ def test_texts_wait_beside_a_round(decode):
     told, reqs, result = decode("", WAITS, "")
     assert result.accept_lens.tolist() == [1, 0, 1]
     assert result.next_token_ids.tolist() == [7, 0, 7]
-    assert not told.engine.follows
     ((index, req, row),) = [(t.index, t.req, t.row) for t in told.texts]
     assert (index, req, row) == (1, reqs[1], 11)
     # SGLang counts the number of tokens less one as correct drafts.
@@ -152,18 +155,42 @@ def test_rows_of_a_judged_pass_are_told_by_kind(decode):
     """Red if the rows of the draft are counted among those of the verdicts."""
     told, *_ = decode("", "")
     assert told.rows == [{"draft": 2, "verdict": 3}]
-    assert told.engine.follows
 
 
-def test_rounds_in_a_row_give_one_result(decode):
+def test_the_passes_of_a_quantum_give_one_result(decode):
     """Red if SGLang does not get the tokens of all of them, or counts them as one pass;
     if their time is told once; or if the next round does not begin where they end."""
-    told, reqs, result = decode("", "", rounds_in_row=3)
+    told, reqs, result = decode("", "", num_passes=3)
     assert result.accept_lens.tolist() == [3, 3]
     assert result.next_token_ids.tolist() == [7] * 6
     assert result.lens.tolist() == [8, 8]
     assert len(told.seconds) == 3
     assert [r.spec_verify_ct for r in reqs] == [2, 2] and result.num_more_passes == 4
+
+
+def test_who_drafts_is_given_nothing(decode):
+    """Red if a request without a pass gets a token of another one, or SGLang counts a
+    pass for it; or if a quantum in which all drafted stops the scheduler."""
+    told, reqs, result = decode(DRAFTS, "", num_passes=3)
+    assert result.accept_lens.tolist() == [0, 3]
+    assert result.next_token_ids.tolist() == [0] * 3 + [7] * 3
+    assert result.lens.tolist() == [5, 8]
+    assert [r.spec_num_correct_drafts for r in reqs] == [1, -2]
+    assert reqs[0].spec_verify_ct == -1 and reqs[1].spec_verify_ct == 2
+    told, _, result = decode(DRAFTS, DRAFTS)
+    assert result.accept_lens.tolist() == [0, 0] and told.seconds == []
+
+
+def test_what_was_decided_ahead_is_given_without_a_pass(decode):
+    """Red if a client's text that was kept is held back until a draft is complete, or
+    is sent twice."""
+    told, reqs, result = decode(DRAFTS, ready=(4, 5))
+    assert result.next_token_ids.tolist() == [4, 5]
+    assert result.accept_lens.tolist() == [2] and result.lens.tolist() == [7]
+    assert told.states[0].ready == () and told.seconds == []
+    told, _, result = decode("", ready=(4, 5))
+    assert result.next_token_ids.tolist() == [4, 5, 7]
+    assert told.states[0].ready == ()
 
 
 @pytest.mark.parametrize(
@@ -177,5 +204,5 @@ def test_rounds_in_a_row_give_one_result(decode):
 def test_the_scheduler_is_asked_behind_one_round(decode, kinds, more):
     """Red if a request that came, or a text that waits, waits for several rounds; or if
     what is known of the tokens of all rounds but the last is lost."""
-    told, _, result = decode(*kinds, rounds_in_row=3, **more)
+    told, _, result = decode(*kinds, num_passes=3, **more)
     assert len(told.seconds) == 1 and result.accept_lens.tolist()[0] == 1

@@ -7,7 +7,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.judging.decide import Decision
-from sglang_parse.plugin.result import Emitted, build_result, emit
+from sglang_parse.plugin.result import Emitted, build_result, emit, emit_ready
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
@@ -17,8 +17,10 @@ END = 99
 
 
 def record(
-    tokens, *, ready=(), num_matched=0, asks=False, places=(), **more
+    tokens, *, ahead=(), num_matched=0, asks=False, places=(), **more
 ) -> RequestRound:
+    """ahead: tokens decided before the pass."""
+    ready = (*ahead, *tokens)
     state = RequestState(None, frozenset({END}), None, None, ready=ready)
     req = make_request(output=[1], max_new_tokens=10_000)
     req.return_logprob = asks
@@ -52,7 +54,7 @@ def test_hidden_states_beside_tokens_decided_ahead():
     """Red if a request whose tokens were decided before this pass makes another's
     hidden states be looked for behind the pass, which stops the scheduler."""
     first = record((7,), root_row=0)
-    ahead = record((19,), ready=tuple(range(19)), root_row=1)
+    ahead = record((19,), ahead=tuple(range(19)), root_row=1)
     states = torch.tensor([[1.0], [2.0]])  # a plain round of two requests
     round = make_round(first, ahead, hidden=states)
     result = result_of([emit([r]) for r in round], round, return_hidden_states=True)
@@ -62,20 +64,23 @@ def test_hidden_states_beside_tokens_decided_ahead():
 
 def test_tokens_decided_ahead_are_emitted_once_and_first():
     """Red if they are lost, sent twice, or their drafts are counted twice."""
-    r = record((5, 6), ready=(3, 4), draft=Draft((5, 8, 9)))
+    r = record((5, 6), ahead=(3, 4), draft=Draft((5, 8, 9)))
     one = emit([r])
     assert (one.tokens, one.num_drafted) == ((3, 4, 5, 6), 2 + 3)
-    assert r.state.ready == () and emit([r]).tokens == (5, 6)
+    assert r.state.ready == () and one.passes == (4,)
+    r.state.ready = (3, 4)
+    assert emit_ready(r.req, r.state) == Emitted((3, 4), 2, (2,))
+    assert r.state.ready == () and emit_ready(r.req, r.state).tokens == ()
 
 
-def test_rounds_in_a_row_are_emitted_together():
+def test_passes_of_a_quantum_are_emitted_together():
     """Red if tokens of one are lost or come twice, if their drafts are not counted, or
     if SGLang takes all of them for what one pass gave."""
-    first = record((5, 6), ready=(3, 4), draft=Draft((5, 8, 9)))
+    first = record((5, 6), ahead=(3, 4), draft=Draft((5, 8, 9)))
     second = record((7,), draft=Draft((8,)))
     last = record((8, 9, 9))  # decode steps
     second.state = last.state = first.state
-    first.state.ready = (3, 4, 5, 6, 7)
+    first.state.ready = (3, 4, 5, 6, 7, 8, 9, 9)
     one = emit([first, second, last])
     assert one.tokens == (3, 4, 5, 6, 7, 8, 9, 9) and one.r is last
     assert one.num_drafted == 2 + 3 + 1
@@ -88,10 +93,10 @@ def test_rounds_in_a_row_are_emitted_together():
 def test_nothing_is_emitted_behind_the_end():
     """Red if SGLang gets tokens behind the end of an answer, or passes that gave none
     of those before it, or if a state that has read them is cached."""
-    first = record((5, 6), ready=(3, 4), draft=Draft((5, 8, 9)))
+    first = record((5, 6), ahead=(3, 4), draft=Draft((5, 8, 9)))
     last = record((7, END, 8))  # decode steps
     last.state = first.state
-    first.state.ready = (3, 4, 5, 6)
+    first.state.ready = (3, 4, 5, 6, 7, END, 8)
     one = emit([first, last])
     assert (one.tokens, one.passes) == ((3, 4, 5, 6, 7, END), (4, 1, 1))
     assert not hasattr(last.req, "skip_radix_cache_insert")
@@ -120,7 +125,7 @@ def test_tokens_are_padded_to_one_stride():
 
 @pytest.mark.parametrize("asked", ["", "logprobs", "hidden", "masks"])
 def test_what_the_host_has_is_not_waited_for(asked):
-    """Red if SGLang waits for the step that runs ahead, or reads what requests asked
+    """Red if SGLang waits for a copy from the device, or reads what requests asked
     for besides before it is there."""
     recorded = []
     result = result_of([Emitted((5,))], None)
@@ -151,7 +156,7 @@ def test_each_token_has_its_own_logprob():
 
 def test_a_long_text_does_not_pad_the_logprobs_of_others():
     """Red if rows of logprobs grow with a text whose request asked for none."""
-    long = record((1,), ready=(2,) * 6000, places=[1])
+    long = record((1,), ahead=(2,) * 6000, places=[1])
     asking = record((4,), places=[0], asks=True)
     round = make_round(long, asking, logprobs=[10.0, 11.0])
     output = result_of([emit([r]) for r in round], round, return_logprob=True)
