@@ -170,15 +170,15 @@ def main() -> None:
     p.add_argument("records", type=Path, help="serve.jsonl of benchmarks.gpu.serve")
     p.add_argument("--costs", choices=list(PAIRS), default="32b+1.7b-h200")
     p.add_argument(
-        "--no-ahead",
+        "--no-short-passes",
         action="store_true",
-        help="the server that was measured ran no step ahead and no pass as a decode "
-        "step, as none did until 27 November 2026",
+        help="the server that was measured ran no pass as a decode step, as none did "
+        "until 27 November 2026",
     )
     args = p.parse_args()
     lines = args.records.read_text(encoding="utf-8").splitlines()
-    later = not args.no_ahead
-    costs = replace(pair_costs(args.costs), ahead=later, short_passes=later)
+    short = not args.no_short_passes
+    costs = replace(pair_costs(args.costs), short_passes=short)
     print(table(compare([json.loads(line) for line in lines], costs)))
 
 

@@ -183,34 +183,17 @@ def test_waves_of_a_gpu_are_simulated_cell_by_cell():
 
 
 @pytest.mark.parametrize("concurrency", [1, 32])
-def test_a_step_ahead_hides_the_hosts_work(concurrency):
-    """Red if a device waits between plain rounds where one of their steps could run, or
-    if a stream goes on in lumps although nothing is won by them."""
-    costs = pair_costs("32b+1.7b-h200")
+def test_plain_steps_in_a_row_hide_most_of_the_hosts_work(concurrency):
+    """Red if the scheduler is asked after each plain step, or its time costs nothing,
+    so that PARSE looks faster than SGLang where nobody drafts."""
     alone = Scenario(
-        costs, mode="off", concurrency=concurrency, num_tokens=4000 * concurrency
+        COSTS, mode="off", concurrency=concurrency, num_tokens=4000 * concurrency
     )
-    seen = {}
-    for ahead in (True, False):
-        world = World(replace(alone, costs=replace(costs, ahead=ahead)))
-        steps = []
-        world.watch = lambda round, steps=steps: steps.append(round.num_steps)
-        seen[ahead] = world.run().rate / target_alone(alone).rate, median(steps)
-    assert seen[True][0] > 0.985 and seen[True][1] == 1
-    assert seen[False][0] < 0.97 and seen[False][1] > 4
-
-
-def test_a_first_draft_step_hides_the_hosts_work():
-    """Red if a device waits between rounds with drafts where it could begin to
-    draft."""
-    costs = pair_costs("32b+1.7b-h200")
-    one = Scenario(costs, num_tokens=8000, noise=0.0)
-    ahead, behind = (
-        run_fixed(replace(one, costs=replace(costs, ahead=ahead)), Setting(window=64))
-        for ahead in (True, False)
-    )
-    assert ahead.rate > 1.01 * behind.rate
-    assert ahead.spent["scheduler"] > 0
+    world = World(alone)
+    steps = []
+    world.watch = lambda round: steps.append(round.num_steps)
+    share = world.run().rate / target_alone(alone).rate
+    assert 0.93 < share < 0.99 and median(steps) > 4
 
 
 def test_short_passes_cost_what_a_decode_step_does():
@@ -234,8 +217,8 @@ def test_the_simulator_is_held_to_what_a_card_measured():
     records = REPOSITORY / "benchmarks" / "results" / "gpu_second" / "serve.jsonl"
     rows = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
     rows = [r for r in rows if r["arm"] in ("target", "exact")]
-    # No step ran ahead then, and no pass was a decode step.
-    costs = replace(pair_costs("32b+1.7b-h200"), ahead=False, short_passes=False)
+    # No pass was a decode step then.
+    costs = replace(pair_costs("32b+1.7b-h200"), short_passes=False)
     found = compare_waves(rows, costs)
     assert len(found) == 6
     assert max(abs(one.difference) for one in found) < 0.1

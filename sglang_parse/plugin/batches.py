@@ -20,8 +20,8 @@ from sglang_parse.plugin.result import (
     emit,
     emit_ready,
 )
+from sglang_parse.plugin.round_timing import round_timing
 from sglang_parse.plugin.rounds import open_prefill, open_round
-from sglang_parse.reporting.round_timing import round_timing
 from sglang_parse.reporting.telemetry import Telemetry
 from sglang_parse.requests.refusal import internal_error
 from sglang_parse.requests.request_states import RequestStates
