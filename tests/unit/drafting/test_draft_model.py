@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_parse.drafting import draft_model
-from sglang_parse.drafting.draft_model import DraftRequest
+from sglang_parse.drafting.draft_model import DraftPhase, DraftRequest
 from sglang_parse.drafting.spans import SHORT_GAP, read_ends
 from sglang_parse.drafting.vocabularies import TokenizerMatch
 from sglang_parse.sgl.readback import StepTokens
@@ -21,9 +21,12 @@ def request(row: int, tokens: list[int], num_new: int, **more) -> DraftRequest:
     return DraftRequest(row=row, tokens=tokens, num_new=num_new, **fields)
 
 
-def propose(model: CountingDraft, requests: list[DraftRequest]):
+def propose(model: CountingDraft, requests: list[DraftRequest], **phase):
     table = 100 * torch.arange(4)[:, None] + torch.arange(40)
-    return model._propose(requests, table, GREEDY), table
+    found = model.propose(
+        requests, table=table, sampling_info=None, phase=DraftPhase(**phase)
+    )
+    return found, table
 
 
 class LateTokens(StepTokens):
@@ -94,7 +97,9 @@ def test_a_burst_of_long_prompts_is_read_over_several_rounds(monkeypatch):
     for _ in range(4):
         model = CountingDraft(longest_extend=limit)
         orders = [request(i, t, 2, num_cached=read[i]) for i, t in enumerate(texts)]
-        found = model.propose(orders, table=table, sampling_info=None)
+        found = model.propose(
+            orders, table=table, sampling_info=None, phase=DraftPhase()
+        )
         extends = [b for b in model.batches if b.mode.is_extend()]
         forwarded = sum(len(b.input_ids) for b in extends)
         assert forwarded <= limit + 3 * SHORT_GAP
@@ -143,21 +148,59 @@ def test_catching_up_with_a_token_or_two_is_captured_steps():
     assert any(b.mode.is_extend() for b in model.batches)
 
 
-def test_logits_of_a_first_step_outlive_the_next_replay():
-    """Red if a draft that began ahead of its round is sampled from what a captured
-    graph has written over its logits since."""
-    model, held = CountingDraft(), torch.zeros(1, VOCAB)
-    forward = model._forward
+@pytest.mark.parametrize("kind", [StepTokens, LateTokens])
+def test_a_phase_that_ends_early_is_gone_on_with(monkeypatch, kind):
+    """Red if a draft over several phases loses, repeats or changes a token, or if one
+    that is not as long as it was to be counts as complete."""
+    monkeypatch.setattr(draft_model, "StepTokens", kind)
+    whole, _ = propose(CountingDraft(), [request(0, [1, 2, 3], 7)])
+    assert whole.is_complete == (True,)
+    tokens, cached, drafted, num_phases = [1, 2, 3], 0, (), 0
+    while len(drafted) < 7:
+        order = request(0, [*tokens, *drafted], 7 - len(drafted), num_cached=cached)
+        found, _ = propose(CountingDraft(), [order], most_steps=3)
+        drafted, cached = drafted + found.tokens[0], found.num_forwarded[0]
+        assert found.num_steps <= 3
+        assert found.is_complete == (len(drafted) == 7,)
+        assert cached == 3 + len(drafted) - 1
+        num_phases += 1
+    assert drafted == whole.tokens[0] and num_phases > 1
+    assert cached == whole.num_forwarded[0]
 
-    def replay(batch):
-        held.copy_(forward(batch).next_token_logits)
-        return SimpleNamespace(next_token_logits=held)
 
-    model._forward = replay
-    table = torch.arange(40)[None]
-    first = model.read_tails([0], [[7]], [3], table)
-    model.read_tails([0], [[20, 21]], [5], table)
-    assert first.argmax(-1).tolist() == [8] and held.argmax(-1).tolist() == [22]
+def test_leads_of_different_lengths_do_not_touch_each_other():
+    """Red if a lane drafts behind a token of its lead, or at another's place."""
+    orders = [
+        request(0, [1, 2, 3, 4], 4, num_cached=1),
+        request(1, [20, 21, 22], 6, num_cached=2),
+    ]
+    both, _ = propose(CountingDraft(), orders)
+    for i, order in enumerate(orders):
+        alone, _ = propose(CountingDraft(), [order])
+        assert both.tokens[i] == alone.tokens[0]
+        assert both.num_forwarded[i] == alone.num_forwarded[0]
+    assert both.tokens == ((5, 6, 7, 8), (23, 24, 25, 26, 27, 28))
+
+
+def test_a_phase_ends_where_requests_waited_long_enough():
+    """Red if complete drafts wait for a long one, or if nobody waits and it ends."""
+    orders = [request(0, [1], 2), request(1, [9], 20)]
+    found, _ = propose(CountingDraft(), orders, most_idle=3)
+    # The first is complete after two steps, and waits in steps 2, 3 and 4.
+    assert found.num_steps == 4 and found.is_complete == (True, False)
+    assert found.tokens == ((2, 3), (10, 11, 12, 13))
+    found, _ = propose(CountingDraft(), orders[1:], most_idle=3)
+    assert found.num_steps == 20 and found.is_complete == (True,)
+    found, _ = propose(CountingDraft(), orders[1:], most_idle=6, num_idle=2)
+    assert found.num_steps == 3 and found.is_complete == (False,)
+
+
+def test_a_stop_token_among_what_is_read_first_ends_nothing():
+    """Red if the model's choice behind a token of the lead counts as drafted."""
+    stops = frozenset({2})
+    order = request(0, [1, 10, 20], 3, num_cached=0, stop_ids=stops)
+    found, _ = propose(CountingDraft(), [order])
+    assert found.tokens == ((21, 22, 23),) and found.ended == (False,)
 
 
 def test_draft_with_more_padded_rows_keeps_to_the_target():
