@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_parse.drafting import draft_model
-from sglang_parse.drafting.draft_model import DraftPhase, DraftRequest
+from sglang_parse.drafting.draft_model import MOST_LEAD, DraftPhase, DraftRequest
 from sglang_parse.drafting.spans import SHORT_GAP, read_ends
 from sglang_parse.drafting.vocabularies import TokenizerMatch
 from sglang_parse.sgl.readback import StepTokens
@@ -66,22 +66,30 @@ def test_whole_prompts_are_read_in_parts(monkeypatch):
         assert proposal == expected
         parts = [b for b in model.batches if b.mode.is_extend()]
         lens = [len(b.input_ids) for b in parts]
-        assert max(lens) <= limit and sum(lens) == 20 + 2 + 12
+        assert max(lens) <= limit and sum(lens) == 19 + 11 == proposal.num_read
+        # The last token of each, and a whole short gap, are left to the steps.
+        long = [r for r in requests if len(r.tokens) - r.num_cached > MOST_LEAD]
         ids = torch.cat([b.input_ids for b in parts]).tolist()
-        assert ids == [t for r in requests for t in r.tokens[r.num_cached :]]
+        assert ids == [t for r in long for t in r.tokens[r.num_cached : -1]]
         slots = torch.cat([b.out_cache_loc for b in parts]).tolist()
         assert slots == [
-            int(table[r.row, n]) for r in requests for n in range(r.row, len(r.tokens))
+            int(table[r.row, n]) for r in long for n in range(r.row, len(r.tokens) - 1)
         ]
+        first = model.batches[len(parts)]
+        assert first.input_ids.tolist() == [20, 31, 53]
+        assert first.positions.tolist() == [19, 1, 13]
 
 
-def test_short_gaps_are_read_whole_and_long_ones_in_turn():
+def test_short_gaps_are_read_up_to_their_last_token_and_long_ones_in_turn():
     """Red if a burst of long prompts is read in one round, if a long one waits behind
     later ones, or if a request that has caught up goes without a draft."""
-    spans = [(0, 500), (10, 12), (0, 300), (100, 164), (5, 70)]
-    assert read_ends(spans, 1000) == [500, 12, 300, 164, 70]
-    assert read_ends(spans, 600) == [500, 12, 100, 164, 5]
-    assert read_ends(spans, 200) == [200, 12, 0, 164, 5]
+    spans = [(0, 500), (10, 12), (0, 300), (100, 164), (5, 71)]
+    assert read_ends(spans, 1000, lead=4) == [499, 10, 299, 163, 70]
+    assert read_ends(spans, 600, lead=4) == [499, 10, 101, 163, 5]
+    assert read_ends(spans, 200, lead=4) == [200, 10, 0, 163, 5]
+    # One token is left to a step at least, and a gap of the lead wholly.
+    edges = [(0, 4), (0, 5), (0, 65), (0, 66)]
+    assert read_ends(edges, 10, lead=4) == [0, 4, 64, 10]
 
 
 def test_a_burst_of_long_prompts_is_read_over_several_rounds(monkeypatch):
@@ -103,49 +111,54 @@ def test_a_burst_of_long_prompts_is_read_over_several_rounds(monkeypatch):
         extends = [b for b in model.batches if b.mode.is_extend()]
         forwarded = sum(len(b.input_ids) for b in extends)
         assert forwarded <= limit + 3 * SHORT_GAP
-        assert found.num_read == forwarded - sum(map(bool, found.tokens))
-        for b in extends:
+        assert found.num_read == forwarded
+        for b in model.batches:
             for token, slot in zip(
                 b.input_ids.tolist(), b.out_cache_loc.tolist(), strict=True
             ):
                 row, column = divmod(slot, 1000)
+                if column >= len(texts[row]):
+                    continue  # drafted
                 assert texts[row][column] == token and column not in seen[row]
                 seen[row].add(column)
         for i, tokens in enumerate(found.tokens):
             num = found.num_forwarded[i]
-            assert bool(tokens) == (num >= len(texts[i])) or i in drafts
+            assert bool(tokens) == (num >= len(texts[i])) and found.is_complete[i]
             if tokens:
                 drafts[i] = tokens[0]
+            assert seen[i] == set(range(min(num, len(texts[i]))))
             read[i] = min(num, len(texts[i]) - 1)
             seen[i].discard(len(texts[i]) - 1)
     assert drafts == {i: t % VOCAB for i, t in enumerate(expected)}
     assert [len(s) for s in seen] == [len(t) - 1 for t in texts]
 
 
-def test_catching_up_with_a_token_or_two_is_captured_steps():
-    """Red if a round begins with an eager extend beside graphs, if a step takes
+def test_catching_up_with_a_few_tokens_is_captured_steps():
+    """Red if a phase begins with an eager extend beside graphs, if a step takes
     a token at another's place, or if a longer gap is stepped through."""
     requests = [
         request(0, [1, 2, 3], 2, num_cached=2),
         request(1, [9, 10], 2, num_cached=0),
         request(2, [30, 31, 32, 33], 2, num_cached=2),
     ]
-    expected, table = propose(CountingDraft(), requests)
     model = CountingDraft()
-    model.runner.decode_cuda_graph_runner = object()
-    proposal, _ = propose(model, requests)
-    assert proposal == expected
+    proposal, table = propose(model, requests)
+    assert proposal.tokens == ((4, 5), (11, 12), (34, 35))
+    assert proposal.num_read == 0 and proposal.num_steps == len(model.batches) == 3
     assert not any(b.mode.is_extend() for b in model.batches)
-    first, second, *_ = model.batches
-    assert first.input_ids.tolist() == [2, 9, 32]
-    assert second.input_ids.tolist() == [3, 10, 33]
-    assert second.positions.tolist() == [2, 1, 3]
+    first, second, _ = model.batches
+    assert first.input_ids.tolist() == [3, 9, 32]
+    assert first.positions.tolist() == [2, 0, 2]
+    assert second.input_ids.tolist() == [4, 10, 33]
+    assert second.positions.tolist() == [3, 1, 3]
     assert second.out_cache_loc.tolist() == [
-        int(table[row, n]) for row, n in ((0, 2), (1, 1), (2, 3))
+        int(table[row, n]) for row, n in ((0, 3), (1, 1), (2, 3))
     ]
-    longer = [request(0, [1, 2, 3], 2, num_cached=0)]
-    propose(model, longer)
-    assert any(b.mode.is_extend() for b in model.batches)
+    for num in (MOST_LEAD, MOST_LEAD + 1):
+        model = CountingDraft()
+        propose(model, [request(0, list(range(num)), 2)])
+        lens = [len(b.input_ids) for b in model.batches if b.mode.is_extend()]
+        assert lens == ([] if num == MOST_LEAD else [MOST_LEAD])
 
 
 @pytest.mark.parametrize("kind", [StepTokens, LateTokens])
@@ -214,11 +227,18 @@ def test_tokens_without_a_row_in_the_draft_are_read_as_another():
     target may sample, is looked up where the draft's embedding ends: on a GPU that
     stops the server."""
     model = CountingDraft()
-    requests = [request(0, [1, VOCAB, 2], 2), request(1, [3, VOCAB + 9], 1)]
+    requests = [
+        request(0, [1, VOCAB, 2], 2),
+        request(1, [3, VOCAB + 9], 1),
+        request(2, [5, VOCAB, 6, VOCAB + 3, 7, VOCAB + 1], 1),
+    ]
     propose(model, requests)
-    first, *steps = model.batches
-    assert first.input_ids.tolist() == [1, 0, 2, 3, 0]
-    assert all(int(b.input_ids.max()) < VOCAB for b in steps) and steps
+    read, *steps = model.batches
+    assert read.mode.is_extend() and read.input_ids.tolist() == [5, 0, 6, 0, 7]
+    first, second, *_ = steps
+    assert first.input_ids.tolist() == [1, 3, 0]
+    assert second.input_ids.tolist()[:2] == [0, 0]
+    assert all(int(b.input_ids.max()) < VOCAB for b in steps)
 
 
 def test_lengths_on_the_host_are_those_on_the_device():
@@ -226,14 +246,18 @@ def test_lengths_on_the_host_are_those_on_the_device():
     model = CountingDraft()
     proposal, table = propose(model, [request(0, [1, 2], 7), request(1, [9], 2)])
     assert proposal.tokens == ((3, 4, 5, 6, 7, 8, 9), (10, 11))
-    steps = model.batches[1:]
-    assert len(steps) == 6
-    for i, batch in enumerate(steps):
-        expected = torch.tensor([2 + i, min(1 + i, 1)])
+    # A step for the first token that is read, and one for each but the last drafted.
+    assert len(model.batches) == 8
+    for i, batch in enumerate(model.batches):
+        expected = torch.tensor([i, min(i, 1)])
+        assert not batch.mode.is_extend()
         assert batch.positions.tolist() == expected.tolist()
         assert batch.seq_lens.tolist() == (expected + 1).tolist()
         assert batch.seq_lens_cpu.tolist() == (expected + 1).tolist()
-        assert batch.out_cache_loc.tolist() == [int(table[0, 2 + i]), int(table[1, 1])]
+        assert batch.out_cache_loc.tolist() == [
+            int(table[0, i]),
+            int(table[1, min(i, 1)]),
+        ]
 
 
 class FakeChain:
@@ -291,7 +315,7 @@ def test_loop_ends_where_all_are_known_to_have_stopped(monkeypatch, kind, steps)
     ends = request(0, [1], 30, stop_ids=frozenset({3}))
     proposal, _ = propose(model, [ends, request(1, [9], 2)])
     assert proposal.tokens == ((2,), (10, 11)) and proposal.ended == (True, False)
-    assert len(model.batches) == steps  # the catch-up is the first
+    assert len(model.batches) == steps
 
 
 def test_what_the_tokenizers_do_not_share_is_neither_drafted_nor_read():
@@ -302,4 +326,6 @@ def test_what_the_tokenizers_do_not_share_is_neither_drafted_nor_read():
     model.set_unshared(TokenizerMatch("one", unshared=frozenset({6, 99}), neutral=9))
     proposal, _ = propose(model, [request(0, [5], 1), request(1, [2, 6], 2)])
     assert proposal.tokens == ((0,), (10, 11))
-    assert model.batches[0].input_ids.tolist() == [5, 2, 9]
+    first, second, *_ = model.batches
+    assert first.input_ids.tolist() == [5, 2]
+    assert second.input_ids.tolist() == [5, 9]
