@@ -107,6 +107,9 @@ class Goodput:
             half + math.sqrt(half**2 + 2 * twice * wait * cycle.steps)
         ) / twice + 1e-9
         recovery = cycle.recovery + others * max(0.0, gap - cycle.recovery)
+        if not num:
+            # All drafts are as long, and so complete at the same time.
+            others, gap = 0.0, cycle.steps
         steps = cycle.steps + others * gap / 2 + num * recovery
         # It takes part in 1 + num passes, and so does each of the others.
         passes = (1 + num) * min(max(1.0, steps / gap / (1 + num)), bs)

@@ -21,10 +21,10 @@ TABLE = 100 * torch.arange(4)[:, None] + torch.arange(100)
 BATCH = SimpleNamespace(sampling_info=None)
 
 
-def make_drafter(*, runs_ahead: bool = False) -> ModelDrafter:
+def make_drafter() -> ModelDrafter:
     drafter = ModelDrafter(CountingDraft())
     slots = SimpleNamespace(table=TABLE, tell=lambda note: None)
-    drafter.open(DrafterResources(slots, 400, None, 0, runs_ahead=runs_ahead))
+    drafter.open(DrafterResources(slots, 400, None, 0))
     return drafter
 
 
@@ -39,7 +39,7 @@ def record(
     kv = SimpleNamespace(kv_allocated_len=95)
     req = SimpleNamespace(origin_input_ids=[1, 2, 3], output_ids=list(output), kv=kv)
     r = RequestRound(req, state, row, 2 + len(output), output[-1], len(output))
-    r.draft = Draft(state.pending[:window])
+    r.draft = state.draft.first(window)
     r.window, r.budgets = window, {"model": window} if asked else {}
     return r
 
@@ -73,9 +73,9 @@ def test_a_draft_of_nothing_is_remembered():
         assert drafter.model.batches[-1].input_ids.tolist() == read
         decide(drafter, round, plain(9), plain(9))
         known = 3 + len(output)
-        assert drafter._of(first).num_cached == num_known(drafter, 1) == known
+        assert drafter._memory[first.state].num_cached == num_known(drafter, 1) == known
         # The other was not asked.
-        assert drafter._of(other).num_cached is None
+        assert other.state not in drafter._memory
         assert num_known(drafter, 2) == known - 1
 
 
@@ -126,13 +126,12 @@ def test_a_prefill_forgets_what_its_slots_held():
     assert num_known(drafter, 1) == 6
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_flags_are_true_of_the_tokens_that_were_decided(seed, runs_ahead):
+def test_flags_are_true_of_the_tokens_that_were_decided(seed):
     """Red if a slot counts as holding the model's KV of a token that it never read
     there, or a token that it read is read again; or if a draft goes on from another
     token than the last one."""
-    rng, drafter = random.Random(seed), make_drafter(runs_ahead=runs_ahead)
+    rng, drafter = random.Random(seed), make_drafter()
     model, state, output = drafter.model, make_state(), [4]
     held: dict[int, int] = {}  # slot -> the token whose KV the model wrote there last
     num_read = num_asked = 0
@@ -158,7 +157,7 @@ def test_flags_are_true_of_the_tokens_that_were_decided(seed, runs_ahead):
         bonus = draft[kept] if agrees else rng.choice([40, 50])
         pending = draft[kept + 1 :] if agrees and rng.random() < 0.7 else ()
         decide(drafter, round, Decision((*draft[:kept], bonus), kept, 0, pending))
-        state.pending = pending
+        state.draft = Draft(pending)
         output += r.decision.accept_tokens
         sequence = [1, 2, 3, *output]
         for position in range(r.new_len):
@@ -171,112 +170,47 @@ def test_flags_are_true_of_the_tokens_that_were_decided(seed, runs_ahead):
     assert num_read <= len(sequence) + num_asked
 
 
-STATES = [make_state() for _ in range(3)]
-# Kept whole with the target's token behind it; cut; cut with a rest that is pending.
-DECISIONS = [
-    Decision((11, 12, 13, 14, 40), 4, 0, ()),
-    Decision((21, 41), 1, 0, ()),
-    Decision((31, 32), 1, 0, (33, 34)),
-]
-FIRST, LAST = (10, 20, 30), (40, 41, 34)
-
-
-def rounds_ahead(drafter: ModelDrafter) -> list[list[int]]:
-    """Three requests, in two rounds; their outputs then."""
-    outputs = [[token] for token in FIRST]
-    for state in STATES:
-        state.pending = ()
-    for decisions in ([plain(token) for token in FIRST], DECISIONS):
-        requests = [
-            record(state, output, row=row)
-            for row, (state, output) in enumerate(zip(STATES, outputs, strict=True))
+@pytest.mark.parametrize("num_kept", [0, 2, 7])
+def test_a_draft_of_several_phases_leaves_the_flags_of_one(num_kept):
+    """Red if the KV of tokens that were drafted in an earlier phase is read again, or
+    counts where the output left the draft."""
+    flags, drafts, tables = [], [], []
+    for most_steps in (1 << 30, 3, 1):
+        drafter, state = make_drafter(), make_state()
+        for _ in range(20):
+            r = record(state, [4], window=7)
+            round = Round(BATCH, [r], most_draft_steps=most_steps)
+            drafter.draft(round)
+            assert round.num_draft_steps <= most_steps
+            state.draft = r.draft
+            if not r.is_drafting:
+                break
+        drafts.append(r.draft)
+        forwarded = [
+            (slot, token)
+            for b in drafter.model.batches
+            for slot, token in zip(
+                b.out_cache_loc.tolist(), b.input_ids.tolist(), strict=True
+            )
         ]
-        drafter.draft(Round(BATCH, requests))
-        decide(drafter, requests, *decisions)
-        for r, output, decision in zip(requests, outputs, decisions, strict=True):
-            output += decision.accept_tokens
-            r.state.pending = decision.pending
-    return outputs
-
-
-def next_round(outputs, states, rows) -> Round:
-    return Round(
-        BATCH,
-        [
-            record(state, outputs[row], row=row, window=6)
-            for state, row in zip(states, rows, strict=True)
-        ],
-    )
-
-
-def test_the_next_drafts_first_step_runs_before_its_round():
-    """Red if a device waits for the scheduler before it drafts, or drafts behind
-    another request's text."""
-    drafter = make_drafter(runs_ahead=True)
-    outputs = rounds_ahead(drafter)
-    *_, one, two = drafter.model.batches
-    # The last token of a draft that was kept whole has no KV yet.
-    assert [b.input_ids.tolist() for b in (one, two)] == [[14, 41, 34], [*LAST]]
-    assert [b.positions.tolist() for b in (one, two)] == [[8, 6, 8], [9, 6, 8]]
-    assert two.out_cache_loc.tolist() == [9, 106, 208]
-    for rows in ((0, 1, 2), (2, 0)):
-        first = drafter._first
-        num = len(drafter.model.batches)
-        round = next_round(outputs, [STATES[row] for row in rows], rows)
-        drafter.draft(round)
-        drafted = [
-            r.draft.tokens[len(STATES[row].pending)]
-            for r, row in zip(round, rows, strict=True)
-        ]
-        assert drafted == [LAST[row] + 1 for row in rows]
-        # The second step is the first one of the round.
-        assert drafter.model.batches[num].input_ids.tolist() == drafted
-        drafter._first = first
-
-
-@pytest.mark.parametrize("changed", ["begins anew", "joins", "goes on elsewhere"])
-def test_a_first_step_of_another_text_is_left_aside(changed):
-    """Red if a request that was retracted, or one that has come, drafts behind a text
-    that is not its own."""
-    drafter = make_drafter(runs_ahead=True)
-    outputs, states, rows = rounds_ahead(drafter), list(STATES), [0, 1, 2]
-    if changed == "begins anew":
-        states[0] = make_state()
-    elif changed == "joins":
-        states, rows, outputs = [*states, make_state()], [0, 1, 2, 3], [*outputs, [50]]
-    else:
-        outputs[1].append(51)
-    num = len(drafter.model.batches)
-    round = next_round(outputs, states, rows)
-    drafter.draft(round)
-    last = [r.tokens[-1] if not r.state.pending else 34 for r in round]
-    drafted = [r.draft.tokens[len(r.state.pending)] for r in round]
-    assert drafted == [token + 1 for token in last]
-    assert drafter.model.batches[num].mode.is_extend()
-
-
-def test_no_step_runs_ahead_of_what_may_not_come():
-    """Red if a trial, a round without drafts, or a device that is the host pays for
-    it, or if it writes where a request has no slot."""
-    for runs_ahead in (True, False):
-        drafter, state = make_drafter(runs_ahead=runs_ahead), make_state()
-        for asked, seen in ((1, 0), (1, 1), (0, 0), (1, 0), (1, 1)):
-            r = record(state, [4], asked=bool(asked))
-            drafter.draft(Round(BATCH, [r]))
-            decide(drafter, [r], plain(9))
-            assert (drafter._first is not None) == bool(seen and runs_ahead)
-    drafter = make_drafter(runs_ahead=True)
-    for allocated in (95, 95, 5):
-        drafted = drafter._first is not None
-        r = record(state, [4])
-        r.req.kv.kv_allocated_len = allocated
-        drafter.draft(Round(BATCH, [r]))
-        decide(drafter, [r], Decision((5, 9), 1, 0, ()))
-    assert drafted and drafter._first is None
-    # Others wrote behind its draft: it has more to read than a step or two.
-    drafter.draft(Round(BATCH, [r := record(state, [4])]))
-    decide(drafter, [r], Decision((5, 6, 7, 8, 20, 40), 5, 0, ()))
-    assert drafter._first is None
+        # No token is forwarded twice.
+        assert len(set(forwarded)) == len(forwarded) == 4 + 6
+        tables.append(forwarded)
+        tokens = r.draft.tokens
+        if num_kept == len(tokens):
+            decision = Decision((*tokens, 40), num_kept, 0, ())
+        else:
+            decision = Decision((*tokens[:num_kept], 40), num_kept, 0, ())
+        decide(drafter, round, decision)
+        # The last token of a draft was not forwarded; the one behind it was not its.
+        assert num_known(drafter, 1) == 4 + min(num_kept, 6)
+        assert drafter._memory[state].num_cached == num_known(drafter, 1)
+        flags.append(drafter.flags._valid.tolist())
+    assert drafts[0].tokens == (5, 6, 7, 8, 9, 10, 11)
+    assert drafts[0].parts == (("model", 7),)
+    assert drafts == [drafts[0]] * 3
+    assert tables == [tables[0]] * 3
+    assert flags == [flags[0]] * 3
 
 
 def test_a_pause_costs_the_same_however_long_it_is():

@@ -72,8 +72,8 @@ def test_judged_rounds_give_what_is_expected_of_them(concurrency, monkeypatch):
             nonlocal given, expected
             if gate.ms < 4000:
                 return  # little is known
-            ms = 1000 * (round.between + sum(round.seconds.values()))
-            ms -= gate.costs.at(len(round)).draft.reading_ms(round.num_read)
+            ms = 1000 * sum(round.seconds.values())
+            ms -= gate.costs.at(round.num_running).draft.token_ms * round.num_read
             given += sum(len(r.decision.accept_tokens) for r in round)
             expected += gate.chosen.rate * ms
 
