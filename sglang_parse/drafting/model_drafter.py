@@ -110,8 +110,10 @@ class ModelDrafter(Drafter):
             if not r.decision.pending:
                 # Where the output left the draft, its KV is of other tokens.
                 memory.num_cached = min(memory.num_cached, r.new_len)
-            start = min(memory.num_flagged, r.new_len)
-            valid_end = min(max(memory.num_cached, start), r.new_len)
-            spans.append((r.row, start, valid_end, r.new_len))
-            memory.num_flagged = r.new_len
+            cached = min(memory.num_cached, r.new_len)
+            # Where it has read nothing since, what it lacks may be long, and is known.
+            has_read = cached > memory.num_flagged
+            start = min(memory.num_flagged, r.seq_len) if has_read else r.seq_len
+            spans.append((r.row, start, max(cached, start), r.new_len))
+            memory.num_flagged = cached
         self.flags.mark(self.slots.table, spans)
