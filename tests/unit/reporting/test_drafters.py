@@ -7,6 +7,7 @@ from sglang_parse.reporting.drafters import (
 )
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.reporting.telemetry import Telemetry
+from sglang_parse.requests.draft import Draft
 from tests.support.fake_engine import (
     LINE,
     FakeDrafter,
@@ -61,7 +62,7 @@ def test_tokens_that_wait_keep_their_drafter():
     server, req = serve(), make_request()
     (first,) = server.round(req)
     assert first.draft.parts == (("copy", 4), ("model", 4))
-    assert req.state.pending == (25,) and req.state.pending_by == (("model", 1),)
+    assert req.state.pending == (25,) and req.state.draft.held == (("model", 1),)
     server.round(req)
     report = req.state.report
     assert report.drafters.kept["copy"] == 4
@@ -84,7 +85,7 @@ def test_what_a_stop_cuts_off_is_taken_back():
 def test_clients_tokens_are_no_drafters():
     """Red if the client's part of a draft shifts what drafters wrote behind it."""
     server, req = serve(), make_request()
-    req.state.pending, req.state.num_client = (20, 21), 2
+    req.state.draft = Draft((20, 21), num_client=2)
     (r,) = server.round(req)
     assert r.draft.num_client == 2 and r.draft.written_by[0][0] == "copy"
     report = req.state.report
