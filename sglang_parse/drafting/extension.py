@@ -33,7 +33,7 @@ DRAFTER_EXTENSIONS = Extensions(
     expected="a function that takes a DrafterContext and returns a Drafter or None",
 )
 ATTRIBUTES = (
-    *("name", "token_level", "max_tokens", "elsewhere", "reads_features", "runners"),
+    *("name", "token_level", "max_tokens", "reads_features", "runners"),
     *("open", "can_draft", "before_prefill", "after_prefill", "draft", "after_pass"),
 )
 
