@@ -51,7 +51,7 @@ class ScriptedModel:
         self.stop_ids = frozenset(encoder.pieces.special)
         self.num_read: list[int] = []
 
-    def propose(self, requests, *, table, sampling_info) -> DraftProposal:
+    def propose(self, requests, *, table, sampling_info, phase) -> DraftProposal:
         tokens, ended, forwarded = [], [], []
         for r in requests:
             ids = list(r.tokens)
@@ -68,7 +68,8 @@ class ScriptedModel:
             tokens.append(tuple(new))
             ended.append(stops)
             forwarded.append(min(len(ids) + len(new), len(ids) + r.num_new - 1))
-        return DraftProposal(tuple(tokens), tuple(ended), tuple(forwarded))
+        complete = (True,) * len(tokens)
+        return DraftProposal(tuple(tokens), tuple(ended), complete, tuple(forwarded))
 
 
 def make_state(stops=()) -> RequestState:
@@ -176,7 +177,7 @@ def test_drafts_follow_whatever_the_target_decides(target, other):
                 state.ready = tuple(decided[-1:])
                 decided = decided[:-1]
             req.output_ids += decided
-            state.pending = tuple(tokens[kept:]) if rng.random() < 0.3 else ()
+            state.draft = Draft(tuple(tokens[kept:]) if rng.random() < 0.3 else ())
             if state.pending:
                 req.output_ids[-1:] = []
                 req.output_ids or req.output_ids.append(5)
@@ -214,7 +215,7 @@ def test_pending_tokens_are_part_of_the_text(target, other):
     req = make_req(target.encode(PROMPT)[0], answer[:3])
     first = record(req, state)
     run(drafter, first)
-    state.pending = first.draft.tokens
+    state.draft = Draft(first.draft.tokens)
     second = record(req, state, window=30)
     run(drafter, second)
     assert second.draft.tokens[: len(state.pending)] == state.pending

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from sglang_parse.drafting.model_drafter import ModelDrafter
+from sglang_parse.drafting.model_drafter import ModelDrafter, ModelMemory
 from sglang_parse.embedded import TARGET_PATH
-from sglang_parse.engine.shown import pending_draft
+from sglang_parse.engine.shown import resume_draft
+from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound
 from sglang_parse.requests.state import RequestState
 from sglang_parse.sgl.grammar import GrammarChain, mask_for_rows
@@ -162,7 +163,7 @@ def test_nothing_is_drafted_in_place_of_what_a_grammar_cut(backend):
     for grammar, held in ((chain, num_good), (None, len(text))):
         r = pending_request(grammar, text, len(text) + 3, ended=False)
         r.budgets = {"model": r.window}
-        drafter._of(r).num_cached = 0
+        drafter._memory[r.state] = ModelMemory(0, 0)
         order = drafter._order(0, r)
         assert order.num_new == 3 and len(order.tokens) == 2 + held
 
@@ -176,8 +177,8 @@ def broken_text() -> tuple[list[int], int]:
 
 def pending_request(grammar, text, window: int, *, ended: bool = True) -> RequestRound:
     state = RequestState(None, frozenset(), None, report=None)
-    state.keep_pending(tuple(text), ended=ended, num=len(text))
+    state.draft = Draft(tuple(text), ended, num_client=len(text))
     req = SimpleNamespace(origin_input_ids=[1], output_ids=[2])
     r = RequestRound(req, state, 0, 5, 2, output_len=1, grammar=grammar, window=window)
-    pending_draft(r)
+    resume_draft(r)
     return r

@@ -14,15 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from sglang_parse.drafting import draft_model
 from sglang_parse.drafting.drafter import DrafterResources
-from sglang_parse.drafting.model_drafter import ModelDrafter
+from sglang_parse.drafting.model_drafter import ModelDrafter, ModelMemory
 from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin.result import build_result, emit
-from sglang_parse.plugin.rounds import open_round
-from sglang_parse.plugin.scheduler_hooks import keep_lens
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
@@ -196,20 +194,16 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(draft_model, "draft_pp_context", nullcontext)
 
 
-def waits_of(num: int, monkeypatch, *, runs_ahead: bool = False) -> HostWaits:
-    """A judged round of `num` requests that drafted before, its result included.
-
-    runs_ahead: whether the next draft begins behind it.
-    """
+def waits_of(num: int, monkeypatch) -> HostWaits:
+    """A judged round of `num` requests that drafted before, its result included."""
     config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False)
     waits = HostWaits()
     monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
     with waits:
         engine, drafter = make_engine(config)
-        drafter.runs_ahead = drafter._wrote = runs_ahead
         round = make_round(num, config)
         for r in round:
-            drafter._of(r).num_cached = SEQ_LEN
+            drafter._memory[r.state] = ModelMemory(SEQ_LEN, SEQ_LEN)
         assert waits.total == 0
         engine.run(round)
         build_result(
@@ -222,8 +216,6 @@ def waits_of(num: int, monkeypatch, *, runs_ahead: bool = False) -> HostWaits:
         )
     assert all(r.error is None for r in round), [r.error for r in round]
     assert all(len(r.boundaries) >= 2 for r in round)
-    first = drafter._first
-    assert len(first.states if first else ()) == num * runs_ahead
     return waits
 
 
@@ -236,13 +228,6 @@ def test_a_judged_round_waits_seldom_and_never_for_each_request(no_gpu, monkeypa
     assert found[1].total == found[8].total == found[32].total, counts
     assert found[32].total <= BUDGET, counts
     assert found[32].counts["tolist"] >= 2, counts  # verdicts, samples
-
-
-@pytest.mark.parametrize("num", [1, 32])
-def test_a_draft_that_begins_ahead_waits_for_nothing(no_gpu, monkeypatch, num):
-    """Red if the host waits for what it has just launched for the next round."""
-    found = [waits_of(num, monkeypatch, runs_ahead=ahead) for ahead in (False, True)]
-    assert found[0].total == found[1].total
 
 
 class Steps:
@@ -300,67 +285,6 @@ def test_a_short_pass_waits_for_nothing(no_gpu, monkeypatch, num):
         output = engine.target.short_passes.run(round, plan)
         assert output.logits.shape == (4 * num, VOCAB) and output.has_all_logits
     assert not waits.counts
-
-
-@pytest.mark.parametrize("num", [1, 32])
-def test_nothing_waits_for_the_step_that_runs_ahead(no_gpu, monkeypatch, num):
-    """Red if the end of a plain round, what SGLang copies of it, or the beginning of
-    the next one waits for the device, which is at that next round's first step."""
-    launched, waited, asked = [], [], []
-    forward = Steps.forward_batch_generation
-
-    def launch(self, **batch):
-        launched.append(1)
-        return forward(self, **batch)
-
-    def mark(device):
-        at = len(launched)
-        return SimpleNamespace(
-            synchronize=lambda: waited.append((at, len(launched))),
-            query=lambda: asked.append(at) or False,
-        )
-
-    monkeypatch.setattr(Steps, "forward_batch_generation", launch)
-    monkeypatch.setattr(readback, "mark", mark)
-    waits = HostWaits()
-    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
-    with waits:
-        engine, _ = make_engine(ParseConfig())
-        engine.target.verifier.target_worker = Steps()
-        engine.target.steps.runs_ahead = True
-
-        def plan(round):
-            round.num_steps, round.goes_on = 4, True
-
-        monkeypatch.setattr(engine.planner, "plan", plan)
-        first = make_round(num, ParseConfig())
-        batch, states = first.batch, [r.state for r in first]
-        batch.return_hidden_states = False
-        batch.seq_lens_cpu = torch.full((num,), SEQ_LEN)
-        for _ in range(2):
-            round = open_round(batch, states, range(num))
-            engine.run(round)
-            result = build_result(
-                [emit([r]) for r in round],
-                round,
-                seq_lens=batch.seq_lens,
-                host_lens=batch.seq_lens_cpu,
-                return_logprob=False,
-                return_hidden_states=False,
-                reqs=batch.reqs,
-            )
-            result.copy_done = Copied()
-            result.copy_to_cpu(False, False)
-            assert result.copy_done is None
-            keep_lens(batch, result)
-            for r in round:
-                r.req.output_ids += r.decision.accept_tokens
-    assert all(r.error is None for r in round), [r.error for r in round]
-    assert not waits.counts
-    assert len(launched) == 5 + 4 and batch.seq_lens_cpu.tolist() == [SEQ_LEN + 8] * num
-    assert round.took_ahead and not round.is_late and asked == [5]
-    # Each wait is for a step that another one was launched behind.
-    assert len(waited) == 8 and all(step < last for step, last in waited)
 
 
 def test_a_wait_is_counted(no_gpu):
