@@ -23,6 +23,9 @@ ENOUGH_JUDGED, ENOUGH_FAILURES, ENOUGH_DRAFTED = 512, 6, 1024
 # Until then, and in trials, a round is short where many requests run: new draft tokens
 # of a request at least, of all requests together, and requests that draft.
 TRIAL_STEPS, TRIAL_TOKENS, TRIAL_WRITERS = 32, 384, 32
+# They are as long as so many segments, and new draft tokens at most: shorter drafts
+# show only the segments that are short.
+TRIAL_SEGMENTS, MOST_TRIAL_STEPS = 1.5, 96
 # Share that earlier drafts count for once a trial begins.
 TRIAL_FORGETS = 0.7
 # Rounds for which a choice is kept, once so many requests of rounds have been counted.
@@ -89,6 +92,12 @@ class Gate:
         self.chosen = choice
         return choice, reason
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether the last choice tries what did not pay. All its drafts are then in
+        one pass, which shows what they give."""
+        return bool(self._instead)
+
     def spend(self, ms: float, tokens: int, *, is_plain: bool) -> None:
         """A round took `ms` and gave these tokens; it may have been a trial."""
         self.ms += ms
@@ -153,7 +162,7 @@ class Gate:
         other = max(plain, followed, key=lambda c: c.rate)
         judged = model.judged(now.most, every=now.every)
         if not self._is_enough():
-            return short(now, judged), ""
+            return self._short(now, judged), ""
         choice = self._weigh(now, judged, other, self._judged)
         if choice is not other:
             return choice, ""
@@ -196,11 +205,10 @@ class Gate:
         self._instead, self._expected_ms = other.rate, lost_ms
         rate = self.accept.valid if way.judged else self.accept.followed
         rate.forget(TRIAL_FORGETS)
-        return short(now, way) if way.judged else way
+        return self._short(now, way) if way.judged else way
 
-
-def short(now: Situation, way: Choice) -> Choice:
-    """A round that tells much and costs little: a few tokens of some requests, all of
-    them in one pass."""
-    steps = min(way.steps, max(TRIAL_STEPS, TRIAL_TOKENS // now.bs))
-    return replace(way, steps=steps, writers=TRIAL_WRITERS)
+    def _short(self, now: Situation, way: Choice) -> Choice:
+        """A round that tells much and costs little: a few tokens of some requests."""
+        segments = min(MOST_TRIAL_STEPS, TRIAL_SEGMENTS * self.accept.segment_len)
+        least = max(TRIAL_STEPS, TRIAL_TOKENS // now.bs, round(segments))
+        return replace(way, steps=min(way.steps, least), writers=TRIAL_WRITERS)

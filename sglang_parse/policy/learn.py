@@ -11,7 +11,7 @@ def learn_costs(costs: CostModel, done: Round) -> float:
     own, seconds = costs.at(done.num_running), done.seconds
     ms, draft_ms = 1000 * sum(seconds.values()), 1000 * seconds["draft"]
     if "plain" in seconds:
-        if not done.num_draft_steps:
+        if not (done.num_draft_steps or done.num_read):
             own.plain.add(ms / done.num_steps)
         return ms
     if "verify" in seconds:

@@ -257,12 +257,12 @@ class RoundPlanner:
         At once where nobody else is given tokens but drafts go on. Where somebody waits
         for the scheduler, after a bounded time.
         """
-        costs, chosen = self.gate.costs.nearest(len(round)), self.gate.chosen
+        costs = self.gate.costs.nearest(len(round))
         steps = idle = read = 1 << 30
         names = {d.name for d in self.segment_level}
         if not all(names & r.budgets.keys() for r in round):
             steps = WAITING_STEPS
-        if not chosen.writers:
+        if not self.gate.is_trial:
             idle = math.ceil(len(round) / costs.bs * costs.most_idle_steps)
         if costs.draft.token_ms:
             read = int(READ_MS / costs.draft.token_ms)
