@@ -28,8 +28,9 @@ TRIAL_STEPS, TRIAL_TOKENS, TRIAL_WRITERS = 32, 384, 32
 TRIAL_SEGMENTS, MOST_TRIAL_STEPS = 1.5, 96
 # Share that earlier drafts count for once a trial begins.
 TRIAL_FORGETS = 0.7
-# Rounds for which a choice is kept, once so many requests of rounds have been counted.
-KEPT_ROUNDS, SEEN_ROUNDS = 16, 64
+# Rounds for which a choice is kept, or draft steps if these are fewer rounds, once so
+# many requests of rounds have been counted.
+KEPT_ROUNDS, KEPT_STEPS, SEEN_ROUNDS = 16, 256, 64
 # One round of a head in so many shows its chains whole, so that it is noticed when they
 # get better.
 WHOLE_CHAINS = 64
@@ -85,7 +86,8 @@ class Gate:
         if self._kept is None or self._kept[0] != now or not self._num_kept:
             self._kept = now, self._best(now)
             is_kept = self._num_requests > SEEN_ROUNDS and not self._times_plain(now)
-            self._num_kept = KEPT_ROUNDS if is_kept else 1
+            most = KEPT_STEPS // max(1, self._kept[1][0].steps)
+            self._num_kept = max(1, min(KEPT_ROUNDS, most)) if is_kept else 1
         self._num_kept -= 1
         self._num_requests += now.bs
         choice, reason = self._kept[1]
