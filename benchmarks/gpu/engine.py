@@ -91,6 +91,7 @@ class Engine:
         self.parse.init_attention_backends()
         self.target.init_cuda_graphs()
         self.parse.init_cuda_graphs()
+        self.parse.prewarm_sampling()
         self.runner = runner
         self.device = torch.device(runner.device)
 
@@ -154,7 +155,7 @@ class Engine:
         """A draft of `num_new` tokens after one token of catch-up, all greedy."""
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-        from sglang_parse.drafting.draft_model import DraftRequest
+        from sglang_parse.drafting.draft_model import DraftPhase, DraftRequest
 
         bs = len(rows)
         requests = [
@@ -182,7 +183,9 @@ class Engine:
             vocab_size=self.runner.model_config.vocab_size,
             device=str(self.device),
         )
-        self.draft_model.propose(requests, table=self.table, sampling_info=sampling)
+        self.draft_model.propose(
+            requests, table=self.table, sampling_info=sampling, phase=DraftPhase()
+        )
 
     def verify_plan(
         self, bs: int, context: int, window: int, num_segments: int, suffix_len: int

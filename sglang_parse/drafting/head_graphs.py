@@ -70,6 +70,8 @@ class HeadGraphs:
         self.features_width = features_width
         #: [most requests, hidden] what captured steps read, None where there are none.
         self.states: Tensor | None = None
+        #: Why there are no graphs of `prefills` or `steps`.
+        self.missing = dict.fromkeys(("prefills", "steps"), "nothing is captured")
 
     def capture(self) -> None:
         """Call it once SGLang has set up its runners, without decode graphs."""
@@ -87,14 +89,16 @@ class HeadGraphs:
         if not why_not:
             try:
                 capture()
+                del self.missing[what]
                 return
             except Exception as error:
                 why_not = " ".join(str(error).split())[:300] or type(error).__name__
+        self.missing[what] = why_not.rstrip(".")
         logger.info(
             "PARSE: the %s of the head %s run without CUDA graphs: %s.",
             what,
             self.kind,
-            why_not.rstrip("."),
+            self.missing[what],
         )
 
     def _why_no_prefills(self) -> str:

@@ -26,6 +26,7 @@ from sglang_parse.drafting.head_graphs import HeadGraphs, HeadInput
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.sgl.capacity import check_feature_room, longest_prefill
 from sglang_parse.sgl.compat.model_changes import on_device
+from sglang_parse.sgl.fast_paths import HEAD_PREFILLS, HEAD_STEPS
 from sglang_parse.sgl.upload import upload
 
 
@@ -83,6 +84,7 @@ class HeadModel(DraftRunner):
     #: What `--speculative-parse-compose` calls it, and its name as a drafter.
     name = ""
     is_head = True
+    step_path, prefill_path = HEAD_STEPS, HEAD_PREFILLS
     capture = CaptureHiddenMode.LAST
 
     def __init__(

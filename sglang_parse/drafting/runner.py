@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from torch import Tensor
 
 from sglang_parse.sgl.architecture import check_architecture
 from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
+from sglang_parse.sgl.compat.graph_changes import without_graphs
+from sglang_parse.sgl.fast_paths import DRAFT_STEPS, FastPaths
 from sglang_parse.sgl.forward_batches import build_batch, extend_fields, mark_extend
 from sglang_parse.sgl.pacing import StepPacer
 
@@ -38,6 +40,8 @@ class DraftRunner:
     execution = DraftTPExecution.TARGET_LAYOUT
     capture = CaptureHiddenMode.NULL
     is_head = False
+    #: Its captured forwards as a fast path.
+    step_path, prefill_path = DRAFT_STEPS, ""
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class DraftRunner:
                 context_length=context_len,
             )
         self.runner = self.worker.model_runner
+        self.paths = FastPaths()
         own = server_args.speculative_draft_attention_backend
         backends = (own,) if own else attention_backends_of(resolved_view(server_args))
         check_architecture(
@@ -114,7 +119,7 @@ class DraftRunner:
         )
         mark_extend(batch, starts, lens)
         batch.spec_info = spec_info
-        return self._forward(batch)
+        return self._forward(batch, self.prefill_path)
 
     def decode(
         self,
@@ -142,7 +147,7 @@ class DraftRunner:
         )
         batch.spec_info = spec_info
         self._pacer.wait()
-        output = self._forward(batch)
+        output = self._forward(batch, self.step_path)
         self._pacer.mark()
         return output
 
@@ -155,5 +160,10 @@ class DraftRunner:
             spec_algorithm=SpeculativeAlgorithm.NONE,
         )
 
-    def _forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
-        return self.runner.forward(batch).logits_output
+    def _forward(self, batch: ForwardBatch, path: str) -> LogitsProcessorOutput:
+        """path: the fast path that captured graphs of the forward are."""
+        forward = partial(self.runner.forward, batch)
+        if not path:
+            return forward().logits_output
+        eager = partial(without_graphs, self.runner, forward)
+        return self.paths.run(path, forward, eager).logits_output

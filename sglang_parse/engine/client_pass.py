@@ -19,8 +19,9 @@ from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.shown import lay_out
 from sglang_parse.engine.verifications import Verifications
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.refusal import Refusal, internal_error
+from sglang_parse.requests.refusal import Refusal, cannot_judge, internal_error
 from sglang_parse.requests.round_records import RequestRound, Round, Segments
+from sglang_parse.sgl.fast_paths import PassFailed
 from sglang_parse.sgl.scheduler_types import (
     RoundBatch,
     SchedulerBatch,
@@ -169,7 +170,16 @@ class ClientPass:
         lens = [r.seq_len + 1 + n + bool(n) for r, n in zip(round, shown, strict=True)]
         slots.extend_rows(view, lens)
         plan = lay_out(round)
-        self.engine.verify(round, plan)
+        try:
+            self.engine.verify(round, plan)
+        except PassFailed as error:
+            # Those whose text becomes output end behind this, in `begin`.
+            for text, r in chosen:
+                if text.state.verification is not None:
+                    self.verifications.end(text, cannot_judge(str(error)))
+                r.fail(error)
+            slots.trim_rows(view, [r.seq_len + 1 for r in round])
+            return
         self._keep(batch, round, [text.index for text, _ in kept])
         seconds = self.clock() - started
         self.verifications.time(plan.num_verify_tokens, seconds)

@@ -27,7 +27,8 @@ from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.drafters import tokens_behind
 from sglang_parse.requests.draft import Draft
-from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound, Round, Segments
+from sglang_parse.sgl.fast_paths import PassFailed
 from sglang_parse.verify.layout import VerifyPlan
 
 # Seconds after which a quantum ends once a request was given a token in it.
@@ -141,7 +142,14 @@ class RoundEngine:
         self.segment(round)
         plan = lay_out(round)
         planned = self.clock()
-        self.verify(round, plan)
+        try:
+            self.verify(round, plan)
+        except PassFailed:
+            self.stop_drafting()
+            for r in round:
+                r.draft, r.segments = Draft(), Segments()
+            self._decode(round, planned)
+            return
         scored = self.clock()
         follow_target(round, self.target)
         self.commit(round)
@@ -162,6 +170,12 @@ class RoundEngine:
         decided = self.clock()
         self.drafters.after_pass(round)
         round.seconds |= {"plain": decided - drafted, "follow": self.clock() - decided}
+
+    def stop_drafting(self) -> None:
+        """No pass can run: from now on the target answers alone."""
+        self.drafters.drafters = ()
+        self.planner.segment_level, self.planner.heads = [], []
+        self.planner.copying = None
 
     # -- Stages ----------------------------------------------------------------
 

@@ -150,13 +150,13 @@ class Verifications:
         """Take the verdicts of a pass; what that raises ends this request alone."""
         guard(r, lambda r: self._note(text, r, seconds))
         if r.error is not None:
-            self._end(text, internal_error(r.error))
+            self.end(text, internal_error(r.error))
 
     def _note(self, text: Text, now: RequestRound, seconds: float) -> None:
         """Add the verdicts of a pass; end the request with the last of them."""
         one: Verification = text.state.verification
         if now.verdict.has_failed:  # the judge failed, which is counted and logged
-            self._end(text, cannot_judge("the judge failed"))
+            self.end(text, cannot_judge("the judge failed"))
             return
         one.scores += now.verdict.scores
         one.num_passes += 1
@@ -171,7 +171,7 @@ class Verifications:
                 f"most {MAX_VERIFY_SECONDS:.0f} s for all: give fewer segments or a "
                 "shorter custom_params.parse_judge_suffix."
             )
-            self._end(text, bad_request(message))
+            self.end(text, bad_request(message))
 
     def _complete(self, text: Text, one: Verification) -> None:
         r = text.round()
@@ -191,7 +191,7 @@ class Verifications:
                 f"custom_params.parse_verify waited {waited:.0f} s for room beside the "
                 "requests that run now"
             )
-            self._end(text, try_again(message))
+            self.end(text, try_again(message))
 
     def _exceeds(self, seconds: float) -> bool:
         """Whether the first rank has measured too long: all ranks end a request
@@ -199,7 +199,8 @@ class Verifications:
         measured = [[int(seconds > MAX_VERIFY_SECONDS)]]
         return bool(self.ranks.agree_all(measured)[0][0])
 
-    def _end(self, text: Text, refusal: Refusal) -> None:
+    def end(self, text: Text, refusal: Refusal) -> None:
+        """Without verdicts."""
         text.state.verification = None
         self.refuse(text.req, refusal)
 

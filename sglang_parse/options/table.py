@@ -50,6 +50,7 @@ EAGLE3, MTP = "eagle3", "mtp"
 HEADS = (EAGLE3, MTP)
 COMPOSITIONS = ("none", *HEADS)
 VERIFY_ROUTES = ("auto", "mask", "virtual", "rows")
+PROOFS = ("off", "fast", "full")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
 MAX_THRESHOLD = 2.0
@@ -260,6 +261,13 @@ class ServerOptions(SharedOptions):
         "same with a row of slots for each. With `auto` the CPU takes `mask`, "
         "FlashInfer and Triton take `virtual`, and fa3 takes `rows`. Only FlashInfer "
         "and the CPU serve more than one route.",
+    )
+    prove: str = option(
+        "fast",
+        choice(PROOFS, metavar="WHEN"),
+        "Whether the server compares its fast paths with plain ones when it starts, on "
+        "its own device, and switches off those that differ. `fast` leaves out what "
+        "the same server has proven before, `full` tries every captured size.",
     )
     compose: str = option(
         "none",

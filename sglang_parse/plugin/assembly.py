@@ -140,6 +140,10 @@ def open_parts(
         ),
         errors.note,
     )
+    for drafter in drafters:
+        for drafting in drafter.runners:
+            drafting.paths = verifier.paths
+    counters.show(verifier.paths)
     verifier.shows_features = any(d.reads_features for d in drafters)
     texts = padded_texts(build_token_texts(tokenizer), model_config.vocab_size)
     judge = open_judge(config.judge, tokenizer, config.verdict_pairs)

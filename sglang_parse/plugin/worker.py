@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker, HiCacheDraftPlan
 
 from sglang_parse.plugin.assembly import build_batches, open_parts
 from sglang_parse.plugin.hooks import check_hooks
+from sglang_parse.proof.prover import prove
 from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
 from sglang_parse.sgl.scheduler_types import SchedulerBatch
 
@@ -56,6 +58,13 @@ class ParseWorker(BaseSpecWorker):
         for runner in self.parts.draft_runners:
             runner.init_cuda_graphs()
 
+    @torch.no_grad()
+    def prewarm_sampling(self) -> Any:
+        """SGLang calls it once all graphs are captured, on the stream that serves."""
+        result = super().prewarm_sampling()
+        prove(self.parts, self.batches.engine)
+        return result
+
     def weight_update_runners(self) -> list[tuple[str, ModelRunner]]:
         """None, because an update brings the target's weights, and SGLang would load
         them into the draft models as well."""
@@ -86,4 +95,5 @@ class ParseWorker(BaseSpecWorker):
         """One prefill or one PARSE round (contract: managers/scheduler.py)."""
         if batch.forward_mode.is_extend():
             return self.batches.prefill(batch)
+        self.parts.verifier.paths.sync(self.parts.ranks)
         return self.batches.decode(batch)

@@ -73,6 +73,8 @@ class Telemetry:
     #: Counts the requests that the server keeps a state of, None before the worker has
     #: started.
     held: Callable[[], int] | None = None
+    #: The fast paths of the target and the drafters (`sgl.fast_paths.FastPaths`).
+    paths: Any = None
     #: The same on /metrics, None without --enable-metrics and on other ranks.
     prometheus: Prometheus | None = None
 
@@ -80,6 +82,12 @@ class Telemetry:
         self.counts[name][labels] += num  # type: ignore[assignment]
         if self.prometheus:
             self.prometheus.count(name, num, *labels)
+
+    def show(self, paths: Any) -> None:
+        """Show fast paths, and whenever one is switched on or off."""
+        self.paths = paths
+        if self.prometheus:
+            paths.on_change = self.prometheus.show_path
 
     def add_request(self, report: RequestReport) -> None:
         """Count a finished request."""
@@ -143,6 +151,7 @@ class Telemetry:
             "probe": self.guard.as_dict() if self.guard else None,
             "stage_seconds": {k: round(v, 3) for k, v in seconds.items()},
             "pass_rows": self._by_label("pass_rows"),
+            "paths": self.paths.as_dict() if self.paths else {},
         }
 
     def _by_label(self, name: str) -> dict[str, int]:
@@ -191,6 +200,13 @@ class Prometheus:
             ).labels(*self.labels)
             for name, text in GAUGES.items()
         }
+        self.path = client.Gauge(
+            "sglang:parse_path_on",
+            "1 for a fast path in use, 0 for one that is off or absent.",
+            [*labels, "path"],
+            multiprocess_mode="mostrecent",
+            registry=registry,
+        )
         self.scores = client.Histogram(
             "sglang:parse_verdict_score",
             "P(yes) / (P(yes) + P(no)) of judged prefixes.",
@@ -203,6 +219,9 @@ class Prometheus:
         """Count what has a metric; /server_info alone shows the others."""
         if counter := self.counters.get(name):
             counter.labels(*self.labels, *labels).inc(num)
+
+    def show_path(self, name: str, is_on: bool) -> None:
+        self.path.labels(*self.labels, name).set(float(is_on))
 
     def show_guard(self, state: dict[str, Any]) -> None:
         """Show how a probe agrees with the question."""

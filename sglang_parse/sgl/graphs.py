@@ -26,6 +26,8 @@ class PassGraphs:
     def __init__(self, runner: Any) -> None:
         self.runner = runner
         self._is_told = False
+        #: Passes that replayed a graph.
+        self.num_served = 0
 
     @contextmanager
     def serve(self, batch: ForwardBatch) -> Iterator[None]:
@@ -40,6 +42,7 @@ class PassGraphs:
                 yield
             return
         with graphs_of_pass(self.runner, graphs, num_sequences=batch.batch_size):
+            self.num_served += 1
             yield
 
 

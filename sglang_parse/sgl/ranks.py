@@ -32,6 +32,17 @@ class Ranks:
         """The first rank's value. A collective: every rank calls it every time."""
         return self.agree_all([[value]])[0][0]
 
+    def agree_on_least(self, values: Sequence[int]) -> list[int]:
+        """The least of all ranks, value by value. A collective."""
+        if self._group.world_size == 1:
+            return list(values)
+        held = torch.tensor(values, dtype=torch.int64)
+        torch.distributed.all_reduce(
+            held, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group
+        )
+        least: list[int] = held.tolist()
+        return least
+
     def agree_all(self, lists: Sequence[Sequence[Number]]) -> list[tuple[Number, ...]]:
         """The first rank's values, in lists of the same lengths on all ranks, of one
         type. A collective where there is any value."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch import Tensor
 
 from sglang_parse.requests.round_records import Round
+from sglang_parse.sgl.fast_paths import SAMPLED_ROWS, SHORT_PASSES
 from sglang_parse.sgl.forward_batches import mrope_shifts
 from sglang_parse.sgl.sampling import join_outputs
 from sglang_parse.sgl.scheduler_types import SchedulerBatch
@@ -33,7 +36,14 @@ class TargetModel:
     def verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
         """The pass, its judge suffixes in scratch slots."""
         if self.short_passes.fits(round, plan):
-            return self.short_passes.run(round, plan)
+            return self.verifier.paths.run(
+                SHORT_PASSES,
+                partial(self.short_passes.run, round, plan),
+                partial(self._verify, round, plan),
+            )
+        return self._verify(round, plan)
+
+    def _verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
         tree_cache = round.batch.tree_cache
         scratch = self.slots.take_scratch(tree_cache, plan.num_suffix_tokens)
         try:
@@ -70,11 +80,22 @@ class TargetModel:
         self, round: Round, owner: Sequence[int], offset: Sequence[int]
     ) -> tuple[list[int], LogitsProcessorOutput]:
         """The target's own tokens after `offset` draft tokens of requests `owner`."""
+        tokens, sampled = self.verifier.paths.run(
+            SAMPLED_ROWS,
+            partial(self._sample, round, owner, offset),
+            partial(self._sample_apart, round, owner, offset),
+        )
+        chosen: list[int] = tokens.tolist()
+        return chosen, sampled
+
+    def _sample(
+        self, round: Round, owner: Sequence[int], offset: Sequence[int]
+    ) -> tuple[Tensor, LogitsProcessorOutput]:
         requests = round.requests
         pairs = list(zip(owner, offset, strict=True))
         rows = [requests[i].root_row + j for i, j in pairs]
         positions = [requests[i].seq_len + j for i, j in pairs]
-        tokens, sampled = draw(
+        return draw(
             self.verifier.runner,
             round,
             self.verifier.logits_of(round.output, rows),
@@ -83,8 +104,16 @@ class TargetModel:
             offset=offset,
             positions=upload(positions, round.batch.seq_lens.device),
         )
-        chosen: list[int] = tokens.tolist()
-        return chosen, sampled
+
+    def _sample_apart(
+        self, round: Round, owner: Sequence[int], offset: Sequence[int]
+    ) -> tuple[Tensor, LogitsProcessorOutput]:
+        """The same row by row."""
+        drawn = [
+            self._sample(round, [i], [j]) for i, j in zip(owner, offset, strict=True)
+        ]
+        tokens = torch.cat([tokens for tokens, _ in drawn])
+        return tokens, self.join_samples([sampled for _, sampled in drawn])
 
     def join_samples(
         self, samples: Sequence[LogitsProcessorOutput]

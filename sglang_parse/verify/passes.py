@@ -8,9 +8,8 @@ rows inside the pass, and after it, in waves, at the rows that the decision need
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.sgl.compat.graph_changes import (
     graphs_of_pass,
     pass_eager_inputs_through,
+    without_graphs,
 )
 from sglang_parse.sgl.compat.model_changes import (
     ShownLayers,
@@ -35,6 +35,13 @@ from sglang_parse.sgl.compat.model_changes import (
     show_layers,
     take_states,
     wait_in_gathers,
+)
+from sglang_parse.sgl.fast_paths import (
+    PASS_GRAPHS,
+    TARGET_STEPS,
+    FastPaths,
+    PassFailed,
+    route_path,
 )
 from sglang_parse.sgl.forward_batches import (
     build_batch,
@@ -78,6 +85,7 @@ class TargetVerifier:
         self.runner = target_worker.model_runner
         self.spec_algorithm = spec_algorithm
         self.pass_graphs = PassGraphs(self.runner)
+        self.paths = FastPaths()
         self.shows_features = False  # set where a head reads them
         #: Layers whose hidden states verdicts read, None where none does.
         self.shown: ShownLayers | None = None
@@ -104,8 +112,35 @@ class TargetVerifier:
         if shown.layers != tuple(layers):
             self._of_verdicts = torch.tensor(shown.columns(layers), device=device)
 
-    def verify(
+    @property
+    def routes(self) -> list[str]:
+        """The routes of a pass that may be taken, the preferred one first."""
+        backend = self.runner.prefill_attention_backend_str
+        first = choose_route(self.asked_route, backend)
+        others = [route for route in backend_of(backend).inputs if route != first]
+        return [r for r in (first, *others) if self.paths.is_on(route_path(r))]
+
+    def verify(self, plan: VerifyPlan, **where: Any) -> PassOutput:
+        """Run the pass by the first route that can; `where` as for `verify_by`.
+
+        Raises PassFailed where none can.
+        """
+        for route in self.routes:
+            try:
+                return self.paths.run(
+                    PASS_GRAPHS,
+                    partial(self.verify_by, route, plan, **where),
+                    partial(self.verify_by, route, plan, **where, by_graphs=False),
+                )
+            except Exception as error:
+                others = self.routes[1:]
+                instead = f"{others[0]} takes its place" if others else "none is left"
+                self.paths.break_off(route_path(route), error, instead)
+        raise PassFailed("no verify route is left")
+
+    def verify_by(
         self,
+        route: str,
         plan: VerifyPlan,
         *,
         rows: Sequence[int],
@@ -113,11 +148,13 @@ class TargetVerifier:
         scratch: Tensor,
         table: Tensor,
         mrope_shifts: Sequence[int] = (),
+        by_graphs: bool = True,
     ) -> PassOutput:
-        """Run the pass. scratch: [plan.num_suffix_tokens] int64 slots.
+        """Run the pass by a route. scratch: [plan.num_suffix_tokens] int64 slots.
 
         rows: of req_to_token, which is `table`, and req_pool_indices: [bs] the same on
         the device. mrope_shifts: per request, how far images have moved its positions.
+        by_graphs: whether prefill graphs may serve it.
         Writes target KV of the bonus and draft tokens at columns seq_len.. of their
         rows.
         """
@@ -128,7 +165,6 @@ class TargetVerifier:
         verdict_rows = [r for rows in plan.verdict_rows for r in rows]
         logits_rows = upload(verdict_rows or [0], device)
         backend = self.runner.prefill_attention_backend_str
-        route = choose_route(self.asked_route, backend)
         spec_info = build_verify_input(route, backend, plan, slots, logits_rows)
         forward_batch = ForwardBatch(
             input_ids=upload(plan.input_ids, device),
@@ -150,7 +186,9 @@ class TargetVerifier:
         count_tokens(self.runner, forward_batch)
         self.runner.kv_index_translator.bind_own_plan(forward_batch)
         with (
-            self.pass_graphs.serve(forward_batch),
+            self.pass_graphs.serve(forward_batch)
+            if by_graphs
+            else graphs_of_pass(self.runner),
             holds_pass(
                 self.runner.attn_backend,
                 backend_of(backend).buffers,
@@ -191,7 +229,6 @@ class TargetVerifier:
             wanted = CaptureHiddenMode.FULL
         graphs = self.runner.decode_cuda_graph_runner
         captured = getattr(graphs, "capture_hidden_mode", CaptureHiddenMode.FULL)
-        fits = nullcontext() if wanted <= captured else graphs_of_pass(self.runner)
         forward_batch = build_batch(
             self.runner,
             ForwardMode.DECODE,
@@ -207,11 +244,18 @@ class TargetVerifier:
             if any(mrope_shifts)
             else None,
         )
+        forward = partial(
+            self.target_worker.forward_batch_generation,
+            batch=None,
+            forward_batch=forward_batch,
+            is_verify=True,
+        )
         self._pacer.wait()  # a round may have several steps
-        with fits:
-            result = self.target_worker.forward_batch_generation(
-                batch=None, forward_batch=forward_batch, is_verify=True
-            )
+        eager = partial(without_graphs, self.runner, forward)
+        if wanted <= captured:
+            result = self.paths.run(TARGET_STEPS, forward, eager)
+        else:
+            result = eager()
         self._pacer.mark()
         output = self._output(result.logits_output, num_logits=len(input_ids))
         return replace(output, has_all_logits=True)
@@ -313,8 +357,7 @@ class TargetVerifier:
         """Target logits [len(rows), vocab] at rows of a pass or of a decode step."""
         if not output.has_all_logits:
             return self.logits_at(output, rows)
-        if list(rows) == list(range(len(output.logits))):
-            return output.logits
+        # A copy: sampling writes into it, and may have to begin again.
         return output.logits[upload(rows, output.logits.device)]
 
     def logits_at(self, output: PassOutput, rows: Sequence[int]) -> Tensor:

@@ -15,6 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
 from sglang_parse.requests.round_records import Round
 from sglang_parse.sgl.capacity import bytes_per_token
+from sglang_parse.sgl.fast_paths import TARGET_STEPS
 from sglang_parse.sgl.forward_batches import mrope_shifts
 from sglang_parse.sgl.slots import RoundSlots
 from sglang_parse.sgl.upload import upload
@@ -38,6 +39,8 @@ class ShortPasses:
     @property
     def most_rows(self) -> int:
         """Of a pass, 0 where decode steps are not captured."""
+        if not self.verifier.paths.is_on(TARGET_STEPS):
+            return 0
         return int(getattr(self._graphs, "max_bs", 0))
 
     @property

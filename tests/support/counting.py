@@ -31,7 +31,7 @@ class CountingDraft(DraftModel):
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:
         return SimpleNamespace(mode=mode, **fields)
 
-    def _forward(self, batch: SimpleNamespace) -> SimpleNamespace:
+    def _forward(self, batch: SimpleNamespace, path: str = "") -> SimpleNamespace:
         self.batches.append(batch)
         last = batch.input_ids
         if batch.mode.is_extend():
@@ -57,7 +57,7 @@ class CountingHead(HeadModel):
     def _forward_batch(self, mode, **fields) -> SimpleNamespace:
         return SimpleNamespace(mode=mode, **fields)
 
-    def _forward(self, batch: SimpleNamespace) -> SimpleNamespace:
+    def _forward(self, batch: SimpleNamespace, path: str = "") -> SimpleNamespace:
         self.batches.append(batch)
         last = torch.arange(len(batch.rows))
         if batch.mode.is_extend():

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
     "shield", "options", "judging", "sgl", "reporting", "requests", "verify", "cpu",
-    "recurrent", "drafting", "remote", "policy", "engine", "probe", "plugin",
+    "recurrent", "drafting", "remote", "policy", "engine", "probe", "proof", "plugin",
     "embedded", "demo", "calibrate", "cli",
 )  # fmt: skip
 # The client's side, which shares little with the server's.
@@ -30,6 +30,7 @@ WITH_SGLANG = {
     "recurrent",
     "drafting",
     "probe",
+    "proof",
     "plugin",
     "frontend",
     "shield",

@@ -149,7 +149,7 @@ class ReplayingHead(CountingHead):
         self.shown = torch.zeros(MOST, 1)
         self.replayed: list[int] = []
 
-    def _forward(self, batch):
+    def _forward(self, batch, path):
         num = len(batch.rows)
         if batch.mode.is_extend() or num > MOST:
             return super()._forward(batch)

@@ -3,6 +3,7 @@
 import pytest
 
 from sglang_parse.engine import outcome, round, shown
+from sglang_parse.sgl.fast_paths import PassFailed
 from tests.support.fake_engine import LINE, FakeDrafter, FakeServer, FakeTarget
 from tests.support.fake_engine import make_request as make
 
@@ -112,3 +113,23 @@ def test_a_fault_in_what_all_share_is_not_hidden(stage, monkeypatch):
     monkeypatch.setattr(holder(server), name, always)
     with pytest.raises(Fault):
         server.round(*requests())
+
+
+def test_where_no_pass_can_run_the_target_answers_alone(monkeypatch):
+    """Red if a request loses a token when the last route fails, or drafts are made that
+    nothing can verify."""
+    server, drafter = serve()
+
+    def broken(*_):
+        raise PassFailed
+
+    monkeypatch.setattr(server.target, "verify", broken)
+    victim, other = requests()
+    for _ in range(2):
+        server.round(victim, other)
+    num_asked = drafter.num_asked
+    while len(other.output_ids) <= len(DRAFT):
+        server.round(victim, other)
+    assert victim.output_ids[1 : 1 + len(DRAFT)] == list(DRAFT)
+    assert other.output_ids[1 : 1 + len(DRAFT)] == list(DRAFT)
+    assert drafter.num_asked == num_asked

@@ -42,6 +42,7 @@ from sglang_parse.requests.round_records import (
 )
 from sglang_parse.requests.state import RequestState
 from sglang_parse.sgl import sampling
+from sglang_parse.sgl.fast_paths import FastPaths
 from sglang_parse.verify import drawing
 from sglang_parse.verify.model import TargetModel
 from sglang_parse.verify.output import PassOutput
@@ -64,6 +65,7 @@ class Verifier:
     that the LM head was asked for."""
 
     runner = SimpleNamespace(sampler=sampler)
+    paths = FastPaths()
 
     def __init__(self, own: list[int]) -> None:
         self.own = own

@@ -25,6 +25,7 @@ from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.sgl import graphs, readback, sampling, slots, upload
+from sglang_parse.sgl.fast_paths import FastPaths
 from sglang_parse.sgl.slots import RoundSlots
 from sglang_parse.verify.layout import PassRequest, build_verify_plan
 from sglang_parse.verify.lm_head import LmHead
@@ -59,7 +60,7 @@ class Sampling:
 
 
 class Draft(CountingDraft):
-    def _forward(self, batch):
+    def _forward(self, batch, path):
         logits = torch.empty(len(batch.rows), VOCAB, device="cuda")
         return SimpleNamespace(next_token_logits=logits)
 
@@ -103,7 +104,7 @@ def make_verifier() -> TargetVerifier:
         sampler=lambda output, *_: output.next_token_logits.argmax(dim=-1),
     )
     one.lm_head, one.shown = LmHead(None, logits_processor), None
-    one.pass_graphs = graphs.PassGraphs(one.runner)
+    one.pass_graphs, one.paths = graphs.PassGraphs(one.runner), FastPaths()
     return one
 
 

@@ -9,6 +9,7 @@ import torch
 
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
+from sglang_parse.sgl.fast_paths import FastPaths
 from sglang_parse.verify import drawing, model
 from sglang_parse.verify.model import TargetModel
 
@@ -19,6 +20,7 @@ class Verifier:
     """A target that counts: behind token t it writes t + 1."""
 
     runner = None
+    paths = FastPaths()
 
     def __init__(self) -> None:
         self.asked: list[dict] = []

@@ -9,6 +9,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
 from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.sgl.fast_paths import FastPaths
 from sglang_parse.verify import short_passes as module
 from sglang_parse.verify.layout import PassRequest, build_verify_plan
 from sglang_parse.verify.short_passes import ShortPasses
@@ -31,7 +32,10 @@ def short_passes(
     )
     runner = SimpleNamespace(decode_cuda_graph_runner=graphs, token_to_kv_pool=pool)
     verifier = SimpleNamespace(
-        runner=runner, shows_features=shows, decode=lambda **fields: fields
+        runner=runner,
+        shows_features=shows,
+        decode=lambda **fields: fields,
+        paths=FastPaths(),
     )
     return ShortPasses(verifier, SimpleNamespace(table=torch.zeros(8, 32)))
 
