@@ -132,8 +132,8 @@ def build_result(
     """Pad the tokens to one stride (sglang/srt/managers/utils.py).
 
     round: of the requests of the last pass, None without one. seq_lens, host_lens: [bs]
-    before the round, on the device and on the host. reqs: of the batch, to be asked which of them want to
-    know what their tokens are drawn from.
+    before the round, on the device and on the host. reqs: of the batch, to be asked
+    which of them want to know what their tokens are drawn from.
     """
     device = seq_lens.device
     lens = [len(one.tokens) for one in emitted]

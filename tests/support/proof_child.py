@@ -43,12 +43,12 @@ def stale_tokens(replay):
 
 
 def wrong_bucket(replay):
-    """A size less than the batch is replayed."""
+    """Another size is replayed than the one whose outputs are read."""
 
     def broken(self, key, batch, **kwargs):
         sizes = sorted((one for one in self.forwards), key=lambda one: one.size)
-        at = max(0, [one.size for one in sizes].index(key.size) - 1)
-        replay(self, sizes[at], batch, **kwargs)
+        at = [one.size for one in sizes].index(key.size) + 1
+        replay(self, sizes[at % len(sizes)], batch, **kwargs)
         return self.outputs[key]
 
     return broken

@@ -35,7 +35,7 @@ def raises(*args, **kwargs):
 
 
 def test_a_path_that_raises_is_off_and_told_once(caplog):
-    """Red if an error reaches the scheduler, comes back each round, or fills the log."""
+    """Red if an error reaches the scheduler, comes back, or fills the log."""
     paths, told = FastPaths(), []
     paths.on_change = lambda *change: told.append(change)
     with caplog.at_level(logging.INFO):

@@ -1,0 +1,59 @@
+"""The proof at start over SGLang's own captured decode steps: what is right passes, and
+each fault is found by the path that it is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FAULTS = (
+    *("target_steps: stale_length", "target_steps: stale_tokens"),
+    *("target_steps: wrong_bucket", "draft_steps: stale_length"),
+    *("draft_steps: stale_tokens", "draft_steps: wrong_bucket"),
+    *("draft_steps: raises", "head_steps: states are not loaded"),
+    *("route_mask: slot freed early", "route_virtual: wrong slots"),
+    "short_passes: wrong place",
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """By fault: the states of the paths that were tried."""
+    folder = tmp_path_factory.mktemp("proof")
+    command = (sys.executable, "-m", "tests.support.proof_child", str(folder))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line[6:] for line in done.stdout.splitlines() if line[:6] == "found "]
+    return {one["fault"]: one["paths"] for one in map(json.loads, lines)}
+
+
+def test_all_that_a_server_captures_is_proven(found):
+    """Red if the proof finds fault with what is right, or tries less than there is."""
+    states = {name: one["state"] for name, one in found["none"].items()}
+    absent = {name for name, state in states.items() if state == "absent"}
+    assert absent == {"pass_graphs", "head_prefills"}
+    assert {state for state in states.values() if state != "absent"} == {"proven"}
+    assert len(states) == 9
+    assert max(one["difference"] or 0 for one in found["none"].values()) < 1e-4
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found_at_start(found, fault):
+    """Red if a server with this fault serves by the path that it is in."""
+    (one,) = found[fault].values()
+    assert one["state"] == "off", one
+    assert "differ" in one["why"] or "a fault of the test" in one["why"]
+
+
+def test_no_fault_is_left_out(found):
+    """Red if the process tries a fault that no test looks at."""
+    assert {*FAULTS, "none"} == set(found)
