@@ -90,34 +90,6 @@ def test_the_scheduler_waits_for_a_round_only_where_we_let_it():
     assert "if result.copy_done is not None:" in process
 
 
-@pytest.mark.parametrize(
-    ("device", "brings_back", "beside"),
-    [("cuda:0", False, True), ("cuda:0", True, False), ("cpu", False, False)],
-)
-def test_steps_run_ahead_where_nothing_disturbs_them(
-    monkeypatch, device, brings_back, beside
-):
-    """Red if a step writes KV while a hierarchical cache fills slots that were just
-    freed, if a CPU computes what no round may take, or if drafters are not told."""
-    from sglang_parse.plugin import assembly
-
-    seen = []
-    head = SimpleNamespace(token_level=True, max_tokens=4, open=seen.append)
-    fields = {f.name: None for f in dataclasses.fields(assembly.Parts)} | {
-        "verifier": SimpleNamespace(runner=SimpleNamespace(device=device)),
-        "drafters": (head,),
-        "config": SimpleNamespace(window=8),
-    }
-    memory = SimpleNamespace(enable_hierarchical_cache=brings_back)
-    monkeypatch.setattr(assembly, "get_memory", lambda: memory)
-    monkeypatch.setattr(assembly, "has_recurrent_state", lambda runner: True)
-    slots = SimpleNamespace(num_slots=99, max_rows=64, last_slot=99)
-    parts = assembly.Parts(**fields)
-    assert parts.device_runs_beside == beside
-    assembly._open_drafters(parts, slots, num_requests=4)
-    assert [resources.runs_ahead for resources in seen] == [beside]
-
-
 @pytest.mark.contract_source
 def test_prefill_batch_names_its_unfinished_request():
     """Red if a client's text could be judged before its prompt is whole."""

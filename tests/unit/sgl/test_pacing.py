@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sglang_parse.drafting.draft_model import DraftRequest
+from sglang_parse.drafting import draft_model
+from sglang_parse.drafting.draft_model import DraftPhase, DraftRequest
 from sglang_parse.sgl.pacing import StepPacer
 from sglang_parse.verify import passes
 from tests.support.counting import GREEDY, CountingDraft
@@ -76,6 +78,9 @@ class PlannedDraft(CountingDraft):
 
 @pytest.fixture
 def lagging(monkeypatch) -> Device:
+    for name in ("draft_tp_context", "draft_pp_context"):
+        monkeypatch.setattr(draft_model, name, lambda *_: nullcontext())
+    monkeypatch.setattr(draft_model, "draft_rows", lambda *_: GREEDY)
     device = Device()
     module = SimpleNamespace(Event=device.event())
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
@@ -96,6 +101,10 @@ def orders(num_new: int, num_missing: int) -> list[DraftRequest]:
     ]
 
 
+def propose(model: PlannedDraft, requests: list[DraftRequest], table) -> None:
+    model.propose(requests, table=table, sampling_info=GREEDY, phase=DraftPhase())
+
+
 @pytest.mark.parametrize("num_missing", [1, 2, 4])
 def test_a_step_attends_by_its_own_plan(lagging, num_missing):
     """Red if a plan is overwritten before the device has copied it: between steps, or
@@ -103,7 +112,7 @@ def test_a_step_attends_by_its_own_plan(lagging, num_missing):
     model = PlannedDraft(lagging)
     table = 100 * torch.arange(4)[:, None] + torch.arange(40)
     for _ in range(2):  # a second round begins while the first is under way
-        model._propose(orders(7, num_missing), table, GREEDY)
+        propose(model, orders(7, num_missing), table)
     lagging.run_until(lagging.num_launched)
     assert len(model.asked) >= 12
     assert model.attended == model.asked
@@ -113,7 +122,7 @@ def test_the_host_is_one_step_ahead(lagging):
     """Red if the host waits for what it has just launched, or runs away."""
     model = PlannedDraft(lagging)
     table = 100 * torch.arange(4)[:, None] + torch.arange(40)
-    model._propose(orders(9, 1), table, GREEDY)
+    propose(model, orders(9, 1), table)
     assert model.ahead == [1, *[2] * (len(model.ahead) - 1)]
     assert lagging.waits == len(model.ahead) - 2
 
