@@ -67,10 +67,10 @@ class GuardedDrafters:
     def draft(self, round: Round) -> None:
         """Each in its turn, behind what stands already."""
         for drafter in self.drafters:
-            before = [r.draft for r in round]
+            before = [(r.draft, r.is_drafting) for r in round]
             if not self._ask(drafter, lambda d: d.draft(round), states_of(round)):
-                for r, draft in zip(round, before, strict=True):
-                    r.draft, r.is_drafting = draft, False
+                for r, kept in zip(round, before, strict=True):
+                    r.draft, r.is_drafting = kept
 
     def after_pass(self, round: Round) -> None:
         for drafter in self.drafters:
