@@ -62,6 +62,12 @@ def marks_of(tokenizer: Any) -> ThinkingMarks | None:
     return None
 
 
+def closing_ids(tokenizer: Any) -> frozenset[int]:
+    """The token that ends thinking, where a tokenizer has one."""
+    marks = marks_of(tokenizer)
+    return frozenset(marks.ids[1:]) if marks else frozenset()
+
+
 def thinking_state(
     marks: ThinkingMarks | None, pieces: TokenBytes, prompt: Sequence[int]
 ) -> str:

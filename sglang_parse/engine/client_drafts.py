@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_parse.engine.segmenting import Segmenting, first_empty
+from sglang_parse.engine.segmenting import Segmenting, between, first_empty
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.validation import MAX_VERIFY_SEGMENTS
 from sglang_parse.policy.windows import draft_window, fit_windows, longest_draft
@@ -77,7 +77,10 @@ def draft_of(r: RequestRound, segmenting: Segmenting, bounds: Bounds) -> None:
             f"custom_params.parse_verify[{empty}] has no tokens under this model's "
             "tokenizer; leave it out."
         )
-    r.segments = Segments(tuple(b for b in cuts if b <= now))
+    exact_end = 0
+    if not verify_only:
+        exact_end, now = segmenting.head_end(r)
+    r.segments = Segments(between(exact_end, cuts, now), exact_end=exact_end)
     if verify_only:
         _check_verdicts(r, bounds)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sglang_parse.engine.client_drafts import Bounds, Text, draft_of
 from sglang_parse.engine.failures import guard
@@ -20,7 +21,7 @@ from sglang_parse.engine.shown import lay_out
 from sglang_parse.engine.verifications import Verifications
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import Refusal, cannot_judge, internal_error
-from sglang_parse.requests.round_records import RequestRound, Round, Segments
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.sgl.fast_paths import PassFailed
 from sglang_parse.sgl.scheduler_types import (
     RoundBatch,
@@ -218,7 +219,7 @@ def share_verdicts(texts: Sequence[RequestRound], room: int) -> int:
     for num_left, r in zip(range(len(texts), 0, -1), texts, strict=True):
         suffix_len = len(r.state.suffix)
         most = max(0, left // num_left // suffix_len)
-        r.segments = Segments(r.segments.boundaries[:most])
+        r.segments = replace(r.segments, boundaries=r.segments.boundaries[:most])
         taken = len(r.segments.boundaries) * suffix_len
         left, total = left - taken, total + taken
     return total

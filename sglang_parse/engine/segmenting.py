@@ -7,7 +7,7 @@ judged from the end of the segments that the target still writes itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -34,7 +34,8 @@ class Segmenting:
 
     token_texts: text of every token id of the model's padded vocabulary. on_error: told
     where the segmenter of an installed package fails on a draft; that draft is followed
-    token by token. Raises ValueError where the configured segmenter is not known.
+    token by token. closing: token ids that end thinking. Raises ValueError where the
+    configured segmenter is not known.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Segmenting:
         config: ParseConfig,
         token_texts: Sequence[str],
         on_error: Callable[[ExtensionError], None] = lambda error: None,
+        closing: Collection[int] = (),
     ) -> None:
         self.on_error = on_error
+        self._closing = frozenset(closing)
         self.max_segments = config.max_segments
         self._token_texts = token_texts
         self.segmenter: Callable[[str], Segmenter] = lru_cache(NUM_CACHED)(
@@ -101,17 +104,43 @@ class Segmenting:
         if state.recovering:
             end = self._recovery_end(r, find(settled=True), len(tokens))
             exact_end = max(exact_end, end - len(begun))
+        exact_end, next_part = self.head_end(r, exact_end)
         shifted = (b - len(begun) for b in find())
         found = tuple(b for b in shifted if b > exact_end)
         every = state.options.judge_every or judge_every
         if state.num_suspect > exact_end or draft.num_client:
             every = 1  # one of these segments is wrong, or they are a client's
+        num_found, found = len(found), between(exact_end, found, next_part)
         most = min(most, math.ceil(len(found) / every))
         return Segments(
             boundaries=thin(found, most) if most else (),
             exact_end=exact_end,
-            num_found=len(found),
+            num_found=num_found,
         )
+
+    def head_end(self, r: RequestRound, exact_end: int = 0) -> tuple[int, int]:
+        """Leading draft tokens that are to be the target's own, also because the answer
+        begins there, or what follows its thinking; and the place behind them, at most
+        the draft's length, where the next such part begins or a special token stands,
+        which no verdict may carry: it could open a turn in another's name.
+
+        exact_end: those that are for another reason.
+        """
+        num, draft = r.state.options.exact_head, r.draft.tokens
+        since = r.output_len  # tokens that are decided of this part
+        last = [*r.req.output_ids[-num:], *r.state.ready][-num:] if num else []
+        for at, token in enumerate(last):
+            if token in self._closing:
+                since = len(last) - 1 - at
+        end = max(exact_end, num - since)
+        for at, token in enumerate(draft):
+            if num and token in self._closing:
+                if at >= end:
+                    return end, at + 1
+                end = max(end, at + 1 + num)
+            elif at >= end and not self._token_texts[token]:
+                return end, at
+        return min(end, len(draft)), len(draft)
 
     def _recovery_end(
         self, r: RequestRound, ends: Sequence[int], num_tokens: int
@@ -184,6 +213,12 @@ class Segmenting:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return "".join(self._token_texts[t] for t in tokens)
+
+
+def between(start: int, boundaries: Sequence[int], end: int) -> tuple[int, ...]:
+    """The boundaries behind start and up to end; the first behind that moves there."""
+    kept = {min(b, end) for b in boundaries}
+    return tuple(sorted(b for b in kept if b > start))
 
 
 def padded_texts(texts: Sequence[str], vocab_size: int) -> list[str]:

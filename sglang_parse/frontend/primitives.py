@@ -38,6 +38,7 @@ def parse_gen(
     window: int | None = None,
     judge_suffix: str | None = None,
     exact_tail: bool | None = None,
+    exact_head: int | None = None,
     recover_segments: int | str | None = None,
     compose: bool | None = None,
     judge: str | None = None,
@@ -47,7 +48,7 @@ def parse_gen(
     """`sgl.gen` on a PARSE server; takes all its arguments, and these:
 
     threshold, segment, mode, keep_rule, judge_every, window, judge_suffix,
-        exact_tail, recover_segments, compose, judge: this call's own
+        exact_tail, exact_head, recover_segments, compose, judge: this call's own
         `parse_*` settings (segment: the segmenter); None for the server's.
     draft: text taken as the draft of the answer from its first token. Its prefixes are
         judged in one pass, the valid one is kept, and generation goes on from there.

@@ -135,6 +135,7 @@ RULES: dict[str, Rule] = {
     "window": _window,
     "judge_suffix": _own("judge_suffix"),
     "exact_tail": _exact_tail,
+    "exact_head": _at_least("exact_head"),
     "recover_segments": _recover_segments,
     "judge": _judge,
     # The target's own token decides on what these drafters write.

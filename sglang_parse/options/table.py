@@ -172,6 +172,12 @@ class SharedOptions:
         "After the cut, keep draft tokens as long as they equal the target's own "
         "choice.",
     )
+    exact_head: int = option(
+        0,
+        whole(0, 1 << 20),
+        "The first N tokens of an answer, and of what follows the end of thinking, are "
+        "the target's own. Verdicts count behind them.",
+    )
     recover_segments: int | str = option(
         1,
         SEGMENT_COUNT,

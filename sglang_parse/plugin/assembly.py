@@ -21,6 +21,7 @@ from sglang.srt.utils import get_available_gpu_memory
 from sglang_parse.drafting.create_drafters import create_drafters
 from sglang_parse.drafting.drafter import Drafter, DrafterContext, DrafterResources
 from sglang_parse.drafting.runner import DraftRunner
+from sglang_parse.drafting.thinking import closing_ids
 from sglang_parse.engine.client_pass import ClientPass
 from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
 from sglang_parse.engine.outcome import largest_wave
@@ -171,7 +172,7 @@ def open_parts(
         errors=errors,
         verifier=verifier,
         drafters=tuple(drafters),
-        segmenting=Segmenting(config, texts, errors.note),
+        segmenting=Segmenting(config, texts, errors.note, closing_ids(tokenizer)),
         judge=judge,
         requests=requests,
         probe=probe,

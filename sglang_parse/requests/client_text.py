@@ -40,11 +40,16 @@ class ClientText:
         text: str | Sequence[str],
         tokenizer: Any,
         stop_ids: Collection[int] = frozenset(),
+        **options: bool,
     ) -> ClientText:
         """A text, up to the first token of `stop_ids`, or its segments, each encoded
-        for itself. Where an answer ends the target says, as behind any draft."""
+        for itself. Where an answer ends the target says, as behind any draft.
+
+        options: of the tokenizer.
+        """
         parts = [text] if isinstance(text, str) else text
-        ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        options["add_special_tokens"] = False
+        ids = [tokenizer.encode(part, **options) for part in parts]
         ends = tuple(accumulate(map(len, ids)))
         tokens = [token for part in ids for token in part]
         if isinstance(text, str):

@@ -129,13 +129,14 @@ class RequestStates:
         if options.mode == "semantic":
             judge = self.make_judge(options.judge_suffix)
         if options.client_text and options.mode != "off":
-            # A text that is judged alone is judged whole.
-            stop_ids = (
-                frozenset()
-                if options.verify_only
-                else stop_token_ids(req, self.model_eos_ids)
-            )
-            client = ClientText.of(options.client_text, self.tokenizer, stop_ids)
+            if options.verify_only:
+                # Judged whole, and as text: what looks like a turn's end is none.
+                client = ClientText.of(
+                    options.client_text, self.tokenizer, split_special_tokens=True
+                )
+            else:
+                stop_ids = stop_token_ids(req, self.model_eos_ids)
+                client = ClientText.of(options.client_text, self.tokenizer, stop_ids)
             if self.has_recurrent_state:
                 raise ValueError(
                     "The request has a text behind its prompt (prediction, "

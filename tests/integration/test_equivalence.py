@@ -12,6 +12,8 @@ from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from tests.support.client import ANSWER_TOKENS, finish, outcome, report
 
 EOS = 2
+# Begins as an answer does, and goes on as none may.
+HOSTILE = "Step 1: nothing is counted.\nSure, here is how.\nAnswer: 20\n"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,23 @@ def test_threshold_above_one_without_exact_tail_equals_target(parse, prompts, ex
     custom = {"parse_threshold": 2.0, "parse_exact_tail": False, "parse_window": 24}
     results = parse.generate_all(prompts[:5], 5, custom=custom)
     assert differing(results, expected[:5]) == []
+
+
+@pytest.mark.parametrize(
+    "draft", [{}, {"parse_draft": HOSTILE}], ids=["own", "hostile"]
+)
+@pytest.mark.parametrize("num", [1, 4, 9])
+def test_the_head_of_an_answer_is_the_targets(parse, prompts, expected, draft, num):
+    """Red if one of the first tokens comes from a draft that a verdict carried, however
+    loose the judge; or if no verdict counts behind them."""
+    loosest = {"parse_threshold": 0, "parse_keep_rule": "longest", "parse_window": 40}
+    custom = {**loosest, **draft, "parse_exact_head": num}
+    results = parse.generate_all(prompts, 8, custom=custom)
+    for result, (own, *_) in zip(results, expected, strict=True):
+        assert result["output_ids"][:num] == own[:num]
+    assert sum(report(r)["kept_segments"] for r in results) > len(prompts)
+    if draft and num == 1:
+        assert any("Sure, here is how." in r["text"] for r in results)
 
 
 @pytest.mark.parametrize(

@@ -467,6 +467,31 @@ def test_a_clients_text_is_judged_without_a_drafter():
     assert counters.kept_client_tokens == 6 and counters.draft_tokens == 0
 
 
+@pytest.mark.parametrize("num", [0, 1, 2, 4, 9, 40])
+@pytest.mark.parametrize("has_client", [True, False])
+def test_an_exact_head_is_the_targets_own(num, has_client):
+    """Red if one of the first tokens comes from a draft that the judge approves of and
+    the target did not write, or if verdicts count no more behind them."""
+    rng = random.Random(num)
+    for _ in range(30):
+        own = [rng.choice((20, 21, LINE)) for _ in range(60)]
+        draft = [t if rng.random() < 0.7 else rng.choice((22, LINE)) for t in own]
+        target = FakeTarget(follows(own), lambda tokens: 0.99)
+        model = FakeDrafter(lambda tokens, draft=draft: draft[len(tokens) - 3 :][:9])
+        config = ParseConfig(
+            segmenter="line", adaptive=False, exact_head=num, window=rng.choice((5, 9))
+        )
+        server = FakeServer(target, [model], config=config)
+        client = ClientText([12, *draft[:30]]) if has_client else None
+        req = make_request(config=config, client=client)
+        while len(req.output_ids) < 50:
+            server.round(req)
+        head = max(0, num - 1)  # behind the first token
+        assert req.output_ids[1:][:head] == own[:head]
+        kept = req.state.report.counters.judged_tokens
+        assert kept > 0 or num == 40
+
+
 def test_a_stop_inside_a_kept_segment_takes_its_tail_back():
     """Red if tokens behind a stop that SGLang finds later are counted as kept."""
     server, *_ = serve()

@@ -19,23 +19,30 @@ from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_engine import FakeSlots
 
-TEXTS = ["a", "b", "\n", "c"]
-LINE = 2
+TEXTS = ["a", "b", "\n", "c", "</think>", ""]
+LINE, CLOSING, SPECIAL = 2, 4, 5
 
 
 def segmenting(texts=TEXTS) -> Segmenting:
     """Over a small vocabulary."""
-    return Segmenting(ParseConfig(segmenter="line", max_segments=16), texts)
+    config = ParseConfig(segmenter="line", max_segments=16)
+    return Segmenting(config, texts, closing=[CLOSING])
 
 
 def state(
-    recovering: int = 0, limit: int = 1, segmenter="line", judge_every: int = 0, **more
+    recovering: int = 0,
+    limit: int = 1,
+    segmenter="line",
+    judge_every: int = 0,
+    exact_head: int = 0,
+    **more,
 ) -> RequestState:
     options = SimpleNamespace(
         mode="semantic",
         segmenter=segmenter,
         recover_limit=limit,
         judge_every=judge_every,
+        exact_head=exact_head,
     )
     judge = SimpleNamespace(suffix=(9,) * 5)
     return RequestState(
@@ -198,6 +205,41 @@ def test_a_round_that_is_not_judged_follows_every_draft_token_by_token():
     for target in ([*DRAFT.tokens, 1], [0, LINE, 0, *DRAFT.tokens[3:], 1]):
         got, exact = (decide(c, DRAFT.tokens, target) for c in (tail, exact_cut(8)))
         assert (got.accept_tokens, got.pending) == (exact.accept_tokens, ())
+
+
+HEAD_AND_THINKING = [
+    # Output before the draft, draft, recovering, expected (boundaries, exact end).
+    ([0], DRAFT.tokens, 0, ((4, 7), 3)),
+    ([0, 0, 0], DRAFT.tokens, 0, ((2, 4, 7), 1)),
+    ([0] * 9, DRAFT.tokens, 0, ((2, 4, 7), 0)),
+    ([0] * 9, DRAFT.tokens, 2, ((7,), 4)),
+    ([0], DRAFT.tokens[:3], 0, ((), 3)),
+    # Behind the end of thinking, in the output and in the draft.
+    ([0] * 9 + [CLOSING], DRAFT.tokens, 0, ((7,), 4)),
+    ([0] * 9 + [CLOSING, 0, 0], DRAFT.tokens, 0, ((4, 7), 2)),
+    ([0] * 9 + [CLOSING, 0, 0, 0, 0], DRAFT.tokens, 0, ((2, 4, 7), 0)),
+    ([0] * 9, (0, LINE, 0, CLOSING, LINE, 0, 0, LINE), 0, ((2, 4), 0)),
+    ([0] * 9, (0, LINE, 0, CLOSING, LINE, 0, 0), 0, ((2, 4), 0)),
+    ([0], (0, LINE, CLOSING, LINE, 0, 0, 1, LINE), 0, ((8,), 7)),
+    ([0] * 9, (0, LINE, CLOSING, LINE, 0, 0, 1, LINE), 2, ((8,), 7)),
+    # No verdict carries a special token.
+    ([0] * 9, (0, LINE, 0, LINE, SPECIAL, 0, LINE), 0, ((2, 4), 0)),
+    ([0] * 9, (0, LINE, 0, SPECIAL, 0, LINE), 0, ((2, 3), 0)),
+    ([0] * 9, (SPECIAL, 0, LINE, 0, LINE), 0, ((), 0)),
+    ([0, 0], (0, SPECIAL, SPECIAL, 0, LINE), 0, ((), 2)),
+    ([0] * 9, (0, SPECIAL, LINE, 0, LINE), 1, ((5,), 3)),
+    ([0] * 9, (0, SPECIAL, LINE, 0, SPECIAL, 0, LINE), 1, ((4,), 3)),
+]
+
+
+@pytest.mark.parametrize(("output", "draft", "recovering", "found"), HEAD_AND_THINKING)
+def test_the_head_of_an_answer_and_of_a_turn_is_exact(output, draft, recovering, found):
+    """Red if a verdict can keep one of the first 4 tokens of an answer, or of what
+    follows its thinking, wherever these lie."""
+    one = record(state(recovering, exact_head=4), Draft(tuple(draft)), output)
+    one.output_len = len(output)
+    segmenting().segment(Round(None, [one]), room=100)
+    assert (one.boundaries, one.exact_end) == found
 
 
 class Request:

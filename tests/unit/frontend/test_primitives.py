@@ -167,6 +167,7 @@ def test_gen_sends_every_option_under_its_wire_name():
         "window": 8,
         "judge_suffix": "Right?",
         "exact_tail": False,
+        "exact_head": 4,
         "recover_segments": "all",
         "compose": False,
         "judge": "suffix",

@@ -47,6 +47,7 @@ ORDERS = [
     ({}, {"judge_suffix": [ParseConfig.judge_suffix]}, {"judge_suffix": ["Hm?"]}),
     ({}, {"exact_tail": [True]}, {"exact_tail": [False]}),
     ({"exact_tail": False}, {"exact_tail": [True, False]}, {}),
+    ({"exact_head": 4}, {"exact_head": [4, 5]}, {"exact_head": [0, 3]}),
     ({}, {"recover_segments": [1, 2, "all"]}, {"recover_segments": [0]}),
     ({"recover_segments": "all"}, {"recover_segments": ["all"]}, {}),
     ({"recover_segments": "all"}, {}, {"recover_segments": [0, 1024]}),

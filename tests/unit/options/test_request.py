@@ -23,6 +23,7 @@ GOOD = {
     "parse_window": [0, 1, 256, 1 << 20],
     "parse_judge_suffix": ["Is it right?", "对吗？ Yes or No", "x" * 2000],
     "parse_exact_tail": [True, False],
+    "parse_exact_head": [0, 4, 1 << 20],
     "parse_recover_segments": [0, 1, 1024, "all"],
     "parse_compose": [True, False],
     "parse_report": [True, False],
@@ -64,6 +65,7 @@ BAD = {
     ],
     "parse_window": [1.0, "8", True, None, -1, (1 << 20) + 1, 10**30, math.nan, [8]],
     "parse_judge_suffix": ["", "  \n", None, 5, ["Is it?"], "x" * 2001, "a\ud800b"],
+    "parse_exact_head": [-1, 1.0, True, "4", None, (1 << 20) + 1],
     "parse_exact_tail": [1, 0, "true", None, [True]],
     "parse_report": [1, "yes", None, {}],
 }
@@ -165,6 +167,7 @@ ASKED = {
     "window": 0,
     "judge_suffix": "Right?",
     "exact_tail": False,
+    "exact_head": 3,
     "recover_segments": "all",
 }
 

@@ -23,6 +23,7 @@ BAD = {
     "threshold": [-0.01, 2.1, math.nan, math.inf, "0.5", True, None],
     "keep_rule": ["", "first", "LONGEST", None, 1],
     "mode": ["", "auto", None, 0],
+    "exact_head": [-1, 1.0, "2", None, True, (1 << 20) + 1],
     "exact_tail": ["true", 1, 0, None],
     "stream_tokens": [-1, 1.0, "2", None, True, (1 << 20) + 1],
     "recover_segments": [-1, 1.0, "1", "ALL", "", True, None, 1025],
