@@ -17,7 +17,13 @@ from pathlib import Path
 
 from sglang_parse.options.request import REQUEST_TABLE
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.table import FLAG_PREFIX, Option, SharedOptions, options_of
+from sglang_parse.options.table import (
+    FLAG_PREFIX,
+    Option,
+    SharedOptions,
+    grouped,
+    options_of,
+)
 
 MARKER = re.compile(r"<!-- options:(\S+) (begin|end) -->")
 BLOCK = re.compile(
@@ -27,9 +33,13 @@ SHARED = frozenset(row.name for row in options_of(SharedOptions))
 
 
 def server_table(rows: Sequence[Option] = options_of(ParseConfig)) -> str:
-    """Markdown table of the flags."""
+    """Markdown tables of the flags, one for each group."""
     columns = (f"Flag `{FLAG_PREFIX}*`", "Values", "Default", "Meaning")
-    return _table(columns, [_server_cells(row) for row in rows])
+    return "\n\n".join(
+        f"**{title[0].upper()}{title[1:]}**\n\n"
+        + _table(columns, [_server_cells(row) for row in of_group])
+        for title, of_group in grouped(rows).items()
+    )
 
 
 def request_table(rows: Sequence[Option] = REQUEST_TABLE) -> str:

@@ -16,6 +16,7 @@ import sglang as sgl
 
 from programs.common import arguments, connect, embedded_problem, report, text_file
 from sglang_parse import parse_gen
+from sglang_parse.embedded.task import check_answer
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> Answer:
         "--threshold", type=float, metavar="X", help="default: the server's"
     )
     args = parser.parse_args(argv)
-    question = args.question or embedded_problem(args).prompt
+    problem = None if args.question else embedded_problem(args)
+    question = args.question or problem.prompt
     try:
         draft = args.draft or adding_tool(question)
     except ValueError as e:
@@ -87,6 +89,12 @@ def main(argv: Sequence[str] | None = None) -> Answer:
         f"draft model's and {result.from_target} of the target's own, in "
         f"{result.target_passes} passes."
     )
+    if problem and not check_answer(problem, result.text):
+        print(
+            f"This is wrong, the answer is {problem.answer}. The judge has approved of "
+            "a wrong step, which is a false accept, or the target has made a mistake "
+            "itself; a higher --threshold accepts less."
+        )
     return result
 
 

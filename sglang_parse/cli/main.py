@@ -16,9 +16,11 @@ from sglang_parse.cpu.entry import SWITCH_ENV
 from sglang_parse.embedded import (
     DRAFT_PATH,
     HEAD_PATH,
+    QUESTION,
     TARGET_PATH,
 )
-from sglang_parse.options.table import COMPOSITIONS
+from sglang_parse.options.table import EAGLE3
+from sglang_parse.options.validation import suggest_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     demo.add_argument(
         "--compose",
-        choices=COMPOSITIONS,
+        choices=("none", EAGLE3),
         default="none",
         help="eagle3: EAGLE-3 alone and with PARSE as two more arms",
     )
@@ -82,7 +84,13 @@ def build_parser() -> argparse.ArgumentParser:
     trace = commands.add_parser(
         "trace", help="ask a running server and colour the answer's segments"
     )
-    trace.add_argument("prompt", help="the question; - reads it from standard input")
+    trace.add_argument(
+        "prompt",
+        nargs="?",
+        default=QUESTION,
+        help="the question; - reads it from standard input; default: one that the "
+        "embedded pair can answer",
+    )
     trace.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
     trace.add_argument(
         "--draft", type=Path, metavar="FILE", help="text to judge as the answer's draft"
@@ -105,6 +113,10 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=doctor_command)
     add_estimate(commands)
     add_calibrate(commands)
+    flags = [*parser._option_string_actions]
+    for command in commands.choices.values():
+        flags += command._option_string_actions
+    suggest_flags(parser, flags)
     return parser
 
 
@@ -160,6 +172,8 @@ def trace_command(args: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not prompt.strip():
         raise ValueError("The prompt is empty; give a question.")
+    if prompt == QUESTION:
+        print(f"{QUESTION}\n")
     options = {
         "parse_threshold": args.threshold,
         "parse_mode": args.mode,
@@ -183,6 +197,7 @@ def models_command(args: argparse.Namespace) -> int:
     paths = {"target": TARGET_PATH, "draft": DRAFT_PATH, "head": HEAD_PATH}
     for name, path in paths.items():
         print(f"{name} {path}")
+    print(f"\nThey were trained for one kind of question alone, such as\n  {QUESTION}")
     return 0
 
 

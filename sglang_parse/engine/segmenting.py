@@ -104,6 +104,8 @@ class Segmenting:
         if state.recovering:
             end = self._recovery_end(r, find(settled=True), len(tokens))
             exact_end = max(exact_end, end - len(begun))
+        elif draft.num_client:
+            exact_end = max(exact_end, self._fragment_end(r, opened, before))
         exact_end, next_part = self.head_end(r, exact_end)
         shifted = (b - len(begun) for b in find())
         found = tuple(b for b in shifted if b > exact_end)
@@ -148,6 +150,24 @@ class Segmenting:
         """Tokens up to which the target still writes itself; ends: of its segments."""
         num = r.state.recovering
         return num_tokens if num > len(ends) else ends[num - 1]
+
+    def _fragment_end(self, r: RequestRound, opened: str, before: Sequence[int]) -> int:
+        """Where the answer came back to a client's text inside a segment, the end of
+        that segment: the target wrote its beginning, and a judge that sees the client's
+        end of it approves of too much. Else 0."""
+        at = r.state.client.found_at if r.state.client else None
+        since = len(r.req.output_ids) + len(r.state.ready) - (at or 0)
+        if at is None or since > len(before):
+            return 0
+        tokens = (*before, *r.draft.tokens)
+        ends = self.segmenter(r.state.options.segmenter).boundaries(
+            tokens,
+            ended=r.draft.ended,
+            max_segments=len(tokens),
+            previous_text=opened,
+        )
+        found = (b for b in ends if b >= len(before) - since)
+        return max(0, next(found, len(tokens)) - len(before))
 
     def client_boundaries(self, r: RequestRound, *, most: int) -> tuple[int, ...]:
         """Boundaries of a client's text that follows the prompt, at most so many.

@@ -18,7 +18,7 @@ from sglang_parse.options.table import (
     SharedOptions,
     options_of,
 )
-from sglang_parse.options.validation import shown
+from sglang_parse.options.validation import did_you_mean, shown
 
 # Segments to recover where the target writes the rest of the response.
 REST = sys.maxsize
@@ -199,9 +199,10 @@ def _checked(key: str, value: Any, table: Sequence[Option]) -> Any:
     for row in table:
         if row.request_field == key:
             return row.kind.check(value, f"custom_params.{key}")
+    known = [row.request_field for row in table]
     raise ValueError(
-        f"custom_params.{key[:60]} is {shown(value)} and no PARSE option; "
-        f"expected one of {', '.join(row.request_field for row in table)}."
+        f"custom_params.{key[:60]} is {shown(value)} and no PARSE option"
+        f"{did_you_mean(key, known)}; expected one of {', '.join(known)}."
     )
 
 

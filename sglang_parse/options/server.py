@@ -23,7 +23,12 @@ from sglang_parse.options.table import (
     flag_name,
     options_of,
 )
-from sglang_parse.options.validation import AUTO, parse_verdict_tokens, shown
+from sglang_parse.options.validation import (
+    AUTO,
+    did_you_mean,
+    parse_verdict_tokens,
+    shown,
+)
 
 CONFIG_ENV = "SGLANG_PARSE_CONFIG"
 CONFIG_FLAG = flag_name("config")
@@ -91,6 +96,15 @@ class ParseConfig(ServerOptions):
                 )
 
     @property
+    def changes(self) -> str:
+        """The options that differ from the defaults, as flags; "" if none does."""
+        return ", ".join(
+            f"{row.flag} {value if isinstance(value, (int, float)) else shown(value)}"
+            for row in options_of(type(self))
+            if (value := getattr(self, row.name)) != row.default
+        )
+
+    @property
     def composes(self) -> bool:
         """Whether a head of the target drafts too."""
         return self.compose in HEADS
@@ -144,5 +158,8 @@ def _read_config_file(
             f"{source} {path!r} holds {_JSON_NAMES[type(values)]}; {expected}"
         )
     if unknown := sorted(set(values) - set(known)):
-        raise ValueError(f"{source} {path!r} has unknown keys {unknown}; {expected}")
+        raise ValueError(
+            f"{source} {path!r} has unknown keys {unknown}"
+            f"{did_you_mean(unknown[0], known)}; {expected}"
+        )
     return values

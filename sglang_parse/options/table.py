@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,22 @@ DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
 MAX_THRESHOLD = 2.0
 
 
+#: Groups of the server's options, as --help and the documentation show them; the last
+#: one has all others.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "most used": (
+        *("mode", "threshold", "segmenter", "window", "client_options"),
+        *("compose", "eagle_model_path", "drafters", "draft_url", "adaptive"),
+    ),
+    "verdicts": (
+        *("keep_rule", "judge_every", "judge_suffix", "exact_tail"),
+        *("recover_segments", "max_segments", "judge", "verdict_tokens"),
+        *("probe", "probe_check", "probe_agreement", "probe_collect"),
+    ),
+    "drafters, passes and streams": (),
+}
+
+
 @dataclass(frozen=True)
 class Option:
     """One row of the table."""
@@ -80,6 +97,17 @@ class Option:
     def request_field(self) -> str:
         """`threshold` -> `parse_threshold`."""
         return REQUEST_PREFIX + self.name
+
+
+def grouped(rows: Sequence[Option]) -> dict[str, list[Option]]:
+    """The rows by group, in the groups' order."""
+    left = {row.name: row for row in rows}
+    found = {
+        title: [left.pop(name) for name in names if name in left]
+        for title, names in GROUPS.items()
+    }
+    found[list(GROUPS)[-1]] += left.values()
+    return found
 
 
 def flag_name(name: str) -> str:

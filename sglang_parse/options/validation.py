@@ -6,8 +6,9 @@ value, and what was expected.
 
 from __future__ import annotations
 
+import difflib
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +35,25 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 def shown(value: Any) -> str:
     """`value` as an error message shows it: one short line whatever a client sent."""
     return _short.repr(value)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What is added to an error about a misspelt name; "" if nothing is like it."""
+    close = difflib.get_close_matches(name[:99], known, 1, 0.75)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def suggest_flags(parser: Any, known: Iterable[str], start: str = "-") -> None:
+    """Have the parser's error about unknown flags that begin so name what is meant."""
+    plain = parser.error
+
+    def error(message: str) -> None:
+        for word in message.partition("unrecognized arguments: ")[2].split():
+            if word.startswith(start):
+                message += did_you_mean(word.partition("=")[0], known)
+        plain(message)
+
+    parser.error = error
 
 
 def check_choice(value: Any, field: str, choices: Sequence[str]) -> str:

@@ -30,7 +30,9 @@ from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting, padded_texts
 from sglang_parse.judging.judges import ServerJudge, open_judge
 from sglang_parse.judging.segmenter import build_token_texts
+from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.validation import shown
 from sglang_parse.plugin.batches import Batches
 from sglang_parse.plugin.broken_extensions import warn_of_broken
 from sglang_parse.plugin.ending import refuse
@@ -162,8 +164,14 @@ def open_parts(
         has_recurrent_state=has_recurrent_state(runner),
     )
     counters.held = requests.count
-    suffix = judge.ask(config.judge_suffix)
-    logger.info("PARSE: %s; the judge asks %s", config, suffix)
+    logger.info(
+        "PARSE serves mode %s; a verdict asks %s in %d tokens; options that differ "
+        "from the defaults: %s",
+        config.mode,
+        shown(config.judge_suffix) if judge.name == QUESTION_JUDGE else judge.name,
+        len(judge.ask(config.judge_suffix).suffix),
+        config.changes or "none",
+    )
     return Parts(
         config=config,
         server_args=server_args,

@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_parse.options.server import CONFIG_ENV, CONFIG_FLAG, ParseConfig
-from sglang_parse.options.table import Option, flag_name, options_of
+from sglang_parse.options.table import (
+    FLAG_PREFIX,
+    Option,
+    flag_name,
+    grouped,
+    options_of,
+)
+from sglang_parse.options.validation import suggest_flags
 from sglang_parse.sgl.names import is_parse
 
 OPTIONS_ATTRIBUTE = "_parse_options"
@@ -27,15 +34,20 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
 
 def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
     """One flag per row, and one for the JSON file. A flag not given is None."""
-    group = parser.add_argument_group("PARSE (--speculative-algorithm PARSE)")
-    for row in table:
-        form: dict[str, Any] = {"type": _reader(row), "metavar": row.kind.metavar}
-        if not row.kind.metavar:
-            form = {"action": Switch}
-        group.add_argument(
-            row.flag, dest=_dest(row.name), default=None, help=_help(row), **form
-        )
-    group.add_argument(
+    suggest_flags(parser, [row.flag for row in table], FLAG_PREFIX[:-3])
+    groups = [
+        (parser.add_argument_group(f"PARSE, {title}"), rows)
+        for title, rows in grouped(table).items()
+    ]
+    for group, rows in groups:
+        for row in rows:
+            form: dict[str, Any] = {"type": _reader(row), "metavar": row.kind.metavar}
+            if not row.kind.metavar:
+                form = {"action": Switch}
+            group.add_argument(
+                row.flag, dest=_dest(row.name), default=None, help=_help(row), **form
+            )
+    groups[0][0].add_argument(
         CONFIG_FLAG,
         dest=CONFIG_DEST,
         default=None,

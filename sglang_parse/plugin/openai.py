@@ -11,6 +11,7 @@ Source: https://platform.openai.com/docs/guides/predicted-outputs
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ ALIASES = {"/invocations": CHAT}
 # Their request models have no custom_params, and drop them.
 WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
 PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS, GENERATE)
+RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 # Fields that OpenAI does not allow beside a prediction, with the values it does allow.
 BESIDE_PREDICTION: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda v: v == 1, "1"),
@@ -71,6 +73,7 @@ def translate(path: str, body: dict[str, Any], config: ParseConfig) -> Exchange:
         # Here a stream can still be refused with HTTP 400.
         check_params(body.get("sampling_params"), config)
         return exchange
+    exchange.is_openai = True
     for where, name in _misplaced(path, body):
         on = f" on {CHAT}" if path in WITHOUT_OPTIONS else ""
         raise ValueError(
@@ -256,7 +259,7 @@ class _Amender:
 
 async def _refuse(told: str, scope: Scope, receive: Receive, send: Send) -> None:
     """HTTP 400 in the shape of SGLang's OpenAI errors."""
-    error = {"object": "error", "message": told, "type": "BadRequest"}
+    error = {"object": "error", "message": told, "type": "BadRequestError"}
     response = JSONResponse({**error, "param": None, "code": 400}, status_code=400)
     await response(scope, receive, send)
 
@@ -300,11 +303,19 @@ def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
     return [*kept, (b"content-length", str(length).encode())]
 
 
+def explain_rerank(record: logging.LogRecord) -> bool:
+    """SGLang's line about "yes" and "no" is of its reranker, and looks like ours."""
+    if "yes/no" in str(record.msg):
+        record.msg += "; only /v1/rerank uses these, and no verdict of PARSE"
+    return True
+
+
 def add_endpoints(server_args: Any, manager: Any, *_: Any, **__: Any) -> None:
     """BEFORE hook on http_server._setup_and_run_http_server."""
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware
 
+    logging.getLogger(RERANK).addFilter(explain_rerank)
     names = manager.model_config.hf_config.architectures or [""]
     hide_media(manager.model_config, images=reads_images_of(names[0]))
     config = config_from_server_args(server_args)

@@ -28,11 +28,13 @@ class Exchange:
     """One HTTP request: what to add to its response.
 
     reports: `meta_info["parse"][0]` by choice, as they arrive. entries: of
-    `custom_params`, for the drafters.
+    `custom_params`, for the drafters. is_openai: whether OpenAI's clients read the
+    response, whose `metadata` may hold text alone.
     """
 
     add_report: bool = False
     add_usage: bool = False
+    is_openai: bool = False
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)
     entries: dict[str, Any] = field(default_factory=dict)
 
@@ -160,6 +162,9 @@ async def _watch(
             for at, one in enumerate(output if isinstance(output, list) else [output]):
                 meta_info = one.get("meta_info", {})
                 correct_accept_rate(meta_info)
+                if exchange.is_openai and len(meta_info.get("weight_versions", ())) < 2:
+                    # SGLang repeats `weight_version` in a list, in `metadata`.
+                    meta_info.pop("weight_versions", None)
                 if reports := meta_info.get("parse"):
                     exchange.reports[one.get("index", at)] = reports[-1]
             if pieces is None:

@@ -64,7 +64,6 @@ class RoundPlanner:
         self.copying = CopyPlanner(copier, self.gate, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
         self.heads = [d for d in drafters if d.token_level and d is not copier]
-        self._is_told = False
 
     def plan(self, round: Round) -> None:
         """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
@@ -152,9 +151,6 @@ class RoundPlanner:
                 has_head=any(self._head_of(r) for r in round),
             )
         )
-        if bool(round.reason) != self._is_told:
-            self._is_told = bool(round.reason)
-            logger.info("PARSE: %s", round.reason or "drafts are judged again")
         return choice
 
     def _drafts(self, r: RequestRound) -> bool:

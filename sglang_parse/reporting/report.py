@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from sglang_parse.options.table import HEADS
 from sglang_parse.reporting.drafters import DrafterCounters, Run, first_tokens
+from sglang_parse.reporting.round_log import ROUND_LOG
 from sglang_parse.reporting.segments import SegmentTrail
 
 # A drafter that had a counter of its own before there was one by name; heads had too.
@@ -163,6 +164,7 @@ class RequestReport:
     def record(self, one: RoundRecord) -> None:
         """Count one round. Tokens that prefill sampled before it are the target's."""
         self._count_written(one.output_len)
+        ROUND_LOG.add(one)
         c = self.counters
         c.target_passes += one.num_passes
         c.draft_tokens += one.drafted(MODEL)
@@ -193,6 +195,7 @@ class RequestReport:
         reason: why no verdict was asked for although the request may have some.
         """
         self._count_written(output_len)
+        ROUND_LOG.add_round(reason)
         self.counters.target_passes += 1
         self.counters.written_tokens += 1
         self.num_counted += 1

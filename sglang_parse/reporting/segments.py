@@ -60,7 +60,10 @@ class SegmentTrail:
         verdicts = zip(one.boundaries, one.scores, judges, strict=True)
         for boundary, score, judge in verdicts:
             outcome = "kept" if boundary <= one.num_judged else "rejected"
-            self.spans += _split(one, outcome, start, boundary, score, judge)
+            if one.num_judged < one.exact_end:  # about a text that the target left
+                self.spans += _split(one, outcome, start, boundary, None)
+            else:
+                self.spans += _split(one, outcome, start, boundary, score, judge)
             start = boundary
         if not one.accept_tokens:
             return

@@ -30,6 +30,8 @@ class ClientText:
         for end in range(MIN_RUN, len(self.tokens) + 1):
             self._places[self.tokens[end - MIN_RUN : end]].append(end)
         self._at = 0  # offset in `tokens` that the output has reached
+        #: Output tokens when the place was last found again, None if never.
+        self.found_at: int | None = None
         # (start, end, output_end): tokens [start, end) end the output's first
         # output_end.
         self._runs: list[tuple[int, int, int]] = []
@@ -94,7 +96,7 @@ class ClientText:
             return False
         end, run = found
         self._accept(end - run, end, len(output))
-        self._at = end
+        self._at, self.found_at = end, len(output)
         return True
 
     def _accept(self, start: int, end: int, output_end: int) -> None:

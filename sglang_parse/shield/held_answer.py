@@ -17,7 +17,7 @@ from sglang_parse.shield.faults import MAX_MESSAGE
 
 # Before the scheduler has a request, these statuses mean that the request is at fault.
 FAILED = (500, 501)
-TYPES = {400: "BadRequest", 503: "ServiceUnavailable"}
+TYPES = {400: "BadRequestError", 503: "ServiceUnavailableError"}
 
 
 @dataclass

@@ -11,7 +11,8 @@ from rich.console import Console
 from sglang_parse.cli import demo_run as demo
 from sglang_parse.cli import main as cli
 from sglang_parse.demo.figures import RequestResult, summarise
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, QUESTION, TARGET_PATH
+from sglang_parse.embedded.task import Problem
 from sglang_parse.options.server import ParseConfig
 
 
@@ -24,11 +25,33 @@ def make_result(report=None, **changes):
 def test_models_prints_where_the_pair_and_its_head_lie(capsys):
     """Red if a script that reads `target PATH` line by line breaks."""
     assert cli.main(["models"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
         f"target {TARGET_PATH}",
         f"draft {DRAFT_PATH}",
         f"head {HEAD_PATH}",
+        "",
     ]
+    assert QUESTION in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["demo", "--problms", "3"], "--problems"),
+        (["trace", "--treshold", "1"], "--threshold"),
+    ],
+)
+def test_a_misspelt_flag_is_told_what_is_meant(argv, hint, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(argv)
+    assert f"(did you mean {hint}?)" in capsys.readouterr().err
+
+
+def test_the_embedded_pair_is_offered_a_question_of_its_task():
+    """Red if a first question is one that the pair has not learnt."""
+    events = (("buys", 3), ("sells", 8), ("finds", 3), ("drops", 1))
+    assert Problem("Tom", "apples", 5, events).prompt == QUESTION
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,25 @@ def test_leading_segments_are_the_targets(recovering, boundaries, exact_end):
 
 
 @pytest.mark.parametrize(
+    ("found_at", "boundaries", "exact_end"),
+    [
+        (None, (2, 4, 7), 0),  # the text was never left
+        (6, (4, 7), 2),  # found again inside the line that the draft goes on with
+        (5, (4, 7), 2),  # a token before
+        (4, (2, 4, 7), 0),  # at the end of a line, so its next one is whole
+    ],
+)
+def test_the_end_of_a_clients_segment_is_not_judged(found_at, boundaries, exact_end):
+    """Red if a judge is shown an answer whose last words alone are the client's."""
+    client = SimpleNamespace(found_at=found_at)
+    output = (0, 1, 1, LINE, 1, 1) if found_at != 4 else (0, 1, 1, LINE)
+    draft = Draft(DRAFT.tokens, num_client=len(DRAFT.tokens))
+    r = record(state(client=client), draft, output)
+    segmenting().segment(Round(None, [r]), room=100)
+    assert (r.boundaries, r.exact_end) == (boundaries, exact_end)
+
+
+@pytest.mark.parametrize(
     ("num_head", "recovering", "boundaries", "exact_end"),
     [(1, 0, (2, 4, 7), 1), (3, 0, (4, 7), 3), (3, 1, (4, 7), 3), (1, 1, (4, 7), 2)],
 )

@@ -39,7 +39,9 @@ def test_tables_are_written_between_their_markers(tmp_path):
     page.write_text(PAGE)
     assert main(["--write", str(tmp_path)]) == 0
     text = page.read_text()
-    assert text.startswith("# Page\n\n<!-- options:server begin -->\n\n| Flag")
+    assert text.startswith(
+        "# Page\n\n<!-- options:server begin -->\n\n**Most used**\n\n| Flag"
+    )
     assert "\n\n<!-- options:server end -->\n\nBetween.\n\n<!--" in text
     assert text.endswith("\n\n<!-- options:request end -->\n\nAfter.\n")
     assert "old" not in text.splitlines()

@@ -118,8 +118,10 @@ def test_bad_value_names_field(key, value):
 def test_unknown_option_lists_the_known_ones(name):
     """Red if a misspelt option is silently ignored, or a client can make the server log
     or return its megabytes."""
-    with pytest.raises(ValueError, match="and no PARSE option; expected") as error:
+    with pytest.raises(ValueError, match="and no PARSE option.*; expected") as error:
         check_custom_params({name: 0.5})
+    hint = "(did you mean parse_threshold?)"
+    assert (hint in str(error.value)) == (name == "parse_treshold")
     assert all(key in str(error.value) for key in GOOD)
     assert len(str(error.value)) < 500
 

@@ -61,6 +61,16 @@ def test_every_field_has_bad_values_here():
     assert BAD.keys() == {f.name for f in dataclasses.fields(ParseConfig)}
 
 
+def test_what_differs_from_the_defaults_is_told_as_flags():
+    """Red if the start-up line leaves a setting out, or tells all of them."""
+    assert ParseConfig().changes == ""
+    changed = ParseConfig(window=64, adaptive=False, segmenter="line").changes
+    assert changed == (
+        "--speculative-parse-segmenter 'line', --speculative-parse-window 64, "
+        "--speculative-parse-adaptive False"
+    )
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [(f, v) for f, values in BAD.items() for v in values], ids=repr
 )
@@ -120,7 +130,7 @@ def test_config_flag_wins_over_environment(tmp_path, monkeypatch):
         ("0.5", "holds a number; expected"),
         ("true", "holds true or false; expected"),
         ("null", "holds null; expected"),
-        ('{"treshold": 0.5}', r"unknown keys \['treshold'\]; expected"),
+        ('{"treshold": 0.5}', r"\['treshold'\] \(did you mean threshold\?\); expected"),
         ('{"speculative_parse_mode": "off"}', "unknown keys"),
     ],
 )

@@ -21,8 +21,10 @@ from sglang_parse.options.request import (
 )
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import (
+    GROUPS,
     RequestOnlyOptions,
     SharedOptions,
+    grouped,
     option,
     options_of,
 )
@@ -97,6 +99,15 @@ def test_one_row_gives_a_flag():
     values = flag_values(namespace, table)
     path = values.pop("speculative_parse_config")
     assert WiderConfig.from_sources(values, path).patience == 5
+
+
+def test_every_option_stands_in_one_group_and_ten_come_first():
+    """Red if --help or the documentation loses an option, or shows one twice."""
+    table = options_of(WiderConfig)
+    shown = [row for rows in grouped(table).values() for row in rows]
+    assert sorted(map(id, shown)) == sorted(map(id, table))
+    assert len(grouped(table)["most used"]) == 10
+    assert set(sum(GROUPS.values(), ())) <= {row.name for row in table}
 
 
 def test_one_row_gives_a_checked_key_of_the_json_file(tmp_path):

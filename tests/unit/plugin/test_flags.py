@@ -87,6 +87,15 @@ def test_switches_may_have_a_value(flags, value):
     assert config_from_server_args(prepare(*flags)).adaptive is value
 
 
+def test_a_misspelt_flag_is_told_what_is_meant(capsys):
+    """Red if a flag of another's is met with one of ours."""
+    for word, hint in (("parse-treshold", True), ("num-stps", False)):
+        with pytest.raises(SystemExit):
+            prepare(f"--speculative-{word}", "1")
+        told = capsys.readouterr().err
+        assert ("(did you mean --speculative-parse-threshold?)" in told) == hint
+
+
 def test_flags_round_trip():
     """Red if a flag's value is lost, or lands in another setting."""
     given = {

@@ -28,6 +28,17 @@ def test_logged_accept_rate_is_kept_over_drafted():
     assert one.spec_num_correct_drafts / one.spec_num_forward_ct == 30 / 40
 
 
+def test_a_line_of_ours_stands_beside_sglangs(caplog):
+    """Red if it comes at every step, or not where nothing is drafted."""
+    caplog.set_level("INFO")
+    for values in ({}, {"forward_ct_decode": 81}, {"spec_num_cap_tokens": 0}):
+        metrics_hooks.ROUND_LOG.add_round("drafts do not pay")
+        metrics_hooks.correct_decode_stats(reporter(**values))
+    lines = [r.getMessage() for r in caplog.records]
+    assert len(lines) == 2 and all(x.startswith("PARSE batch, ") for x in lines)
+    assert "rounds not judged: 2 of 2 (drafts do not pay)" in lines[1]
+
+
 @pytest.mark.parametrize(
     "change",
     [

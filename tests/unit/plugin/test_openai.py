@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import logging
 from types import SimpleNamespace
 
 import pytest
 
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin import openai as endpoints
-from sglang_parse.plugin.openai import CHAT, ParseEndpoints, translate
+from sglang_parse.plugin.openai import CHAT, ParseEndpoints, explain_rerank, translate
 from sglang_parse.plugin.request_hooks import Exchange, follow_request
 from tests.support.fake_manager import FakeManager
 
@@ -28,6 +29,13 @@ def test_prediction_becomes_a_custom_param():
     assert exchange.add_usage and not exchange.add_report
     custom = {"other": 1, "parse_prediction": "some text"}
     assert body == {"custom_params": custom}
+
+
+def test_sglangs_line_about_a_reranker_is_told_from_our_verdicts():
+    """Red if a start-up line about yes and no looks like one of PARSE."""
+    told = "Using fallback token IDs for yes/no (9693/2152)"
+    record = logging.LogRecord("", logging.WARNING, "", 1, told, None, None)
+    assert explain_rerank(record) and "/v1/rerank" in record.getMessage()
 
 
 @pytest.mark.parametrize("content", ["", " \n", []])

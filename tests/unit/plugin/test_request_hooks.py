@@ -11,9 +11,11 @@ from sglang_parse.options.request import check_custom_params
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin import request_hooks
 from sglang_parse.plugin.request_hooks import (
+    Exchange,
     check_limit,
     check_params,
     correct_accept_rate,
+    current_exchange,
     follow_request,
 )
 from tests.support.fake_manager import FakeManager
@@ -40,6 +42,19 @@ def test_outputs_pass():
     """Red if an output is lost or changed that says nothing of drafts."""
     outputs = ({"text": "a", "meta_info": {"id": 1}}, [{"text": "b"}, {"text": "c"}])
     assert outputs_of(SimpleNamespace(), outputs=outputs) == list(outputs)
+
+
+@pytest.mark.parametrize(
+    ("is_openai", "num", "kept"), [(True, 1, False), (True, 2, True), (False, 1, True)]
+)
+def test_openai_metadata_has_text_alone(is_openai, num, kept):
+    """Red if clients that check the type of `metadata` fail, as pydantic-ai does."""
+    spans = [{"version": str(k)} for k in range(num)]
+    meta_info = {"weight_version": "0", "weight_versions": spans}
+    token = current_exchange.set(Exchange(is_openai=is_openai))
+    (output,) = outputs_of(SimpleNamespace(), outputs=[{"meta_info": meta_info}])
+    current_exchange.reset(token)
+    assert ("weight_versions" in output["meta_info"]) == kept
 
 
 @pytest.mark.parametrize("params", [{}, None, [], [None, {"custom_params": None}]])

@@ -88,6 +88,7 @@ def test_a_recovering_head_is_counted_as_agreement(head):
         ("kept", 0, 2), ("kept", 2, 3), ("written", 5, 1),
         ("rejected", 6, 2), ("rejected", 6, 3), ("kept", 6, 1), ("written", 7, 1),
     ]  # fmt: skip
+    assert [s["score"] for s in spans[:5]] == [None, 0.9, None, None, None]
 
 
 def test_a_stop_inside_a_head_is_taken_back():

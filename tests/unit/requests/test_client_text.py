@@ -37,7 +37,9 @@ def test_the_text_is_found_again_after_an_edit(edited, rest):
     """Red if one changed line gives up the rest of the file."""
     client = ClientText(TEXT)
     client.propose(TEXT[:3])
+    assert client.found_at is None
     assert client.propose(edited) == tuple(rest)
+    assert client.found_at == (len(edited) if rest else None)
 
 
 def test_one_token_is_not_a_place():
