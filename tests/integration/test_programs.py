@@ -94,17 +94,22 @@ def test_best_of_n_shares_judged_prefixes(run, parse):
     assert best.weakest > 0.5
 
 
-def test_tool_draft_is_kept_up_to_its_error(run):
-    """Red if the tool's right steps are written again, or its wrong ones kept."""
-    problem = run.problems[0]
+@pytest.mark.parametrize(("k", "num_right"), [(0, 2), (8, 1)])
+def test_tool_draft_is_kept_up_to_its_error(run, capsys, k, num_right):
+    """Red if the tool's right steps are written again, its wrong ones kept, or the end
+    of a wrong one where the target wrote its beginning."""
+    problem = make_problems(k + 1, importlib.import_module("programs.common").SEED)[-1]
     program = importlib.import_module("programs.tool_draft")
     draft = program.adding_tool(problem.prompt)
-    assert first_error(problem, draft) == 2
-    result = run("tool_draft")
+    assert first_error(problem, draft) == num_right
+    result = run("tool_draft", "--problem", str(k))
     assert first_error(problem, result.text) is None
     assert check_answer(problem, result.text)
-    assert result.text.startswith("".join(split_segments(draft)[:2]))
-    assert result.from_tool > 20 and result.target_passes < 20
+    printed = capsys.readouterr().out
+    assert f"Answer: {problem.answer}\n{result.from_tool} tokens" in printed
+    assert "This is wrong" not in printed
+    assert result.text.startswith("".join(split_segments(draft)[:num_right]))
+    assert result.from_tool > 15 and result.target_passes < 25
 
 
 def test_programs_name_a_server_that_is_not_there(run):
