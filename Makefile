@@ -3,7 +3,7 @@
 #   make demo -- --compose eagle3
 #   make demo ARGS="--real"          SmolLM2-135M-Instruct; 93 MB are fetched once
 #   make test            make lint            make docs            make clean
-#   make contract        after another SGLang was pinned
+#   make contract        after another SGLang was pinned; make contract SGLANG=0.5.22
 
 VENV ?= .venv
 # Test files run in so many processes; most of their time is waiting for servers.
@@ -36,8 +36,14 @@ test: install
 
 # What PARSE needs of SGLang. Those of its tests that read SGLang's source text cannot
 # fail while the version is pinned, so `make test` leaves them out.
-contract: install
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest tests/contract $(ARGS)
+# With SGLANG=VERSION, of that release, which is put in front of the pinned one.
+contract: install $(if $(SGLANG),build/sglang-$(SGLANG))
+	$(if $(SGLANG),PYTHONPATH=build/sglang-$(SGLANG)) OMP_NUM_THREADS=$(THREADS) \
+	    $(BIN)/python -m pytest tests/contract $(if $(SGLANG),--tb=line -rfE) $(ARGS)
+
+build/sglang-%: | install
+	$(BIN)/python -m pip install --no-deps --target $@.part sglang==$*
+	mv $@.part $@
 
 # Compiles what servers import: else each process of the first ones would do it again,
 # and each of every one where PYTHONDONTWRITEBYTECODE is set, as in many containers.

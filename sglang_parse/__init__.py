@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sglang_parse.frontend import parse_gen as parse_gen
     from sglang_parse.frontend import parse_verify as parse_verify
 
-__version__ = "0.1.0"
+__version__ = "0.5.23.post1"
 __all__ = ["__version__", "parse_gen", "parse_verify"]
 
 

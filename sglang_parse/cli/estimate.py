@@ -252,6 +252,8 @@ def estimate_command(args: argparse.Namespace) -> int:
     console.print(f"Estimate for {target.name} with {draft.name} on {cards}:", table)
     console.print(
         f"The {told}.\n"
+        "In a judged round the draft model takes so many steps, a token each, and the "
+        "target judges the draft in one pass.\n"
         f"Assumed: judging keeps {args.kept:.0%} of a draft of {KEPT_OF} tokens, "
         f"{AGREEMENT:.0%} of draft tokens are the target's own, a segment has "
         f"{SEGMENT} tokens and a judge question {QUESTION}, and weights are 16-bit.\n"
