@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-from types import SimpleNamespace
 
 import pytest
 
