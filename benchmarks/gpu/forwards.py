@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--pair", choices=PAIRS, required=True)
     p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--models", type=Path, default=Path("/tmp/parse_models"))
+    p.add_argument("--models", type=Path, default=Path("build/gpu/models"))
     p.add_argument("--backend", default=None)
     p.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192])
     p.add_argument("--windows", type=int, nargs="+", default=[32, 128, 256, 512, 1024])

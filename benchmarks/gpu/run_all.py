@@ -147,7 +147,7 @@ def run_stage(stage: Stage, out: Path, logs: Path, limit_s: float) -> str:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gpu")
-    p.add_argument("--logs", type=Path, default=Path("/tmp/parse_logs"))
+    p.add_argument("--logs", type=Path, default=Path("build/gpu/logs"))
     p.add_argument("--budget-s", type=float, default=1500.0)
     p.add_argument("--stages", nargs="+", default=None)
     p.add_argument("--dry-run", action="store_true", help="tiny sizes, any machine")

@@ -1,14 +1,18 @@
 """`sglang-parse doctor`: is this machine ready to serve a pair? One line a check.
 
 The checks of a pair are those of a server's start: the command line is resolved as
-SGLang's launcher resolves it, with the plugin loaded. No weights are read.
+SGLang's launcher resolves it, with the plugin loaded. Weights are read for `--prove`
+alone.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
+import tempfile
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +46,28 @@ def run_checks(target: str, draft: str, draft_url: str = "") -> Iterator[Finding
             yield run(partial(of_pair, args))
     if draft_url:
         yield run(partial(check_draft_server, draft_url))
+
+
+def prove_paths(target: str, draft: str) -> Iterator[Finding]:
+    """Each fast path of a server of the pair, as the server finds it when it starts. It
+    loads the weights and captures what it would serve by."""
+    from sglang_parse.demo.servers import ServerError, ServerProcess
+
+    flags = ["--model-path", target, "--speculative-draft-model-path", draft]
+    flags += ["--speculative-algorithm", "PARSE", "--speculative-parse-prove", "full"]
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ServerProcess(flags, "proof", Path(folder) / "server.log") as server,
+            urllib.request.urlopen(f"{server.url}/server_info", timeout=60) as reply,
+        ):
+            (state, *_) = json.load(reply)["internal_states"]
+    except ServerError as error:
+        yield Finding(False, str(error))
+        return
+    for name, path in state["parse"]["paths"].items():
+        why = f", {path['why']}" if path["why"] else ""
+        yield Finding(path["state"] != "off", f"{name} is {path['state']}{why}")
 
 
 def run(check: Callable[[], str]) -> Finding:

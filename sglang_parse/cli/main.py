@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from sglang_parse import __version__
@@ -110,6 +111,11 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--speculative-parse-draft-url", default="", help="a draft server to ask too"
     )
+    doctor.add_argument(
+        "--prove",
+        action="store_true",
+        help="start a server of the pair, and compare its fast paths with plain ones",
+    )
     doctor.set_defaults(command=doctor_command)
     add_estimate(commands)
     add_calibrate(commands)
@@ -202,14 +208,11 @@ def models_command(args: argparse.Namespace) -> int:
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    from sglang_parse.cli.doctor import run_checks
+    from sglang_parse.cli.doctor import prove_paths, run_checks
 
-    status = 0
-    for finding in run_checks(
-        args.model_path,
-        args.speculative_draft_model_path,
-        args.speculative_parse_draft_url,
-    ):
+    status, pair = 0, (args.model_path, args.speculative_draft_model_path)
+    findings = run_checks(*pair, args.speculative_parse_draft_url)
+    for finding in chain(findings, prove_paths(*pair) if args.prove else ()):
         mark = "ok     " if finding.ok else "problem"
         print(f"{mark}  {finding.text}", flush=True)
         status |= not finding.ok

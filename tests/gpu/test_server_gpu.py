@@ -1,6 +1,9 @@
 """The embedded pair in bfloat16 on a card: graphs, all routes, all backends."""
 
+import re
+
 import pytest
+import requests
 import torch
 from transformers import AutoTokenizer
 
@@ -95,3 +98,19 @@ def test_server_answers_like_its_target(name, prompts, expected, tmp_path):
     text = log.read_text()
     assert "Capture draft decode CUDA graph end" in text
     assert "Capture target decode CUDA graph end" in text
+
+
+def test_sampled_answers_and_grammars_are_served(prompts, tmp_path):
+    """Red if sampling many rows at once, or the masks of a grammar, fail on a card, or
+    a fast path of the server is off."""
+    log = tmp_path / "sampled.log"
+    with ServerProcess((*COMMON, *PARSE), "sampled", log, timeout_s=BOOT_S) as process:
+        server = Server(process.url)
+        warm = {"temperature": 0.7, "top_p": 0.9}
+        sampled = server.generate_all(prompts, 8, **warm)
+        ruled = server.generate_all(prompts, 8, regex="[0-9]{1,4}", **warm)
+        info = requests.get(process.url + "/server_info", timeout=60).json()
+    assert all(r["output_ids"] for r in sampled)
+    assert all(re.fullmatch("[0-9]{1,4}", r["text"].strip()) for r in ruled)
+    paths = info["internal_states"][0]["parse"]["paths"]
+    assert {name for name, one in paths.items() if one["state"] == "off"} == set()

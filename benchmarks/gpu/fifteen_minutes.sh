@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Fifteen minutes on a GPU, the most valuable part first. Each step has a time limit of
+# its own, and what it found is on disk before the next one begins.
+#
+#   benchmarks/gpu/fifteen_minutes.sh OUT          on a machine with a GPU
+#   benchmarks/gpu/fifteen_minutes.sh OUT --dry    the same steps on a CPU, in minutes
+#
+# With the same OUT, steps that ended well are not run again. FIFTEEN_SECONDS is the
+# time for all steps, 840 by default, so that a minute is left for starting and copying.
+set -u
+out=${1:?"usage: fifteen_minutes.sh OUT [--dry]"}
+dry=${2:-}
+cd "$(dirname "$0")/../.." || exit 1
+mkdir -p "$out/done" "$out/models" || exit 1
+out=$(cd "$out" && pwd)
+python=${PYTHON:-$(command -v .venv/bin/python || command -v python3)}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" XDG_CACHE_HOME="$out/cache"
+end=$((SECONDS + ${FIFTEEN_SECONDS:-840}))
+failed=0
+
+# step NAME LIMIT COMMAND..: runs it within LIMIT seconds and what is left of all.
+step() {
+    local name=$1 limit=$2 left=$((end - SECONDS)) status
+    shift 2
+    [ -e "$out/done/$name" ] && { echo "== $name: done before"; return; }
+    [ "$left" -lt 20 ] && { echo "== $name: left out, $left s remain"; return; }
+    [ "$left" -lt "$limit" ] && limit=$left
+    echo "== $name, at most $limit s: $*"
+    local begun=$SECONDS
+    timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    printf '%s\t%s\t%s s\n' "$name" "$status" "$((SECONDS - begun))" >>"$out/steps.tsv"
+    if [ "$status" -eq 0 ]; then
+        touch "$out/done/$name"
+    else
+        failed=1
+        echo "== $name: exit status $status"
+        tail -n 15 "$out/$name.log"
+    fi
+}
+
+paths() { # paths NAME LIMIT ARGUMENTS..: the proof in full, and each path on and off
+    local name=$1 limit=$2
+    shift 2
+    step "$name" "$limit" "$python" -m benchmarks.gpu.fast_paths \
+        --out "$out" --models "$out/models" --budget-s "$limit" "$@"
+}
+
+servers() { # servers NAME LIMIT ARGUMENTS..: whole servers
+    local name=$1 limit=$2
+    shift 2
+    mkdir -p "$out/$name"
+    step "$name" "$limit" "$python" -m benchmarks.gpu.serve --out "$out" \
+        --models "$out/models" --logs "$out/$name" --budget-s "$limit" "$@"
+}
+
+if [ "$dry" = --dry ]; then
+    tiny=(--pair embedded --context 64 --window 8 --batches 1 2 --repeats 3)
+    step machine 60 "$python" -c 'import torch; print(torch.__version__)'
+    paths paths-embedded 200 "${tiny[@]}"
+    servers servers 300 --pair embedded --arms target parse-0.9-adaptive --context 64 \
+        --output 32 --window 32 --segment 8 --concurrency 1 --repeats 1
+else
+    large=qwen3-32b-1.7b
+    step machine 60 nvidia-smi
+    # 1. Which paths are right at all, on each attention backend.
+    for backend in flashinfer triton fa3; do
+        paths "paths-$backend" 90 --pair embedded --backend "$backend" \
+            --context 128 --batches 1 8 --repeats 6
+    done
+    # 2. The same with the shapes that users run, and what each path gives.
+    paths paths-large 240 --pair "$large" --repeats 6
+    # 3. Answers of whole servers: exact mode and no drafts equal the target, also with
+    #    temperature 0.7 and under a grammar.
+    step exactness 240 "$python" -m pytest -x -p no:cacheprovider \
+        tests/gpu/test_server_gpu.py -k "default or adaptive or sampled or head"
+    # 4. Speed with good drafts and with hostile ones.
+    servers servers 560 --pair "$large" --arms target parse-0.9-adaptive hostile
+fi
+cat "$out/steps.tsv"
+exit "$failed"

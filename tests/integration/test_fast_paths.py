@@ -1,0 +1,154 @@
+"""A whole server over captured decode steps, and an error in each of its fast paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.integration.conftest import COMMON, EAGLE, PARSE
+from tests.support.client import Server
+from tests.support.made_plugin import write_plugin
+from tests.support.warm_servers import WarmServer
+
+pytestmark = pytest.mark.own_server
+ROOT = Path(__file__).parents[2]
+# What breaks, in turns: a path is broken before those that need it.
+BROKEN = (
+    ("short_passes",),
+    ("target_steps", "draft_steps", "head_steps"),
+    ("sampled_rows",),
+    ("route_mask",),
+    ("route_virtual",),
+)
+# BROKEN_FILE names the paths that raise from now on.
+PLUGIN = """
+    import sys
+    from pathlib import Path
+
+    sys.path.append({root!r})
+    FILE = Path({file!r})
+
+
+    def register():
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        hooks = (
+            ("plugin.worker.ParseWorker.init_attention_backends", install, "BEFORE"),
+            ("verify.short_passes.ShortPasses.run", short_pass, "BEFORE"),
+            ("verify.passes.TargetVerifier.verify_by", route, "BEFORE"),
+            ("verify.model.TargetModel._sample", sampled, "BEFORE"),
+        )
+        for name, function, kind in hooks:
+            HookRegistry.register(f"sglang_parse.{{name}}", function, HookType[kind])
+
+
+    def install(worker):
+        from tests.support import cpu_graphs
+
+        cpu_graphs.install()
+        replay = cpu_graphs.ReplayBackend.replay
+
+        def broken(self, *args, **kwargs):
+            runner = self.runner.model_runner
+            is_head = "eagle" in type(runner.model).__name__.lower()
+            role = "draft" if runner.is_draft_worker else "target"
+            fail(f"{{'head' if is_head else role}}_steps")
+            return replay(self, *args, **kwargs)
+
+        cpu_graphs.ReplayBackend.replay = broken
+
+
+    def short_pass(*args):
+        fail("short_passes")
+
+
+    def route(verifier, route, plan, **more):
+        fail(f"route_{{route}}")
+
+
+    def sampled(target, round, owner, offset):
+        if len(owner) > 1:
+            fail("sampled_rows")
+
+
+    def fail(name):
+        if FILE.exists() and name in FILE.read_text().split():
+            raise RuntimeError(f"the test breaks {{name}}")
+"""
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, prompts):
+    """The target's own answers."""
+    log = tmp_path_factory.mktemp("target") / "server.log"
+    with WarmServer(COMMON, "target", log) as process:
+        results = Server(process.url).generate_all(prompts, 4)
+    return [r["output_ids"] for r in results]
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory, expected):
+    """(server, its log, the file that breaks paths)."""
+    folder = tmp_path_factory.mktemp("graphs")
+    broken, log = folder / "broken", folder / "server.log"
+    source = PLUGIN.format(root=str(ROOT), file=str(broken))
+    plugin = write_plugin(folder / "plugin", "parse_graphs", source)
+    flags = (*COMMON, *PARSE, *EAGLE, "--enable-metrics", "--max-running-requests")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(plugin), prepend=":")
+        environment.setenv("XDG_CACHE_HOME", str(folder))
+        with WarmServer((*flags, "16"), "graphs", log) as process:
+            yield Server(process.url), log, broken
+
+
+def paths_of(server):
+    info = requests.get(server.url + "/server_info", timeout=60).json()
+    return info["internal_states"][0]["parse"]["paths"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 5, 16])
+def test_captured_steps_answer_like_the_target(graphs, prompts, expected, concurrency):
+    """Red if a captured step, a short pass or a head's step gives another token."""
+    server, log, _ = graphs
+    for mode in ("exact", "off"):
+        found = server.generate_all(prompts, concurrency, custom={"parse_mode": mode})
+        assert [r["output_ids"] for r in found] == expected
+    states = {name: one["state"] for name, one in paths_of(server).items()}
+    assert states.pop("pass_graphs") == states.pop("head_prefills") == "absent"
+    assert set(states.values()) == {"proven"} and len(states) == 7
+    assert "PARSE: fast paths after" in log.read_text()
+
+
+def test_an_error_in_any_path_costs_no_request_a_token(graphs, prompts, expected):
+    """Red if a server ends, or a request is lost or answered otherwise, where a fast
+    path raises; or if it is not shown."""
+    server, log, broken = graphs
+    for i in range(len(BROKEN)):
+        names = [name for names in BROKEN[: i + 1] for name in names]
+        broken.write_text(" ".join(names))
+        for mode in ("exact", "semantic"):
+            found = server.generate_all(prompts, 5, custom={"parse_mode": mode})
+            if mode == "exact":
+                assert [r["output_ids"] for r in found] == expected
+            assert all(r["output_ids"] for r in found)
+        states = paths_of(server)
+        assert {n for n, one in states.items() if one["state"] == "off"} == {*names}
+    assert "RuntimeError: the test breaks" in states["route_mask"]["why"]
+    text = log.read_text()
+    for name in states:
+        told = text.count(f"PARSE: {name} is off until the server restarts")
+        assert told == (states[name]["state"] == "off")
+    # Nothing can be verified any more, and whoever asks for it is told.
+    lines = requests.get(server.url + "/metrics", timeout=60).text.splitlines()
+    shown = [one for one in lines if one.startswith("sglang:parse_path_on{")]
+    assert {one[-3:] for one in shown if 'path="route_mask"' in one} == {"0.0"}
+    asked = server.post(
+        "/generate",
+        server.body(
+            prompts[0], custom={"parse_verify": "5 plus 3 is 8."}, max_new_tokens=1
+        ),
+    )
+    assert asked.status_code == 500 and "parse_verify cannot be judged" in asked.text
+    assert server.is_alive()
