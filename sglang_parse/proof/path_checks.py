@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from sglang_parse.proof.plain_path import (
     LEAST_ALLOWED,
     NOISE_TIMES,
     TAIL,
-    PlainPath,
     ProbeRows,
     Reference,
     borrowed_rows,
@@ -70,20 +69,17 @@ class PathCheck:
     unproven: str = ""
 
 
-def open_checks(
-    parts: Any, engine: Any, stack: ExitStack, *, is_full: bool
-) -> Iterator[PathCheck]:
+def open_checks(parts: Any, engine: Any, *, is_full: bool) -> Iterator[PathCheck]:
     """All checks of a server, in the order of PATHS, but for routes that its attention
-    backend does not have. parts, engine: as for `prove`. stack: what is borrowed goes
-    back when it closes. is_full: whether all captured sizes are tried."""
-    target = TargetChecks(parts.verifier, engine.target.short_passes)
-    others = [
-        HeadChecks(r) if r.is_head else DraftChecks(r) for r in parts.draft_runners
-    ]
-    for group in (target, *others):
+    backend does not have. parts, engine: as for `prove`. is_full: whether all captured
+    sizes are tried."""
+    groups: list[Any] = [TargetChecks(parts.verifier, engine.target.short_passes)]
+    for one in parts.draft_runners:
+        groups.append(HeadChecks(one) if one.is_head else DraftChecks(one))
+    for group in groups:
         group.is_full = is_full
-        stack.callback(group.borrowed.close)
-        yield from group.checks()
+        with group.borrowed:
+            yield from group.checks()
     yield from SampledRows(parts.verifier.runner).checks()
 
 
@@ -100,27 +96,24 @@ class RunnerChecks:
 
     @cached_property
     def probe(self) -> ProbeRows:
-        rows = borrowed_rows(self.runner, num_scratch=self.num_scratch)
+        rows = borrowed_rows(self.runner, self.num_scratch)
         return self.borrowed.enter_context(rows)
 
     @cached_property
     def reference(self) -> Reference:
-        return Reference(PlainPath(self.runner, self.probe, self.scope))
+        return Reference(self.runner, self.probe, self.scope)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.layout is not None:
-                stack.enter_context(draft_tp_context(self.layout))
-                stack.enter_context(draft_pp_context())
+        if self.layout is None:
+            yield
+            return
+        with draft_tp_context(self.layout), draft_pp_context():
             yield
 
-    @property
-    def graphs(self) -> Any:
-        return self.runner.decode_cuda_graph_runner
-
     def why_no_steps(self) -> str:
-        return "" if getattr(self.graphs, "max_bs", 0) else NOT_CAPTURED
+        graphs = self.runner.decode_cuda_graph_runner
+        return "" if getattr(graphs, "max_bs", 0) else NOT_CAPTURED
 
     def measure_steps(self, step: Any) -> tuple[float, float]:
         found = [self.reference.of_steps(step, rows) for rows in self._rows_of_steps()]
@@ -129,14 +122,13 @@ class RunnerChecks:
     def _rows_of_steps(self) -> Iterator[list[int]]:
         """Texts of each step that is tried: all, then fewer than any size captured, and
         one. All captured sizes, and one row less, in a full proof."""
-        num = len(self.probe)
+        num, graphs = len(self.probe), self.runner.decode_cuda_graph_runner
         sizes = {num, max(1, num - 1), 1}
-        captured = list(self.graphs.capture_bs)
         if self.is_full:
-            sizes |= {n for bs in captured for n in (bs, bs - 1) if n}
-        if getattr(self.graphs, "disable_padding", False):
-            sizes &= set(captured)
-        for size in sorted(n for n in sizes if n <= self.graphs.max_bs):
+            sizes |= {n for bs in graphs.capture_bs for n in (bs, bs - 1) if n}
+        if getattr(graphs, "disable_padding", False):
+            sizes &= {*graphs.capture_bs}
+        for size in sorted(n for n in sizes if n <= graphs.max_bs):
             yield [i % num for i in range(size)]
 
 
@@ -197,9 +189,8 @@ class TargetChecks(RunnerChecks):
         """Plain logits behind the question after each cut: one prefill each."""
         suffix = self.probe.wrong[0][:SUFFIX_LEN]
         pairs = list(zip(self.probe.lens, self.probe.texts, strict=True))
-        prefixes = [[text[: num + 1 + cut] for num, text in pairs] for cut in CUTS]
-        prefill = self.reference.plain.prefill
-        return [prefill([[*p, *suffix] for p in each]) for each in prefixes]
+        texts = [[[*t[: n + 1 + cut], *suffix] for n, t in pairs] for cut in CUTS]
+        return [self.reference.prefill(each) for each in texts]
 
     def measure_pass(
         self, route: str, *, by_graphs: bool = False
@@ -281,84 +272,65 @@ class HeadChecks(RunnerChecks):
         self.head = head
 
     def checks(self) -> Iterator[PathCheck]:
-        missing = self.head.graphs.missing
-        for name, what, run in (
-            (HEAD_PREFILLS, "prefills", self.prefill),
-            (HEAD_STEPS, "steps", self.steps),
-        ):
-            why = partial(missing.get, what, "")
-            yield PathCheck(name, why, partial(self.measure, run))
+        for name, what in ((HEAD_PREFILLS, "prefills"), (HEAD_STEPS, "steps")):
+            why = partial(self.head.graphs.missing.get, what, "")
+            yield PathCheck(name, why, partial(self.measure, what))
 
-    def measure(
-        self, run: Callable[[Sequence[int]], list[Tensor]]
-    ) -> tuple[float, float]:
-        with graphs_of_pass(self.runner):
-            plain = run(range(len(self.probe)))
-            one = [run([i]) for i in range(len(self.probe))]
+    def measure(self, what: str) -> tuple[float, float]:
+        everyone = range(len(self.probe))
+        plain = self._run(everyone)
+        one = [self._run([i]) for i in everyone]
         again = [torch.cat(parts) for parts in zip(*one, strict=True)]
+        found = max(map(difference, self._run(everyone, what), plain))
         noise = max(map(difference, again, plain))
-        found = max(map(difference, run(range(len(self.probe))), plain))
         return found, NOISE_TIMES * noise + LEAST_ALLOWED
 
-    def prefill(self, index: Sequence[int]) -> list[Tensor]:
-        """Logits and hidden states behind texts that the head reads, then of a step
-        that reads their KV."""
-        output = self._read(index)
-        with graphs_of_pass(self.runner):
-            return [*self._of(output), *self._steps(index, output.hidden_states, 1)]
-
-    def steps(self, index: Sequence[int]) -> list[Tensor]:
-        """The same behind each token of a chain."""
-        with graphs_of_pass(self.runner):
-            hidden = self._read(index).hidden_states
-        return self._steps(index, hidden, TAIL)
-
-    def _read(self, index: Sequence[int]) -> Any:
-        texts = [self.probe.texts[i] + self.probe.wrong[i] for i in index]
-        with graphs_of_pass(self.runner):  # other KV where the steps are to write
-            self._extend(index, texts, seed=2)
-        return self._extend(index, [self.probe.texts[i] for i in index], seed=1)
+    def _run(self, index: Sequence[int], captured: str = "") -> list[Tensor]:
+        """Logits and hidden states behind texts that the head reads, and behind each
+        token of a chain. captured: which of its forwards may replay graphs."""
+        probe, head = self.probe, self.head
+        rows, texts = probe.rows[list(index)], [probe.texts[i] for i in index]
+        wrong = [probe.texts[i] + probe.wrong[i] for i in index]
+        self._extend(index, wrong, "")  # other KV where the steps are to write
+        outputs = [self._extend(index, texts, captured)]
+        at = torch.tensor([len(text) for text in texts])
+        for j in range(TAIL):
+            hidden = outputs[-1].hidden_states
+            ids = upload([probe.wrong[i][j] for i in index], rows.device)
+            place = (upload(at + j, rows.device), at + j, probe.table)
+            with self._graphs(captured == "steps"):
+                head.graphs.load(hidden)
+                output = head.decode(ids, rows, *place, HeadInput(hidden))
+            outputs.append(own(output))
+        return [t for o in outputs for t in (o.next_token_logits, o.hidden_states)]
 
     def _extend(
-        self, index: Sequence[int], texts: list[list[int]], *, seed: int
+        self, index: Sequence[int], texts: Sequence[list[int]], captured: str
     ) -> Any:
-        lens = [len(text) for text in texts]
-        features = [
-            self._features(i, n, seed) for i, n in zip(index, lens, strict=True)
-        ]
-        with self.scope():
-            return self.head.extend(
-                [token for text in texts for token in text],
-                self.probe.rows[list(index)],
-                [0] * len(texts),
-                lens,
-                self.probe.table,
-                HeadInput(torch.cat(features)),
-            )
+        lens, made = [len(text) for text in texts], []
+        for i, num in zip(index, lens, strict=True):
+            draw = torch.Generator().manual_seed(100 + i)
+            made.append(torch.randn(num, self.head.features_width, generator=draw))
+        states = torch.cat(made).to(self.runner.device, self.runner.dtype)
+        ids, rows = [t for text in texts for t in text], self.probe.rows[list(index)]
+        where = ([0] * len(lens), lens, self.probe.table)
+        with self._graphs(captured == "prefills"):
+            output = self.head.extend(ids, rows, *where, HeadInput(states))
+        return own(output)
 
-    def _features(self, i: int, num: int, seed: int) -> Tensor:
-        draw = torch.Generator().manual_seed(100 * seed + i)
-        made = torch.randn(num, self.head.features_width, generator=draw)
-        return made.to(self.runner.device, self.runner.dtype)
+    @contextmanager
+    def _graphs(self, are_on: bool) -> Iterator[None]:
+        off = nullcontext() if are_on else graphs_of_pass(self.runner)
+        with self.scope(), off:
+            yield
 
-    def _steps(self, index: Sequence[int], hidden: Tensor, num: int) -> list[Tensor]:
-        rows, found = self.probe.rows[list(index)], []
-        at = torch.tensor([len(self.probe.texts[i]) for i in index])
-        for j in range(num):
-            ids = upload([self.probe.wrong[i][j] for i in index], rows.device)
-            self.head.graphs.load(hidden)
-            with self.scope():
-                position = upload(at + j, rows.device)
-                given = HeadInput(hidden)
-                output = self.head.decode(
-                    ids, rows, position, at + j, self.probe.table, given
-                )
-            hidden = output.hidden_states
-            found += self._of(output)
-        return found
 
-    def _of(self, output: Any) -> list[Tensor]:
-        return [kept(output.next_token_logits), kept(output.hidden_states)]
+def own(output: Any) -> Any:
+    """What a head gives, in tensors that no later forward writes into."""
+    logits = kept(output.next_token_logits)
+    return SimpleNamespace(
+        next_token_logits=logits, hidden_states=output.hidden_states.clone()
+    )
 
 
 class SampledRows:
@@ -367,7 +339,7 @@ class SampledRows:
     index = (0, 0, 1, 2, 2, 2)
 
     def __init__(self, runner: Any) -> None:
-        self.runner = runner
+        self.runner, self.vocab_size = runner, runner.model_config.vocab_size
 
     def checks(self) -> Iterator[PathCheck]:
         yield PathCheck(SAMPLED_ROWS, lambda: "", self.measure)
@@ -375,44 +347,40 @@ class SampledRows:
     def measure(self) -> tuple[float, float]:
         """The share of tokens that differ. Each request has a token of its own that its
         bias leaves no choice but to draw."""
-        device, num = self.runner.device, len(self.index)
+        num, num_wrong = len(self.index), 0
         draw = torch.Generator().manual_seed(7)
-        shape = (num, self.runner.model_config.vocab_size)
-        logits = torch.randn(shape, generator=draw).to(device)
-        places = torch.arange(3, 3 + num, device=device)
-        num_wrong = 0
+        logits = torch.randn((num, self.vocab_size), generator=draw)
         for is_cut in (False, True):
-            info = expand_rows(self._info((0, 1, 2), is_cut), [*self.index], device)
-            found = self._draw(logits.clone(), info, places).tolist()
+            info = self._info((0, 1, 2), is_cut)
+            found = self._draw(logits, info, [*self.index])
             for k, i in enumerate(self.index):
-                rows, info = slice(k, k + 1), self._info((i,), is_cut)
-                one = expand_rows(info, [0], device)
-                own = self._draw(logits[rows].clone(), one, places[rows]).tolist()
-                num_wrong += own != found[rows]
+                own = self._draw(logits[k : k + 1], self._info((i,), is_cut), [0])
+                num_wrong += own != found[k : k + 1]
         return num_wrong / (2 * num), 0.0
 
-    def _draw(self, logits: Tensor, info: Any, places: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor, info: Any, index: list[int]) -> list[int]:
+        device = self.runner.device
         tokens, _ = sample_rows(
             self.runner,
-            logits,
-            sampling_info=info,
-            positions=places,
+            logits.to(device, copy=True),
+            sampling_info=expand_rows(info, index, device),
+            positions=torch.arange(3, 3 + len(index), device=device),
             grammar_mask=None,
             needs=TokenNeeds(False, [], []),
         )
-        return tokens
+        drawn: list[int] = tokens.tolist()
+        return drawn
 
     def _info(self, requests: Sequence[int], is_cut: bool) -> Any:
         """is_cut: whether they ask for top-k and top-p, which are drawn otherwise."""
-        device, vocab = self.runner.device, self.runner.model_config.vocab_size
-        ones = torch.ones(len(requests), device=device)
-        bias = torch.zeros(len(requests), vocab, device=device)
-        for row, i in enumerate(requests):
-            bias[row, i] = 1e4
-        temperatures = torch.tensor([[0.7 + 0.3 * i] for i in requests])
+        device, num = self.runner.device, len(requests)
+        ones = torch.ones(num, device=device)
+        temperatures = [[0.7 + 0.3 * i] for i in requests]
+        bias = torch.zeros(num, self.vocab_size, device=device)
+        bias[range(num), list(requests)] = 1e4
         return SamplingBatchInfo(
-            temperatures=temperatures.to(device),
-            top_ps=0.9 * ones if is_cut else ones,
+            temperatures=torch.tensor(temperatures, device=device),
+            top_ps=(0.9 if is_cut else 1.0) * ones,
             top_ks=(40 if is_cut else 1 << 30) * ones.to(torch.int32),
             min_ps=0 * ones,
             is_all_greedy=False,
@@ -420,7 +388,7 @@ class SampledRows:
             need_top_p_sampling=is_cut,
             need_top_k_sampling=is_cut,
             need_min_p_sampling=False,
-            vocab_size=vocab,
+            vocab_size=self.vocab_size,
             logit_bias=bias,
             device=str(device),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,8 @@ from sglang_parse.sgl.upload import upload
 
 # Tokens of the texts. They fill pages and blocks of kernels partly, and exactly.
 LENGTHS = (9, 33, 64, 130)
-# Last tokens of each text, which the path that is tried computes.
-TAIL = 4
-# Columns of a row behind its text.
-SPARE = 8
+# Last tokens of each text, which the path that is tried computes, and columns behind.
+TAIL, SPARE = 4, 8
 # A path may differ by so many times the noise, and by this more, in shares of the
 # spread of the logits. Above the largest noise nothing can be told.
 NOISE_TIMES, LEAST_ALLOWED, MOST_NOISE = 4.0, 1e-3, 0.1
@@ -42,7 +40,7 @@ class ProbeRows:
     rows: Tensor
     table: Tensor
     scratch: Tensor
-    #: The token behind each text, and others in place of its last ones.
+    #: The tokens behind each text, and others in place of its last ones.
     behind: list[int]
     wrong: list[list[int]]
 
@@ -56,7 +54,7 @@ class ProbeRows:
 
 
 @contextmanager
-def borrowed_rows(runner: Any, *, num_scratch: int = 0) -> Iterator[ProbeRows]:
+def borrowed_rows(runner: Any, num_scratch: int) -> Iterator[ProbeRows]:
     """Rows and slots of a ModelRunner's pools, which hold no request yet.
 
     num_scratch: slots for each text. Raises ReferenceFailed where there is no room.
@@ -64,53 +62,64 @@ def borrowed_rows(runner: Any, *, num_scratch: int = 0) -> Iterator[ProbeRows]:
     pool, allocator = runner.req_to_token_pool, runner.token_to_kv_pool_allocator
     table, page = pool.req_to_token, int(allocator.page_size)
     lengths = [n for n in LENGTHS if n + SPARE <= table.shape[1]][: pool.size]
-    widths = [-(-(n + SPARE) // page) * page for n in lengths]
-    more = -(-num_scratch * len(lengths) // page) * page
-    total = sum(widths) + more
-    slots = allocator.alloc(total) if lengths else None
+    num, vocab_size = len(lengths), runner.model_config.vocab_size
+    widths = [n + SPARE for n in lengths]
+    sizes = [-(-n // page) * page for n in (*widths, num_scratch * num)]
+    slots = allocator.alloc(sum(sizes)) if num else None
     if slots is None:
-        raise ReferenceFailed(f"{total} tokens do not fit into the KV pool")
-    kept = table[1 : 1 + len(lengths)].clone()
+        raise ReferenceFailed(f"{sum(sizes)} tokens do not fit into the KV pool")
+    draw = torch.Generator().manual_seed(20)
+    before = table[1 : 1 + num].clone()
     try:
-        parts = slots.split([*widths, more])
-        for row, part in enumerate(parts[:-1], 1):
-            width = min(len(part), table.shape[1])
+        *parts, scratch = slots.split(sizes)
+        for row, (part, width) in enumerate(zip(parts, widths, strict=True), 1):
             table[row, :width] = part[:width].to(table.dtype)
-        draw = torch.Generator().manual_seed(20)
-        ids = partial_ids(runner.model_config.vocab_size, draw)
+        ids = [
+            torch.randint(vocab_size, (n,), generator=draw).tolist()
+            for n in (*lengths, num, *[TAIL + 2] * num)
+        ]
         yield ProbeRows(
-            [ids(n) for n in lengths],
-            torch.arange(1, 1 + len(lengths), device=table.device),
+            ids[:num],
+            torch.arange(1, 1 + num, device=table.device),
             table,
-            parts[-1][: num_scratch * len(lengths)].to(torch.int64),
-            ids(len(lengths)),
-            [ids(TAIL + 2) for _ in lengths],
+            scratch[: num_scratch * num].to(torch.int64),
+            ids[num],
+            ids[num + 1 :],
         )
     finally:
-        table[1 : 1 + len(lengths)] = kept
+        table[1 : 1 + num] = before
         allocator.free(slots)
 
 
-def partial_ids(vocab_size: int, draw: torch.Generator) -> Callable[[int], list[int]]:
-    """(number of tokens) -> random ids."""
+class Reference:
+    """Forwards of a runner without any graph, and their logits behind each of the last
+    tokens of the texts."""
 
-    def ids(num: int) -> list[int]:
-        found: list[int] = torch.randint(vocab_size, (num,), generator=draw).tolist()
-        return found
-
-    return ids
-
-
-class PlainPath:
-    """Forwards of a runner without any graph. scope: what they run in."""
-
-    def __init__(
-        self,
-        runner: Any,
-        probe: ProbeRows,
-        scope: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
+    def __init__(self, runner: Any, probe: ProbeRows, scope: Callable[[], Any]) -> None:
+        """scope: what forwards run in. Raises ReferenceFailed where the plain path is
+        no measure."""
         self.runner, self.probe, self.scope = runner, probe, scope
+        texts = probe.texts
+        try:
+            heads = [[t[: len(t) - TAIL + 1 + j] for t in texts] for j in range(TAIL)]
+            self.behind = [self.prefill(head) for head in heads]
+            longer = [[*t, x] for t, x in zip(texts, probe.behind, strict=True)]
+            self.beyond = self.prefill(longer)
+            one = [self.prefill([t], [i]) for i, t in enumerate(texts)]
+            alone = difference(torch.cat(one), self.behind[-1])
+            #: How far it differs from itself.
+            self.noise = max(alone, self.of_steps(self.step, range(len(texts))))
+        except Exception as error:
+            raise ReferenceFailed(f"plain forwards raised {error!r}") from error
+        if self.noise > MOST_NOISE:
+            raise ReferenceFailed(
+                f"plain prefills and steps differ by {self.noise:.2g} of the logits' "
+                f"spread (at most {MOST_NOISE:g})"
+            )
+
+    @property
+    def allowed(self) -> float:
+        return NOISE_TIMES * self.noise + LEAST_ALLOWED
 
     def prefill(
         self, texts: Sequence[Sequence[int]], index: Sequence[int] | None = None
@@ -127,12 +136,11 @@ class PlainPath:
 
     def step(self, ids: Sequence[int], rows: Tensor, lens: Sequence[int]) -> Tensor:
         """[rows, vocab] behind one more token of each row."""
-        device = rows.device
         on_host = torch.tensor(lens)
-        at = upload(on_host, device)
+        at = upload(on_host, rows.device)
         batch = self._batch(
             ForwardMode.DECODE,
-            input_ids=upload(ids, device),
+            input_ids=upload(ids, rows.device),
             rows=rows,
             positions=at,
             out_cache_loc=self.probe.table[rows, at].to(torch.int64),
@@ -142,53 +150,21 @@ class PlainPath:
         return self._forward(batch)
 
     def _batch(self, mode: ForwardMode, **fields: Tensor) -> Any:
+        null, none = CaptureHiddenMode.NULL, SpeculativeAlgorithm.NONE
         return build_batch(
-            self.runner,
-            mode,
-            **fields,
-            capture=CaptureHiddenMode.NULL,
-            spec_algorithm=SpeculativeAlgorithm.NONE,
+            self.runner, mode, **fields, capture=null, spec_algorithm=none
         )
 
     def _forward(self, batch: Any) -> Tensor:
         with self.scope(), graphs_of_pass(self.runner):
-            output = self.runner.forward(batch).logits_output
-        return kept(output.next_token_logits)
+            return kept(self.runner.forward(batch).logits_output.next_token_logits)
 
-
-class Reference:
-    """Plain logits behind each of the last tokens of the texts, and their noise."""
-
-    def __init__(self, plain: PlainPath) -> None:
-        """Raises ReferenceFailed where the plain path is no measure."""
-        self.plain, self.probe = plain, plain.probe
-        texts = self.probe.texts
-        try:
-            heads = [[t[: len(t) - TAIL + 1 + j] for t in texts] for j in range(TAIL)]
-            self.behind = [plain.prefill(head) for head in heads]
-            longer = [[*t, x] for t, x in zip(texts, self.probe.behind, strict=True)]
-            self.beyond = plain.prefill(longer)
-            one = [plain.prefill([t], [i]) for i, t in enumerate(texts)]
-            self.noise = max(
-                difference(torch.cat(one), self.behind[-1]),
-                self.of_steps(plain.step, range(len(texts))),
-            )
-        except Exception as error:
-            raise ReferenceFailed(f"plain forwards raised {error!r}") from error
-        if self.noise > MOST_NOISE:
-            raise ReferenceFailed(
-                f"plain prefills and steps differ by {self.noise:.2g} of the logits' "
-                f"spread (at most {MOST_NOISE:g})"
-            )
-
-    @property
-    def allowed(self) -> float:
-        return NOISE_TIMES * self.noise + LEAST_ALLOWED
+    # -- What a path is measured by --------------------------------------------
 
     def spoil(self) -> None:
         """Write the texts' KV, and wrong KV in place of the tails and behind them."""
         pairs = zip(self.probe.texts, self.probe.wrong, strict=True)
-        self.plain.prefill([[*text[:-TAIL], *wrong] for text, wrong in pairs])
+        self.prefill([[*text[:-TAIL], *wrong] for text, wrong in pairs])
 
     def of_steps(self, step: Step, index: Sequence[int]) -> float:
         """How far a path that decodes the tails, step by step, lies from the plain one.
@@ -209,7 +185,7 @@ class Reference:
         chosen = sorted(set(index))
         lens = [len(self.probe.texts[i]) for i in chosen]
         ids = [self.probe.behind[i] for i in chosen]
-        found = self.plain.step(ids, self.probe.rows[chosen], lens)
+        found = self.step(ids, self.probe.rows[chosen], lens)
         return difference(found, self.beyond[chosen])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -44,11 +43,9 @@ def prove(parts: Any, engine: Any) -> None:
     record = ProofRecord(name, writes=parts.ranks.is_first)
     paths, level = parts.verifier.paths, parts.config.prove
     on_card = str(runners[0].device).startswith("cuda")
-    with ExitStack() as stack:
-        devices = [runners[0].gpu_id] if on_card else []
-        stack.enter_context(torch.random.fork_rng(devices))
+    with torch.random.fork_rng([runners[0].gpu_id] if on_card else []):
         prover = Prover(paths, parts.ranks, record, level)
-        for check in open_checks(parts, engine, stack, is_full=level == "full"):
+        for check in open_checks(parts, engine, is_full=level == "full"):
             prover.settle(check)
     if not parts.verifier.routes:
         engine.stop_drafting()

@@ -159,7 +159,7 @@ def main() -> None:
             stack.enter_context(torch.no_grad())
             for owner, attribute, broken in changes:
                 stack.enter_context(patch.object(owner, attribute, broken))
-            for check in open_checks(parts, rounds, stack, is_full=False):
+            for check in open_checks(parts, rounds, is_full=False):
                 if wanted in ("none", check.name):
                     prover.settle(check)
         assert engine.allocator.available_size() == free, "slots are lost"
