@@ -13,6 +13,7 @@ cell of a card is deleted.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 from benchmarks.gpu.engine import Engine
 from benchmarks.gpu.pairs import PAIRS, model_args
 from benchmarks.gpu.records import Clock, Records, spread, timed
+from sglang_parse.cpu.entry import SWITCH_ENV
 
 SEGMENTS, SUFFIX_LEN, CHAIN = 4, 24, 4
 DRAFT_STEPS = 16
@@ -41,6 +43,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     p.add_argument("--repeats", type=int, default=9)
     p.add_argument("--budget-s", type=float, default=240.0)
+    p.add_argument(
+        "--replay", action="store_true", help="capture on a CPU, to try this script"
+    )
     return p
 
 
@@ -54,6 +59,8 @@ class PathBench:
         flags += ["--speculative-parse-prove", "full"]
         flags += ["--max-running-requests", str(max(64, *args.batches))]
         flags += ["--cuda-graph-max-bs-decode", str(max(160, *args.batches))]
+        if args.replay:
+            replay_on_cpu()
         if args.backend:
             flags += ["--attention-backend", args.backend]
         self.engine = Engine(flags)
@@ -131,6 +138,17 @@ class PathBench:
         self.records.add(
             "gain", cell, ms=on, off_ms=off, gain=round(off["median"] / on["median"], 3)
         )
+
+
+def replay_on_cpu() -> None:
+    """Decode steps are captured by the tests' stand-in for CUDA graphs."""
+    os.environ.setdefault(SWITCH_ENV, "1")
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from tests.support import cpu_graphs
+
+    cpu_graphs.install()
 
 
 def main() -> None:

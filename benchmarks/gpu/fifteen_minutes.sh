@@ -55,7 +55,7 @@ servers() { # servers NAME LIMIT ARGUMENTS..: whole servers
 }
 
 if [ "$dry" = --dry ]; then
-    tiny=(--pair embedded --context 64 --window 8 --batches 1 2 --repeats 3)
+    tiny=(--pair embedded --context 64 --window 8 --batches 1 2 --repeats 3 --replay)
     step machine 60 "$python" -c 'import torch; print(torch.__version__)'
     paths paths-embedded 200 "${tiny[@]}"
     servers servers 300 --pair embedded --arms target parse-0.9-adaptive --context 64 \

@@ -128,10 +128,10 @@ def test_an_error_in_any_path_costs_no_request_a_token(graphs, prompts, expected
     for i in range(len(BROKEN)):
         names = [name for names in BROKEN[: i + 1] for name in names]
         broken.write_text(" ".join(names))
-        for mode in ("exact", "semantic"):
-            found = server.generate_all(prompts, 5, custom={"parse_mode": mode})
-            if mode == "exact":
-                assert [r["output_ids"] for r in found] == expected
+        for mode in ("off", "exact", "semantic"):
+            found = server.generate_all(prompts[:5], 5, custom={"parse_mode": mode})
+            if mode != "semantic":
+                assert [r["output_ids"] for r in found] == expected[:5]
             assert all(r["output_ids"] for r in found)
         states = paths_of(server)
         assert {n for n, one in states.items() if one["state"] == "off"} == {*names}

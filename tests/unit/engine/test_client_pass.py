@@ -16,6 +16,7 @@ from sglang_parse.engine.verifications import (
 )
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.requests.client_text import ClientText
+from sglang_parse.sgl.fast_paths import PassFailed
 from tests.support.fake_engine import LINE, FakeServer, FakeTarget, make_request
 
 PROMPT = (10, 11, 12, 13, 14)
@@ -170,6 +171,22 @@ def verify(ends=(2, 4, 6), suffix_len=10, **world) -> tuple[World, Req]:
     req = here.add(ends=ends, verify=True, suffix_len=suffix_len)
     here.prefill()
     return here, req
+
+
+def test_where_no_pass_can_run_a_text_is_refused():
+    """Red if a text that nothing can judge ends the server, or waits for ever."""
+    here = World()
+
+    def broken(*_):
+        raise PassFailed("no verify route is left")
+
+    here.passes.engine.verify = broken
+    alone = here.add(ends=(2, 4), verify=True)
+    kept = here.add(verify=False)
+    here.prefill()
+    assert "cannot be judged, because no verify route" in str(alone.refusal)
+    assert "PassFailed" in str(kept.refusal)
+    assert not here.step()
 
 
 # -- What fits ---------------------------------------------------------------------
