@@ -11,6 +11,7 @@ import torch
 
 from sglang_parse.drafting import draft_model
 from sglang_parse.drafting.draft_model import DraftPhase, DraftRequest
+from sglang_parse.sgl.fast_paths import FastPaths
 from sglang_parse.sgl.pacing import StepPacer
 from sglang_parse.verify import passes
 from tests.support.counting import GREEDY, CountingDraft
@@ -63,7 +64,7 @@ class PlannedDraft(CountingDraft):
             attn_backend=SimpleNamespace(decode_cuda_graph_metadata={2: [wrapper]}),
         )
 
-    def _forward(self, batch):
+    def _forward(self, batch, path):
         if not batch.mode.is_extend():
             lens = batch.seq_lens_cpu.tolist()
             buffer = getattr(self.wrapper, BUFFER)
@@ -141,6 +142,7 @@ def test_plain_steps_in_a_row_attend_by_their_own_plans(lagging, monkeypatch):
         return SimpleNamespace(logits_output=None)
 
     verifier = object.__new__(passes.TargetVerifier)
+    verifier.paths = FastPaths()
     verifier.runner = SimpleNamespace(
         device="cuda",
         decode_cuda_graph_runner=None,
