@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest, rankdata
 
-from sglang_parse.calibrate.loss_bounds import tango_interval, upper_bound
+from sglang_parse.calibrate.loss_bounds import loss_bound, tango_interval, upper_bound
 
 RESAMPLES = 10_000
 SEED = 20260521
@@ -64,6 +64,46 @@ def paired_difference(
         lost=lost,
         gained=gained,
         total=n,
+    )
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided tests (TOST, Schuirmann 1987) that a share of answers changes by
+    less than `margin` points either way.
+
+    low, high: bounds of the change in points, each of the tests' confidence.
+    """
+
+    low: float
+    high: float
+    margin: float
+
+    @property
+    def is_shown(self) -> bool:
+        return -self.margin < self.low and self.high < self.margin
+
+
+def equivalence(
+    before: Sequence[bool],
+    after: Sequence[bool],
+    *,
+    margin: float = 3.0,
+    confidence: float = 0.95,
+) -> Equivalence:
+    """Whether answers have a property, such as being refused, as often as before.
+
+    before, after: of the same prompts. Raises ValueError if their numbers differ or
+    there are none.
+    """
+    pairs = list(zip(before, after, strict=True))
+    if not pairs:
+        raise ValueError("equivalence() has no pairs; expected at least one.")
+    lost, gained = pairs.count((True, False)), pairs.count((False, True))
+    return Equivalence(
+        low=-loss_bound(lost, gained, len(pairs), confidence),
+        high=loss_bound(gained, lost, len(pairs), confidence),
+        margin=margin,
     )
 
 

@@ -6,6 +6,7 @@ from scipy.integrate import trapezoid
 
 from benchmarks.harness.stats import (
     calibration_error,
+    equivalence,
     judge_quality,
     paired_difference,
     reliability,
@@ -92,3 +93,33 @@ def test_auc_is_the_share_of_ordered_pairs_and_the_area_under_the_points():
     assert points[0][1:] == (0, 0) and points[-1][1:] == (1, 1)
     area = trapezoid([p[2] for p in points], [p[1] for p in points])
     assert area == pytest.approx(np.mean(pairs))
+
+
+def test_equivalence_needs_both_bounds_within_the_margin():
+    """Red if few prompts, or a change in one direction, count as equivalent, or if the
+    bounds are not those of the two one-sided tests."""
+    same = equivalence([True] * 200, [True] * 200)
+    assert same.is_shown and same.low == pytest.approx(-same.high)
+    assert same.high == pytest.approx(100 * (1 - 0.05 ** (1 / 200)))
+    assert not equivalence([True] * 50, [True] * 50).is_shown
+    for before, after in (((1, 0), (0, 1)), ((0, 1), (1, 0))):
+        some = [bool(before[0])] * 12 + [True] * 188
+        other = [bool(after[0])] * 12 + [True] * 188
+        found = equivalence(some, other)
+        assert not found.is_shown
+        assert (found.low < -3) != (found.high > 3)
+    both = equivalence([True, False] * 100, [False, True] + [True, False] * 99)
+    assert both.is_shown and both.low == pytest.approx(-both.high)
+    with pytest.raises(ValueError, match="no pairs"):
+        equivalence([], [])
+
+
+def test_equivalence_is_seldom_shown_at_the_margin():
+    """Red if more than one in twenty pairs of arms that differ by the margin pass."""
+    rng = np.random.default_rng(5)
+    num, shown = 600, 0
+    for _ in range(400):
+        before = rng.random(num) < 0.9
+        after = before & (rng.random(num) >= 0.03 / 0.9)
+        shown += equivalence(before.tolist(), after.tolist()).is_shown
+    assert shown / 400 < 0.08
