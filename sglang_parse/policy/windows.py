@@ -58,6 +58,11 @@ def longest_window(r: RequestRound, context_len: int) -> int:
         num_remaining=r.req.sampling_params.max_new_tokens - r.output_len,
         num_positions=context_len - r.seq_len - 1 - len(state.suffix),
     )
+    head = state.options.exact_head - r.output_len
+    if head > 0 and state.options.mode == "semantic":
+        # No verdict counts in it, and what is drafted behind a head that the target
+        # writes otherwise is lost.
+        window = min(window, head)
     return min(window, longest_draft(r.req))
 
 

@@ -46,12 +46,16 @@ def planner(*, has_model: bool = True, head_steps: int = 4, **settings) -> Round
 
 def state(
     mode: str = "semantic", *, hint: bool = True, exact_tail: bool = True, judge=None,
-    every: int = 0,
+    every: int = 0, exact_head: int = 0,
     **more,
 ) -> RequestState:  # fmt: skip
     """hint: whether the head can go on for this request."""
     options = SimpleNamespace(
-        mode=mode, window=32, exact_tail=exact_tail, judge_every=every
+        mode=mode,
+        window=32,
+        exact_tail=exact_tail,
+        judge_every=every,
+        exact_head=exact_head,
     )
     one = RequestState(options, frozenset(), judge, None, **more)
     one.hinted = hint
@@ -92,6 +96,16 @@ def plan_round(plan: RoundPlanner, *states: RequestState, **more) -> Round:
 
 def all_windows(round: Round) -> list[int]:
     return [r.window for r in round]
+
+
+def test_the_head_of_an_answer_is_drafted_alone():
+    """Red if a whole draft is lost where the target begins in other words, or if a
+    request without a head, or in exact mode, drafts no more than one."""
+    plan = planner(head_steps=0, adaptive=False)
+    states = [state(exact_head=9), state(), state("exact", exact_head=9)]
+    round = plan_round(plan, *states)
+    head = 9 - round.requests[0].output_len
+    assert all_windows(round) == [head, 32, 32] and 0 < head < 9
 
 
 def test_stops_shorten_a_round():
