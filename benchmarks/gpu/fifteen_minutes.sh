@@ -11,7 +11,7 @@ set -u
 out=${1:?"usage: fifteen_minutes.sh OUT [--dry]"}
 dry=${2:-}
 cd "$(dirname "$0")/../.." || exit 1
-mkdir -p "$out/done" "$out/models" || exit 1
+mkdir -p "$out/done" "$out/models" && touch "$out/steps.tsv" || exit 1
 out=$(cd "$out" && pwd)
 python=${PYTHON:-$(command -v .venv/bin/python || command -v python3)}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" XDG_CACHE_HOME="$out/cache"
