@@ -56,11 +56,13 @@ def fingerprint(server_args: Any, config: Any, runners: Sequence[Any]) -> str:
 class ProofRecord:
     """The file of one fingerprint; what cannot be read or written is not recorded."""
 
-    def __init__(self, name: str, *, writes: bool = True) -> None:
-        """writes: False on all ranks but the first."""
+    def __init__(self, name: str, *, writes: bool = True, marks: bool = True) -> None:
+        """writes: False on all ranks but the first. marks: whether the file names a
+        path before it is tried. On a CPU no path can end the process, only whoever
+        stops the server can."""
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self.path = Path(base) / "sglang_parse" / f"paths-{name}.json"
-        self.writes = writes
+        self.writes, self.marks = writes, marks
         #: By path: `proven`, or the id of the process that tries it.
         self._paths: dict[str, str] = {}
         with suppress(OSError, ValueError, AttributeError):
@@ -78,11 +80,13 @@ class ProofRecord:
     @contextmanager
     def trying(self, name: str) -> Iterator[None]:
         """For a path that is tried inside the block; an error leaves no mark."""
-        self.set(name, str(os.getpid()))
+        if self.marks:
+            self.set(name, str(os.getpid()))
         try:
             yield
         finally:
-            self.set(name, "")
+            if self.marks:
+                self.set(name, "")
 
     def set(self, name: str, state: str) -> None:
         self._paths[name] = state

@@ -40,9 +40,9 @@ def prove(parts: Any, engine: Any) -> None:
     started = time.perf_counter()
     runners = [parts.verifier.runner, *(r.runner for r in parts.draft_runners)]
     name = fingerprint(parts.server_args, parts.config, runners)
-    record = ProofRecord(name, writes=parts.ranks.is_first)
-    paths, level = parts.verifier.paths, parts.config.prove
     on_card = str(runners[0].device).startswith("cuda")
+    record = ProofRecord(name, writes=parts.ranks.is_first, marks=on_card)
+    paths, level = parts.verifier.paths, parts.config.prove
     with torch.random.fork_rng([runners[0].gpu_id] if on_card else []):
         prover = Prover(paths, parts.ranks, record, level)
         for check in open_checks(parts, engine, is_full=level == "full"):
