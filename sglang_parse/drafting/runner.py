@@ -27,9 +27,9 @@ from torch import Tensor
 
 from sglang_parse.sgl.architecture import check_architecture
 from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
-from sglang_parse.sgl.compat.graph_changes import without_graphs
 from sglang_parse.sgl.fast_paths import DRAFT_STEPS, FastPaths
 from sglang_parse.sgl.forward_batches import build_batch, extend_fields, mark_extend
+from sglang_parse.sgl.graphs import without_graphs
 from sglang_parse.sgl.pacing import StepPacer
 
 

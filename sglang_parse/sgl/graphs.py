@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,3 +87,9 @@ def fits(graphs: Any, batch: ForwardBatch) -> bool:
             batch_max_context_len=int(lens.max()) + len(batch.input_ids),
         )
     )
+
+
+def without_graphs(runner: Any, forward: Callable[[], Any]) -> Any:
+    """What `forward` returns where the runner has no graphs (`graphs_of_pass`)."""
+    with graphs_of_pass(runner):
+        return forward()

@@ -27,7 +27,6 @@ from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.sgl.compat.graph_changes import (
     graphs_of_pass,
     pass_eager_inputs_through,
-    without_graphs,
 )
 from sglang_parse.sgl.compat.model_changes import (
     ShownLayers,
@@ -50,7 +49,7 @@ from sglang_parse.sgl.forward_batches import (
     mark_extend,
     set_mrope_positions,
 )
-from sglang_parse.sgl.graphs import PassGraphs
+from sglang_parse.sgl.graphs import PassGraphs, without_graphs
 from sglang_parse.sgl.pacing import StepPacer
 from sglang_parse.sgl.scheduler_types import SchedulerBatch
 from sglang_parse.sgl.upload import upload

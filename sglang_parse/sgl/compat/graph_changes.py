@@ -53,12 +53,6 @@ def graphs_of_pass(
         yield
 
 
-def without_graphs(runner: Any, forward: Callable[[], Any]) -> Any:
-    """What `forward` returns where the runner has no graphs (`graphs_of_pass`)."""
-    with graphs_of_pass(runner):
-        return forward()
-
-
 def pass_eager_inputs_through() -> None:
     """Have every forward without a graph read the batch's own tensors.
 
