@@ -80,10 +80,10 @@ ROLLING_PLUGIN = """
 
 
     def shorten(_, planner, round):
-        round.most_draft_steps = min(round.most_draft_steps, 5)
+        round.most_draft_steps = min(round.most_draft_steps, 3)
         for r in round.requests[::2]:
             held = r.state.draft
-            r.window = min(r.window, max(held.num_left_over + 4, len(held.tokens)))
+            r.window = min(r.window, max(held.num_left_over + 2, len(held.tokens)))
             r.budgets = {name: min(num, r.window) for name, num in r.budgets.items()}
 
 
