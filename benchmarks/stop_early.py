@@ -1,6 +1,6 @@
 """Could a draft stop where it is about to be rejected, from its own hidden state?
 
-    python -m benchmarks.train_probe.embedded --save answers.pt --out /tmp/x
+    python -m benchmarks.train_probe.embedded --save answers.pt --out heads
     python -m benchmarks.stop_early answers.pt --out benchmarks/results/stop_early.json
 
 A linear probe reads the draft's hidden state at each drafted token, and learns whether

@@ -1,8 +1,11 @@
 """A fault at every stage of a round: whom it costs the answer."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from sglang_parse.engine import outcome, round, shown
+from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.sgl.fast_paths import PassFailed
 from tests.support.fake_engine import LINE, FakeDrafter, FakeServer, FakeTarget
 from tests.support.fake_engine import make_request as make
@@ -133,3 +136,37 @@ def test_where_no_pass_can_run_the_target_answers_alone(monkeypatch):
     assert victim.output_ids[1 : 1 + len(DRAFT)] == list(DRAFT)
     assert other.output_ids[1 : 1 + len(DRAFT)] == list(DRAFT)
     assert drafter.num_asked == num_asked
+
+
+def test_a_drafter_that_fails_leaves_the_drafts_before_it_unfinished():
+    """Red if a draft that another drafter has not completed counts as complete, and is
+    verified too early, because a later drafter has failed."""
+
+    def write(round):
+        for r in round:
+            r.draft, r.is_drafting = f"of {r.rid}", r.rid == "a"
+
+    def fail(round):
+        for r in round:
+            r.draft, r.is_drafting = "lost", True
+        raise RuntimeError("broken")
+
+    round = [
+        SimpleNamespace(
+            rid=rid,
+            draft="",
+            is_drafting=False,
+            state=SimpleNamespace(failed_drafters=set()),
+        )
+        for rid in "ab"
+    ]
+    drafters = [
+        SimpleNamespace(name="model", draft=write),
+        SimpleNamespace(name="bad", draft=fail),
+    ]
+    GuardedDrafters(drafters).draft(round)
+    assert [(r.draft, r.is_drafting) for r in round] == [
+        ("of a", True),
+        ("of b", False),
+    ]
+    assert all(r.state.failed_drafters == {"bad"} for r in round)

@@ -119,6 +119,21 @@ def test_the_record_names_the_path_while_it_is_tried_and_only_then():
     assert NAME not in ProofRecord("one").path.read_text()
 
 
+def test_a_server_that_is_stopped_on_a_cpu_proves_again():
+    """Red if whoever stops a server on a CPU while it starts switches a path off for
+    good: no path can end the process there. What is proven is kept."""
+    seen = []
+
+    def measure():
+        seen.append(ProofRecord("one").has_died(NAME))
+        seen.append(ProofRecord("one").path.exists())
+        return 0.0, 1.0
+
+    record = ProofRecord("one", marks=False)
+    assert settle(measure, record=record)[1].state == "proven"
+    assert seen == [False, False] and ProofRecord("one").is_proven(NAME)
+
+
 def test_a_folder_that_cannot_be_written_costs_the_record_alone(monkeypatch):
     """Red if a server with a read-only home does not start."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
