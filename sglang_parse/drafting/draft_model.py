@@ -30,7 +30,7 @@ from sglang_parse.sgl.upload import upload
 # An extend of so few tokens takes as long as some steps, since no graph captures it.
 MOST_LEAD = 4
 # Draft steps after which the model looks whether the scheduler has to be asked.
-LOOK_STEPS = 16
+LOOK_STEPS = 8
 
 
 @dataclass(frozen=True)

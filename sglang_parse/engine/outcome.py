@@ -29,8 +29,6 @@ from sglang_parse.requests.round_records import Kept, RequestRound, Round, Verdi
 # and most of one request.
 WAVE_ROWS = 512
 WAVE_WIDTH = (8, 32)
-# Decode steps after which the engine looks whether the scheduler has to be asked.
-LOOK_STEPS = 4
 # Scores of verdict rows: (logits, what each row was asked) -> one per row.
 ScoreRows = Callable[[Tensor, Sequence[Any]], list[float]]
 
@@ -158,7 +156,7 @@ def decode(
 
     def go_on(steps: list[list[int]], num: int) -> bool:
         ends.see(steps)
-        return pays(ends.lens, num + 1) and not (num % LOOK_STEPS == 0 and is_due())
+        return pays(ends.lens, num + 1) and not is_due()
 
     steps = target.decode(round, go_on)
     round.num_steps = len(steps)
