@@ -32,7 +32,7 @@ demo: imports
 
 test: install
 	$(MAKE) -j 3 imports lint docs real-model
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not contract_source" $(ARGS)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not contract_source" --durations=40 $(ARGS)
 
 # What PARSE needs of SGLang. Those of its tests that read SGLang's source text cannot
 # fail while the version is pinned, so `make test` leaves them out.
