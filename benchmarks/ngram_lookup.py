@@ -31,7 +31,7 @@ class State:
 
 def measure(prompt: list[int], answer: list[int]) -> tuple[float, float]:
     """Milliseconds to index the prompt, microseconds a token of the answer."""
-    drafter = NgramDrafter(64, VOCAB)
+    drafter = NgramDrafter(VOCAB)
     req = SimpleNamespace(origin_input_ids=prompt, output_ids=answer[:1])
     r: Any = SimpleNamespace(req=req, state=State())
     started = time.process_time()

@@ -41,8 +41,6 @@ class CalibrateOptions:
     max_new_tokens: int = 0
     thresholds: tuple[float, ...] = THRESHOLDS
     segmenters: tuple[str, ...] = SEGMENTERS
-    keep_rules: tuple[str | None, ...] = (None,)
-    judge_suffixes: tuple[str | None, ...] = (None,)
     chat_template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,7 +63,7 @@ class CalibrateOptions:
 
     def settings(self) -> list[Setting]:
         """All settings to try. Raises ValueError on a value that PARSE refuses."""
-        axes = (self.thresholds, self.segmenters, self.keep_rules, self.judge_suffixes)
+        axes = (self.thresholds, self.segmenters)
         found = [Setting(*values) for values in itertools.product(*axes)]
         for setting in found:
             ParseConfig(**setting.fields())

@@ -18,7 +18,7 @@ from sglang_parse.calibrate.answers import final_answer
 from sglang_parse.calibrate.calibrate_options import CalibrateOptions
 from sglang_parse.calibrate.calibrate_report import report_text, write_files
 from sglang_parse.calibrate.problems import PROBLEM_SETS, Item, load_items
-from sglang_parse.calibrate.served import check_questions, served_settings, server_info
+from sglang_parse.calibrate.served import served_settings, server_info
 from sglang_parse.calibrate.trials import (
     EXACT,
     OFF,
@@ -128,7 +128,6 @@ def run_calibration(options: CalibrateOptions) -> str:
         )
     info = server_info(options.url)
     served = served_settings(info, options.url)
-    check_questions(options, served)
     tokenizer = load_tokenizer(info["tokenizer_path"])
     screenings = 2 * (len(options.settings()) + 1) * options.screen
     with tqdm(total=2 * len(items) + screenings, unit="req") as bar:

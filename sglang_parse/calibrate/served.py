@@ -8,10 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_parse.calibrate.calibrate_options import CalibrateOptions
-from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.validation import shown
 
 
 def server_info(url: str) -> dict[str, Any]:
@@ -30,8 +27,8 @@ def server_info(url: str) -> dict[str, Any]:
 # Settings that no request changes, and the one that lets requests change the others.
 SERVERS_OWN = (
     "client_options",
-    *("compose", "eagle_model_path", "eagle_steps", "drafters", "ngram_tokens"),
-    *("draft_url", "draft_url_model", "draft_url_streams"),
+    *("compose", "eagle_model_path", "eagle_steps", "drafters"),
+    *("draft_url", "draft_url_model"),
 )
 
 
@@ -71,14 +68,3 @@ def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
         for name, value in settings.items()
         if name == "judge" or (name not in SERVERS_OWN and value != usual.get(name))
     }
-
-
-def check_questions(options: CalibrateOptions, served: Mapping[str, Any]) -> None:
-    """Raises ValueError if questions are to be tried on a judge that takes none."""
-    judge = served.get("judge", QUESTION_JUDGE)
-    given = [question for question in options.judge_suffixes if question is not None]
-    if given and judge != QUESTION_JUDGE:
-        raise ValueError(
-            f"--judge-suffixes is {shown(given[0])} and the judge of the server at "
-            f"--url {options.url} is {judge!r}, which takes no question; leave it out."
-        )

@@ -22,8 +22,6 @@ class Setting:
 
     threshold: float | None = None
     segmenter: str | None = None
-    keep_rule: str | None = None
-    judge_suffix: str | None = None
     mode: str = "semantic"
 
     def fields(self) -> dict[str, Any]:

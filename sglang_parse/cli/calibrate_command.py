@@ -9,13 +9,7 @@ from typing import Any
 
 from sglang_parse.cli.common import check_writable
 
-SERVERS = "default: the server's own"
-SWEPT = (
-    "thresholds",
-    "segmenters",
-    "keep_rules",
-    "judge_suffixes",
-)
+SWEPT = ("thresholds", "segmenters")
 
 
 def add_calibrate(commands: Any) -> None:
@@ -66,8 +60,6 @@ def add_calibrate(commands: Any) -> None:
         metavar="NAME",
         help="default: step paragraph fixed:32",
     )
-    tune.add_argument("--keep-rules", nargs="+", metavar="RULE", help=SERVERS)
-    tune.add_argument("--judge-suffixes", nargs="+", metavar="TEXT", help=SERVERS)
     tune.add_argument(
         "--chat-template-json",
         dest="chat_template",

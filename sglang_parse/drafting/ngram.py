@@ -20,6 +20,9 @@ from sglang_parse.requests.state import RequestState
 
 logger = logging.getLogger(__name__)
 
+# Tokens that are copied at a time.
+MAX_TOKENS = 64
+
 
 class CopyOutcome(NamedTuple):
     """How long a copy lasted (`policy.copying.Copier`), counted from its match on."""
@@ -51,8 +54,9 @@ class NgramDrafter(Drafter):
     name = "ngram"
     token_level = True
 
-    def __init__(self, max_tokens: int, vocab_size: int) -> None:
-        self.max_tokens = max_tokens
+    max_tokens = MAX_TOKENS
+
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._memory: WeakKeyDictionary[RequestState, CopiedText] = WeakKeyDictionary()
         self._outcomes: list[CopyOutcome] = []
@@ -62,7 +66,7 @@ class NgramDrafter(Drafter):
         """None where nobody asks for it."""
         if cls.name not in context.config.drafter_names:
             return None
-        return cls(context.config.ngram_tokens, context.vocab_size)
+        return cls(context.vocab_size)
 
     def can_draft(self, r: RequestRound) -> bool:
         return self.evidence(r) > 0
@@ -94,9 +98,7 @@ class NgramDrafter(Drafter):
             if memory.cursor < 0:
                 continue
             tokens = self._allowed(r, memory.index.copy(memory.cursor, room))
-            r.draft = r.draft.extended(
-                self.name, tokens, ended=False, token_level=True, copied=True
-            )
+            r.draft = r.draft.extended(self.name, tokens, ended=False, token_level=True)
 
     def _allowed(self, r: RequestRound, tokens: list[int]) -> list[int]:
         """The tokens up to the first that ends the answer, breaks the grammar, or

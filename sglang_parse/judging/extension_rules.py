@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang_parse.judging.draft_text import DraftText
-from sglang_parse.options.extensions import Extension, ExtensionError
+from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.segmenters import SEGMENTER_EXTENSIONS
 
 #: Where a draft is cut: offsets after its tokens, rising, from 1 to the number of them.
@@ -20,11 +20,7 @@ def load_rule(name: str) -> SegmentRule:
     It raises ExtensionError on a draft where the package's own function raises, or
     returns anything but rising offsets. Raises ValueError if it cannot be loaded.
     """
-    return make_rule(SEGMENTER_EXTENSIONS.found[name])
-
-
-def make_rule(one: Extension) -> SegmentRule:
-    """Load one extension as `load_rule` does."""
+    one = SEGMENTER_EXTENSIONS.found[name]
     rule: SegmentRule = one.make(lambda found: checked_rule(one.name, found))
     return rule
 

@@ -29,14 +29,12 @@ class ExtensionError(Exception):
 class Extension:
     """One name in one entry point group, and what is behind it."""
 
-    def __init__(
-        self, owner: Extensions, name: str, entry_points: Sequence[EntryPoint]
-    ) -> None:
-        """entry_points: all that use the name; more than one is a fault."""
+    def __init__(self, owner: Extensions, entry_point: EntryPoint) -> None:
         self.owner = owner
-        self.name = name
-        self.entry_point = entry_points[0]
-        self.dist = " and ".join(sorted(map(_dist_of, entry_points)))
+        self.name = name = entry_point.name
+        self.entry_point = entry_point
+        dist = entry_point.dist
+        self.dist = f"{dist.name} {dist.version}" if dist else "an unnamed package"
         #: Why it cannot be used, in one sentence, or "".
         self.fault = ""
         self._made: Any = None
@@ -45,10 +43,6 @@ class Extension:
                 "has a name that is malformed or built in",
                 "a lower case word of letters, digits, - and _, at most 40 characters "
                 f"long, other than {', '.join(owner.built_in)}",
-            )
-        elif len(entry_points) > 1:
-            self.fault = self.sentence(
-                "has the name of another one", "one package alone that offers the name"
             )
 
     def make(self, build: Callable[[Any], Any]) -> Any:
@@ -100,10 +94,8 @@ class Extensions:
     @cached_property
     def found(self) -> dict[str, Extension]:
         """Every name in the group, usable or not, in alphabetical order."""
-        by_name: dict[str, list[EntryPoint]] = {}
-        for one in entry_points(group=self.group):
-            by_name.setdefault(one.name, []).append(one)
-        return {name: Extension(self, name, by_name[name]) for name in sorted(by_name)}
+        every = sorted(entry_points(group=self.group), key=lambda one: one.name)
+        return {one.name: Extension(self, one) for one in every}
 
     def names(self) -> tuple[str, ...]:
         """Names of those that are not known to be broken."""
@@ -117,22 +109,8 @@ class Extensions:
             raise ValueError(f"{field} is {shown(name)}: {one.fault}")
         return one is not None
 
-    def faults(self, build: Callable[[Extension], Any]) -> list[str]:
-        """One sentence for each that is broken; `build` makes what is not made yet."""
-        faults = []
-        for one in self.found.values():
-            try:
-                build(one)
-            except ValueError as e:
-                faults.append(str(e))
-        return faults
-
 
 def described(error: Exception) -> str:
     """An error in a parenthesis: its type and the first line of its text."""
     text = str(error).partition("\n")[0].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _dist_of(one: EntryPoint) -> str:
-    return f"{one.dist.name} {one.dist.version}" if one.dist else "an unnamed package"

@@ -327,9 +327,6 @@ class ServerOptions(SharedOptions):
         "draft server and the target's head where other flags name them. `ngram` "
         "copies earlier text of the prompt and the answer, and needs no model.",
     )
-    ngram_tokens: int = option(
-        64, whole(1, 1024), "Tokens that the n-gram drafter copies at a time."
-    )
     draft_url: str = option(
         "",
         URL,
@@ -338,9 +335,6 @@ class ServerOptions(SharedOptions):
     )
     draft_url_model: str = option(
         "", NAME, "The model requested there; by default the first it lists."
-    )
-    draft_url_streams: int = option(
-        32, whole(1, 1024), "Requests that it drafts for at a time."
     )
 
 

@@ -34,7 +34,6 @@ from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.validation import shown
 from sglang_parse.plugin.batches import Batches
-from sglang_parse.plugin.broken_extensions import warn_of_broken
 from sglang_parse.plugin.ending import refuse
 from sglang_parse.plugin.flags import config_from_server_args
 from sglang_parse.plugin.model_checks import penalty_sentence
@@ -126,8 +125,7 @@ def open_parts(
         is_first_rank=get_parallel().tp_rank == 0,
         dp_rank=get_parallel().dp_rank,
     )
-    errors = ExtensionErrors(counters.add_extension_error)
-    warn_of_broken()
+    errors = ExtensionErrors(partial(counters.count, "extension_errors", 1))
     verifier = TargetVerifier(target_worker, runner.spec_algorithm, config.verify_route)
     drafters = create_drafters(
         DrafterContext(
@@ -192,7 +190,7 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
     slots = _open_slots(parts, req_to_token_pool, allocator)
     _open_drafters(parts, slots, num_requests=req_to_token_pool.size)
     target = TargetModel(parts.verifier, slots)
-    count = partial(parts.telemetry.add_extension_error, "drafter")
+    count = partial(parts.telemetry.count, "extension_errors", 1, "drafter")
     guarded = GuardedDrafters(parts.drafters, count)
     engine = RoundEngine(
         target=target,

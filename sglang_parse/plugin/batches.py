@@ -139,9 +139,11 @@ class Batches:
         seconds = dict(round.seconds)
         if "layout" in seconds:
             seconds["verify"] += seconds.pop("layout")
-        self.telemetry.add_seconds(**seconds)
+        for stage, num in seconds.items():
+            self.telemetry.count("stage_seconds", num, stage)
         if round.judged and round.num_rows:
             draft = round.num_draft_rows
-            self.telemetry.add_rows(draft=draft, verdict=round.num_rows - draft)
+            self.telemetry.count("pass_rows", draft, "draft")
+            self.telemetry.count("pass_rows", round.num_rows - draft, "verdict")
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("PARSE round: %s", round_timing(round))

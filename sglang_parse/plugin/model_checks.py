@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_parse.drafting.text_bridge import TextEncoder
 from sglang_parse.drafting.token_names import TextError
 from sglang_parse.drafting.vocabularies import TokenizerMatch, compare
+from sglang_parse.judging.extension_rules import load_rule
+from sglang_parse.judging.judges import open_judge
+from sglang_parse.options.judge_names import QUESTION_JUDGE
+from sglang_parse.options.segmenters import SEGMENTER_EXTENSIONS
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
 from sglang_parse.options.validation import DRAFT_KEY_ENV
-from sglang_parse.plugin.broken_extensions import check_asked
 from sglang_parse.remote.remote_protocol import check_key
 from sglang_parse.sgl.families import SMALL_DRAFT, family_of
 from sglang_parse.sgl.mtp import check_mtp
@@ -95,8 +98,27 @@ def check_pair(server_args: Any, config: ParseConfig) -> None:
 
 
 def check_extensions(server_args: Any, config: ParseConfig) -> None:
-    """The segmenter and the judge can be used. Raises ValueError."""
-    check_asked(config, load_tokenizer(server_args, of_draft=False))
+    """The segmenter and the judge can be used. Raises ValueError naming the flag, or
+    the package and its flag."""
+    tokenizer = load_tokenizer(server_args, of_draft=False)
+
+    def ask() -> object:
+        judge = open_judge(config.judge, tokenizer, config.verdict_pairs)
+        return judge.ask(config.judge_suffix)
+
+    if config.segmenter in SEGMENTER_EXTENSIONS.found:
+        _load("segmenter", config.segmenter, lambda: load_rule(config.segmenter))
+    if config.judge == QUESTION_JUDGE:
+        ask()
+    else:
+        _load("judge", config.judge, ask)
+
+
+def _load(field: str, name: str, load: Callable[[], object]) -> None:
+    try:
+        load()
+    except ValueError as e:
+        raise ValueError(f"{flag_name(field)} is {name!r}: {e}") from e
 
 
 def check_draft_kind(server_args: Any) -> None:

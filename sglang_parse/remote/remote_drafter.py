@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sglang_parse.api import (
     Drafter,
@@ -92,8 +93,7 @@ class RemoteDrafter(Drafter):
                 config.draft_url,
                 model=config.draft_url_model,
                 key=os.environ.get(DRAFT_KEY_ENV, ""),
-                most=config.draft_url_streams,
-                count=TELEMETRY.add_draft_stream,
+                count=partial(TELEMETRY.count, "draft_streams", 1),
             )
         tokenizer = context.tokenizer
         encoder = TextEncoder(tokenizer)

@@ -112,24 +112,6 @@ class Telemetry:
         if self.prometheus and self.guard:
             self.prometheus.show_guard(self.guard.as_dict())
 
-    def add_extension_error(self, kind: str, name: str) -> None:
-        """Count an error that a drafter, a segmenter or a judge raised."""
-        self.count("extension_errors", 1, kind, name)
-
-    def add_draft_stream(self, event: str) -> None:
-        """Count what became of a stream of the draft server."""
-        self.count("draft_streams", 1, event)
-
-    def add_seconds(self, **stages: float) -> None:
-        """Count a round's time by stage."""
-        for stage, seconds in stages.items():
-            self.count("stage_seconds", seconds, stage)
-
-    def add_rows(self, **rows: int) -> None:
-        """Count the rows of a judged pass: draft and verdict."""
-        for kind, num in rows.items():
-            self.count("pass_rows", num, kind)
-
     def as_dict(self) -> dict[str, Any]:
         """What /server_info shows."""
         sums = [f.name for f in dataclasses.fields(RequestCounters)]

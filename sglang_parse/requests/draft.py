@@ -31,8 +31,6 @@ class Draft:
     held: tuple[Run, ...] = ()
     #: Tokens that the draft model or another drafter of whole segments wrote.
     num_segment_level: int = 0
-    #: Tokens that were copied at no cost (`drafting.ngram`).
-    num_copied: int = 0
 
     def extended(
         self,
@@ -41,7 +39,6 @@ class Draft:
         *,
         ended: bool,
         token_level: bool,
-        copied: bool = False,
     ) -> Draft:
         """The draft with new tokens of the drafter `name` behind it."""
         more = (*self.tokens, *tokens)
@@ -53,7 +50,6 @@ class Draft:
             num_token_level=len(more) if token_level else self.num_token_level,
             num_segment_level=num_segment_level + (0 if token_level else len(tokens)),
             parts=_joined((*self.parts, (name, len(tokens)))),
-            num_copied=self.num_copied + (len(tokens) if copied else 0),
         )
 
     def first(self, num: int) -> Draft:
@@ -71,13 +67,17 @@ class Draft:
             parts=tuple(first_tokens(self.parts, num - num_held)),
             held=tuple(first_tokens(self.held, num_held - num_client)),
             num_segment_level=min(self.num_segment_level, num - num_held),
-            num_copied=min(self.num_copied, num - num_held),
         )
 
     @property
     def num_new(self) -> int:
         """Tokens that were drafted since the last pass."""
         return sum(num for _, num in self.parts)
+
+    @property
+    def num_copied(self) -> int:
+        """Of these, the tokens that were copied at no cost (`drafting.ngram`)."""
+        return self.num_by("ngram")
 
     @property
     def num_left_over(self) -> int:

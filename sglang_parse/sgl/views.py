@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TypeVar
 
 from sglang_parse.sgl.sampling import expand_rows
-from sglang_parse.sgl.scheduler_types import RoundBatch, SchedulerRequest
+from sglang_parse.sgl.scheduler_types import RoundBatch
 
 Value = TypeVar("Value")
-
-
-@dataclass
-class BatchView:
-    """Some requests of a batch; its fields are those of `RoundBatch`."""
-
-    reqs: Sequence[SchedulerRequest]
-    req_pool_indices: Tensor
-    req_pool_indices_cpu: Tensor
-    seq_lens: Tensor
-    seq_lens_cpu: Tensor
-    sampling_info: Any
-    tree_cache: Any
-    device: Any
-    return_logprob: bool
-    top_logprobs_nums: Sequence[int] | None
-    token_ids_logprobs: Sequence[list[int] | None] | None
-    return_hidden_states: bool
 
 
 def batch_view(batch: RoundBatch, index: Sequence[int]) -> RoundBatch:
@@ -37,21 +17,20 @@ def batch_view(batch: RoundBatch, index: Sequence[int]) -> RoundBatch:
     if list(index) == list(range(len(batch.reqs))):
         return batch
     rows = list(index)
-    wants_logprobs = batch.return_logprob
-    return BatchView(
-        reqs=[batch.reqs[i] for i in rows],
-        req_pool_indices=batch.req_pool_indices[rows],
-        req_pool_indices_cpu=batch.req_pool_indices_cpu[rows],
-        seq_lens=batch.seq_lens[rows],
-        seq_lens_cpu=batch.seq_lens_cpu[rows],
-        sampling_info=expand_rows(batch.sampling_info, rows, batch.device),
-        tree_cache=batch.tree_cache,
-        device=batch.device,
-        return_logprob=wants_logprobs,
-        top_logprobs_nums=_rows(batch.top_logprobs_nums, rows, wants_logprobs),
-        token_ids_logprobs=_rows(batch.token_ids_logprobs, rows, wants_logprobs),
-        return_hidden_states=batch.return_hidden_states,
-    )
+    view = copy.copy(batch)
+    view.reqs = [batch.reqs[i] for i in rows]
+    for name in (
+        "req_pool_indices",
+        "req_pool_indices_cpu",
+        "seq_lens",
+        "seq_lens_cpu",
+    ):
+        setattr(view, name, getattr(batch, name)[rows])
+    view.sampling_info = expand_rows(batch.sampling_info, rows, batch.device)
+    wanted = batch.return_logprob
+    view.top_logprobs_nums = _rows(batch.top_logprobs_nums, rows, wanted)
+    view.token_ids_logprobs = _rows(batch.token_ids_logprobs, rows, wanted)
+    return view
 
 
 def _rows(

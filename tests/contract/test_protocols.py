@@ -10,7 +10,6 @@ import pytest
 import sglang_parse
 from sglang_parse.plugin.rounds import QUEUE
 from sglang_parse.sgl import scheduler_types as protocols
-from sglang_parse.sgl.views import BatchView
 from tests.support.signatures import parameters
 
 pytestmark = pytest.mark.usefixtures("plugins")
@@ -87,12 +86,6 @@ def test_methods_of_a_request_take_our_arguments():
     assert set(ours) == {"finished"}
     for name, names in ours.items():
         assert parameters(inspect.unwrap(getattr(Req, name))) == names, name
-
-
-def test_a_view_of_a_batch_has_what_a_round_reads():
-    """Red if a round over some requests of a batch lacks a field of the batch."""
-    fields = {f.name for f in dataclasses.fields(BatchView)}
-    assert fields == members(protocols.RoundBatch)
 
 
 # Modules whose `batch` is a ForwardBatch of ours.

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_parse.calibrate import calibration
 from sglang_parse.calibrate.calibrate_options import CalibrateOptions, problems_needed
-from sglang_parse.calibrate.served import check_questions, served_settings
+from sglang_parse.calibrate.served import served_settings
 from sglang_parse.calibrate.trials import (
     EXACT,
     OFF,
@@ -233,29 +233,16 @@ def test_written_setting_is_the_whole_one_that_was_measured(server, tmp_path):
     assert report["provenance"]["versions"]["sglang"]
 
 
-def test_the_judge_is_recorded_and_has_its_own_questions(tmp_path):
-    """Red if a threshold can be used under another judge than it was chosen for, or
-    questions are tried that a judge does not ask."""
-    settings = {"judge": "question", "threshold": 0.5}
-    info = {"internal_states": [{"parse": {"settings": settings}}]}
-    info["speculative_draft_model_path"] = "a draft"
-    served = served_settings(info, "URL")
-    assert served == {"judge": "question"}
-    asks = CalibrateOptions("URL", tmp_path / "x", judge_suffixes=(None, "Right?"))
-    check_questions(asks, served)
-    with pytest.raises(
-        ValueError, match=r"'Right\?' and the judge .* is 'mine', which"
-    ):
-        check_questions(asks, {"judge": "mine"})
-    check_questions(CalibrateOptions("URL", tmp_path / "x"), {"judge": "m"})
-
-
 def test_server_that_streams_pieces_is_refused():
     """Red if the last piece of an answer is graded as the whole: then all settings fail
     alike, and any is chosen."""
     info = {"internal_states": [{"parse": {"settings": {}}}]}
     info["speculative_draft_model_path"] = "a draft"
     assert served_settings(info, "URL") == {}
+    # A threshold holds for one judge only, so the judge is always written.
+    settings = info["internal_states"][0]["parse"]["settings"]
+    settings |= {"judge": "question", "threshold": 0.5}
+    assert served_settings(info, "URL") == {"judge": "question"}
     info["internal_states"][0]["parse"]["settings"] = {"client_options": "safe"}
     with pytest.raises(ValueError, match="start it with .*client-options all"):
         served_settings(info, "URL")
@@ -322,21 +309,6 @@ def test_chat_template_options_reach_the_template(server, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(server, tmp_path / "x.json", "--chat-template-json", "[1]")
     assert "'[1]' is no JSON object" in capsys.readouterr().err
-
-
-def test_every_axis_is_swept(tmp_path):
-    options = CalibrateOptions(
-        "http://x",
-        tmp_path / "x",
-        thresholds=(0.5,),
-        segmenters=("step", "line"),
-        keep_rules=("first-failure", "longest"),
-        judge_suffixes=(None, "Right?"),
-    )
-    settings = [s.fields() for s in options.settings()]
-    assert len(settings) == 8 and len({str(s) for s in settings}) == 8
-    assert {s.get("judge_suffix") for s in settings} == {None, "Right?"}
-    assert {s["keep_rule"] for s in settings} == {"first-failure", "longest"}
 
 
 def test_one_file_at_a_time(tmp_path, capsys):

@@ -60,7 +60,7 @@ def run(own, *, mode="exact", prompt=(*PASSAGE, 5), num=60, drafters=(), **setti
     settings = {"segmenter": "line", "adaptive": False} | settings
     config = ParseConfig(drafters="ngram", **settings)
     target = FakeTarget(own, lambda before: 0.9)
-    ngram = NgramDrafter(config.ngram_tokens, VOCAB)
+    ngram = NgramDrafter(VOCAB)
     server = FakeServer(target, [ngram, *drafters], config=config)
     costs(server, row_s=0.0005)
     req = make_request(mode, prompt=prompt, output=(own(prompt),), config=config)
@@ -107,7 +107,7 @@ def test_copies_that_never_come_true_are_given_up():
     prompt = (4, 10, 11, 12)
     config = ParseConfig(drafters="ngram", segmenter="line")
     target = FakeTarget(own, lambda before: 0.9)
-    server = FakeServer(target, [NgramDrafter(64, VOCAB)], config=config)
+    server = FakeServer(target, [NgramDrafter(VOCAB)], config=config)
     clock = costs(server, row_s=0.005)
     req = make_request("exact", prompt=prompt, output=(own(prompt),), config=config)
     while len(req.output_ids) < 2000:
@@ -146,7 +146,7 @@ def one(tokens, num, *, stop=(), grammar=None, **more):
 
 
 def drafted(r, vocab=VOCAB):
-    drafter = NgramDrafter(64, vocab)
+    drafter = NgramDrafter(vocab)
     drafter.draft(Round(None, [r]))
     return r.draft.tokens
 
@@ -160,12 +160,12 @@ def test_a_copy_ends_before_what_may_not_stand():
     grammar = SimpleNamespace(is_dead=False, walk=lambda tokens: 1)
     assert drafted(one(text, 5, grammar=grammar)) == (7,)
     assert drafted(one(text, 0)) == ()
-    assert not NgramDrafter(64, VOCAB).can_draft(one(text, 5, compose=False))
+    assert not NgramDrafter(VOCAB).can_draft(one(text, 5, compose=False))
 
 
 def test_outcomes_are_told_though_nobody_drafts():
     """Red if a copy's worth is learnt only from what was drafted."""
-    drafter = NgramDrafter(64, VOCAB)
+    drafter = NgramDrafter(VOCAB)
     r = one([4, 5, 6, 7, 8, 9, 4, 5, 6], 5)
     assert drafter.evidence(r) == 3 and drafter.take_outcomes() == []
     r.req.output_ids += [7, 8]
@@ -180,7 +180,7 @@ def test_outcomes_are_told_though_nobody_drafts():
 
 def test_a_prompt_that_cannot_be_read_costs_the_copies_alone():
     """Red if an id of a prompt that no index can hold ends the round of everybody."""
-    drafter = NgramDrafter(64, VOCAB)
+    drafter = NgramDrafter(VOCAB)
     r = one([4, 5, 6, 1 << 80, 4, 5, 6], 5)
     assert drafter.evidence(r) == drafter.evidence(r) == 0
     assert r.state.failed_drafters == {"ngram"}
@@ -194,4 +194,4 @@ def test_it_is_made_where_it_is_listed():
         return NgramDrafter.create(SimpleNamespace(config=config, vocab_size=9))
 
     assert made() is None and made(drafters="model") is None
-    assert made(drafters="ngram,model", ngram_tokens=7).max_tokens == 7
+    assert made(drafters="ngram,model").max_tokens == 64

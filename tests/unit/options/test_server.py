@@ -33,8 +33,6 @@ BAD = {
     "drafters": ["", "model,ngram", "ngram,ngram", "ngram, model", "other", None, 1],
     "draft_url": [None, 1, "host:80", "ftp://host", "http://", "http://host:x", " "],
     "draft_url_model": [None, 1, "m" * 201, "  "],
-    "draft_url_streams": [0, 1025, 2.0, "4", True, None],
-    "ngram_tokens": [0, 1025, 2.0, "4", True, None],
     "adaptive": ["false", 0, 1, None],
     "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
     "probe": [7, None, ["file"]],

@@ -10,6 +10,7 @@ from sglang_parse.judging.decide import Decision
 from sglang_parse.plugin import batches as batches_module
 from sglang_parse.plugin.batches import Batches
 from sglang_parse.plugin.rounds import Queue
+from sglang_parse.reporting.telemetry import Telemetry
 from sglang_parse.requests.round_records import Kept
 from sglang_parse.requests.state import RequestState
 from tests.support.fake_batch import plain_sampling
@@ -85,7 +86,7 @@ def decode(monkeypatch):
         engine = Engine()
         engine.num_passes = num_passes
         told = SimpleNamespace(
-            seconds=[], rows=[], texts=[], states=list(states.values())
+            telemetry=Telemetry(), texts=[], states=list(states.values())
         )
         batches = Batches(
             engine,
@@ -94,10 +95,7 @@ def decode(monkeypatch):
                 go_on=lambda batch, texts: told.texts.extend(texts)
             ),
             requests=SimpleNamespace(of=states.__getitem__, has_recurrent_state=False),
-            telemetry=SimpleNamespace(
-                add_seconds=lambda **s: told.seconds.append(s),
-                add_rows=lambda **rows: told.rows.append(rows),
-            ),
+            telemetry=told.telemetry,
         )
         num = len(reqs)
         batch = SimpleNamespace(
@@ -114,6 +112,10 @@ def decode(monkeypatch):
         return told, reqs, batches.decode(batch)
 
     return run
+
+
+def seconds_of(told):
+    return told.telemetry.as_dict()["stage_seconds"]
 
 
 def test_texts_wait_beside_a_round(decode):
@@ -133,7 +135,7 @@ def test_texts_that_wait_alone_need_no_round(decode):
     pass."""
     told, _, result = decode(WAITS, WAITS)
     assert result.accept_lens.tolist() == [0, 0]
-    assert len(told.texts) == 2 and told.seconds == []
+    assert len(told.texts) == 2 and not seconds_of(told)
 
 
 def test_a_request_that_failed_ends_alone(decode):
@@ -145,16 +147,12 @@ def test_a_request_that_failed_ends_alone(decode):
     assert result.accept_lens.tolist() == [0, 1]
 
 
-def test_time_of_a_round_is_told_by_stage(decode):
-    """Red if laying a pass out is lost from the time of verifying."""
-    told, *_ = decode("")
-    assert told.seconds == [{"draft": 0.1, "verify": 0.5, "decide": 0.4}]
-
-
-def test_rows_of_a_judged_pass_are_told_by_kind(decode):
-    """Red if the rows of the draft are counted among those of the verdicts."""
+def test_time_and_rows_of_a_round_are_told_by_kind(decode):
+    """Red if laying a pass out is lost from the time of verifying, or the rows of the
+    draft are counted among those of the verdicts."""
     told, *_ = decode("", "")
-    assert told.rows == [{"draft": 2, "verdict": 3}]
+    assert seconds_of(told) == {"draft": 0.1, "verify": 0.5, "decide": 0.4}
+    assert told.telemetry.as_dict()["pass_rows"] == {"draft": 2, "verdict": 3}
 
 
 def test_the_passes_of_a_quantum_give_one_result(decode):
@@ -164,7 +162,7 @@ def test_the_passes_of_a_quantum_give_one_result(decode):
     assert result.accept_lens.tolist() == [3, 3]
     assert result.next_token_ids.tolist() == [7] * 6
     assert result.lens.tolist() == [8, 8]
-    assert len(told.seconds) == 3
+    assert seconds_of(told)["draft"] == 0.3
     assert [r.spec_verify_ct for r in reqs] == [2, 2] and result.num_more_passes == 4
 
 
@@ -178,7 +176,7 @@ def test_who_drafts_is_given_nothing(decode):
     assert [r.spec_num_correct_drafts for r in reqs] == [1, -2]
     assert reqs[0].spec_verify_ct == -1 and reqs[1].spec_verify_ct == 2
     told, _, result = decode(DRAFTS, DRAFTS)
-    assert result.accept_lens.tolist() == [0, 0] and told.seconds == []
+    assert result.accept_lens.tolist() == [0, 0] and not seconds_of(told)
 
 
 def test_what_was_decided_ahead_is_given_without_a_pass(decode):
@@ -187,7 +185,7 @@ def test_what_was_decided_ahead_is_given_without_a_pass(decode):
     told, reqs, result = decode(DRAFTS, ready=(4, 5))
     assert result.next_token_ids.tolist() == [4, 5]
     assert result.accept_lens.tolist() == [2] and result.lens.tolist() == [7]
-    assert told.states[0].ready == () and told.seconds == []
+    assert told.states[0].ready == () and not seconds_of(told)
     told, _, result = decode("", ready=(4, 5))
     assert result.next_token_ids.tolist() == [4, 5, 7]
     assert told.states[0].ready == ()
@@ -205,4 +203,4 @@ def test_the_scheduler_is_asked_behind_one_round(decode, kinds, more):
     """Red if a request that came, or a text that waits, waits for several rounds; or if
     what is known of the tokens of all rounds but the last is lost."""
     told, _, result = decode(*kinds, num_passes=3, **more)
-    assert len(told.seconds) == 1 and result.accept_lens.tolist()[0] == 1
+    assert seconds_of(told)["draft"] == 0.1 and result.accept_lens.tolist()[0] == 1

@@ -1,6 +1,4 @@
-"""Extensions at start-up: what a flag asks for has to work, the rest warns."""
-
-import logging
+"""Extensions at start-up: what a flag asks for has to work."""
 
 import pytest
 
@@ -9,7 +7,7 @@ from sglang_parse.options import judge_names
 from sglang_parse.options import segmenters as segmenter_names
 from sglang_parse.options.extensions import Extensions
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.plugin import broken_extensions as extensions
+from sglang_parse.plugin import model_checks
 from tests.support.packages import install
 
 MODULE = """
@@ -51,17 +49,19 @@ def package(tmp_path, monkeypatch):
     install(tmp_path, "my-package", groups, {module: MODULE})
     monkeypatch.syspath_prepend(tmp_path)
     found = Extensions("segmenter", ("step",), "a function")
-    for one in (segmenter_names, extension_rules, extensions):
+    for one in (segmenter_names, extension_rules, model_checks):
         monkeypatch.setattr(one, "SEGMENTER_EXTENSIONS", found)
     found = Extensions("judge", ("question",), "a judge")
-    for one in (judge_names, judges, extensions):
+    for one in (judge_names, judges):
         monkeypatch.setattr(one, "JUDGE_EXTENSIONS", found)
     monkeypatch.setattr(segmenter, "RULES", dict(segmenter.RULES))
+    monkeypatch.setattr(model_checks, "load_tokenizer", lambda *_, **__: Tokenizer())
 
 
 def test_what_works_may_be_asked_for():
     """Red if a package's segmenter or judge is refused at start-up."""
-    extensions.check_asked(ParseConfig(segmenter="good", judge="good"), Tokenizer())
+    config = ParseConfig(segmenter="good", judge="good")
+    model_checks.check_extensions(None, config)
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,7 @@ def test_broken_extension_that_a_flag_names_stops_the_server(setting, start):
     expectation are missing."""
     config = ParseConfig(**setting)
     with pytest.raises(ValueError) as raised:
-        extensions.check_asked(config, Tokenizer())
+        model_checks.check_extensions(None, config)
     text = str(raised.value)
     assert text.startswith(start) and "my-package 1.0 (entry point group" in text
     assert "; expected " in text and text.endswith(".")
-
-
-def test_others_that_are_broken_warn(caplog):
-    """Red if a broken extension that nobody asked for stops the server, or is not
-    mentioned; judges are asked for a suffix only where they serve."""
-    with caplog.at_level(logging.WARNING):
-        extensions.warn_of_broken()
-    assert [text.partition(" of ")[0] for text in caplog.messages] == [
-        "PARSE starts without an extension: the segmenter 'bad'",
-        "PARSE starts without an extension: the judge 'bad'",
-    ]
-    with pytest.raises(ValueError, match="segmenter is 'bad': the segmenter 'bad' of"):
-        segmenter_names.check_segmenter("bad", "segmenter")

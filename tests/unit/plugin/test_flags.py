@@ -108,7 +108,7 @@ def test_flags_round_trip():
         **{"max_round_ms": 70, "compose": "eagle3", "eagle_model_path": "a/head"},
         **{"eagle_steps": 7, "drafters": "ngram,eagle3,remote,model"},
         **{"draft_url": "http://host:1/v1", "draft_url_model": "small"},
-        **{"draft_url_streams": 3, "ngram_tokens": 9, "probe_check": 0.1},
+        "probe_check": 0.1,
         **{"probe_agreement": 0.9, "probe_collect": 100, "verify_route": "virtual"},
     }
     # Another judge takes an installed package, and no question; a probe is read.

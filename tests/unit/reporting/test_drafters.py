@@ -101,8 +101,8 @@ def test_report_and_server_name_drafters_and_judge():
     assert "judge" not in RequestReport("exact", "", False).as_dict([], str)
     telemetry = Telemetry()
     telemetry.add_request(report)
-    telemetry.add_extension_error("segmenter", "mine")
-    telemetry.add_extension_error("segmenter", "mine")
+    telemetry.count("extension_errors", 1, "segmenter", "mine")
+    telemetry.count("extension_errors", 1, "segmenter", "mine")
     state = telemetry.as_dict()
     assert state["drafted_by"] == {"lookup": 7} and state["kept_by"] == {}
     assert state["extension_errors"] == {"segmenter": {"mine": 2}}

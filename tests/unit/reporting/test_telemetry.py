@@ -33,10 +33,11 @@ def test_finished_requests_add_up():
     total = Telemetry()
     total.add_request(finished())
     total.add_request(finished("exact", "logprobs"))
-    total.add_seconds(draft=1.0, verify=2.0, decide=0.5)
-    total.add_seconds(plain=0.25)
-    total.add_rows(draft=30, verdict=14)
-    total.add_rows(draft=12, verdict=0)
+    for rows, seconds in ((30, 2.0), (12, 0.5)):
+        total.count("pass_rows", rows, "draft")
+        total.count("stage_seconds", seconds, "verify")
+    for event in ("begun", "begun", "failed"):
+        total.count("draft_streams", 1, event)
     assert total.as_dict()["held_requests"] == 0
     total.held = lambda: 3
     result = total.as_dict()
@@ -46,16 +47,9 @@ def test_finished_requests_add_up():
     assert result["kept_tokens"] == 4 and result["written_tokens"] == 4
     assert result["verdict_scores"]["0.05"] == result["verdict_scores"]["0.99"] == 2
     assert sum(result["verdict_scores"].values()) == 4
-    assert result["stage_seconds"]["verify"] == 2.0
-    assert result["pass_rows"] == {"draft": 42, "verdict": 14}
-
-
-def test_streams_of_a_draft_server_are_counted():
-    """Red if nobody can see that a draft server fails."""
-    total = Telemetry()
-    for event in ("begun", "begun", "failed"):
-        total.add_draft_stream(event)
-    assert total.as_dict()["draft_streams"] == {"begun": 2, "failed": 1}
+    assert result["stage_seconds"]["verify"] == 2.5
+    assert result["pass_rows"] == {"draft": 42}
+    assert result["draft_streams"] == {"begun": 2, "failed": 1}
 
 
 @pytest.mark.parametrize("score", [0.0, 0.01, 0.011, 0.5, 0.999, 1.0])
@@ -77,8 +71,8 @@ def test_metrics_of_a_replica_have_its_rank():
     assert value("fallbacks_total") == value("kept_tokens_total") == 0
     total.add_request(finished())
     total.add_request(finished("exact", "logprobs"))
-    total.add_extension_error("judge", "mine")
-    total.add_seconds(draft=1.5)
+    total.count("extension_errors", 1, "judge", "mine")
+    total.count("stage_seconds", 1.5, "draft")
     assert value("requests_total", mode="exact") == value("fallbacks_total") == 1
     assert value("kept_tokens_total") == 4
     assert value("drafted_total", drafter="model") == 8
