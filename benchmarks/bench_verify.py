@@ -24,11 +24,12 @@ from typing import Any
 import sglang as sgl
 from transformers import AutoTokenizer
 
+from benchmarks.embedded_answers import render_answer
 from sglang_parse import parse_verify
 from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
-from sglang_parse.embedded.task import make_problems, render_answer
+from sglang_parse.embedded.task import make_problems
 from sglang_parse.judging.prompt import build_judge_prompt
 from sglang_parse.options.server import ParseConfig
 

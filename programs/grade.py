@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import sglang as sgl
 
+from benchmarks.embedded_answers import render_step, split_segments
 from programs.common import arguments, connect, embedded_problem, report, text_file
 from sglang_parse import parse_verify
-from sglang_parse.embedded.task import Problem, render_step, split_segments
+from sglang_parse.embedded.task import Problem
 
 
 @dataclass(frozen=True)

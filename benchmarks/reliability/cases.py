@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_parse.embedded.task import make_problems, render_answer
+from benchmarks.embedded_answers import render_answer
+from sglang_parse.embedded.task import make_problems
 
 GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
 MODES = ("semantic", "exact", "off")

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from benchmarks.embedded_answers import first_error, render_answer, split_segments
 from benchmarks.train_probe.gold import (
     UNKNOWN,
     gold_label,
@@ -11,12 +12,7 @@ from benchmarks.train_probe.gold import (
     judged_prefixes,
 )
 from sglang_parse.calibrate.problems import Item
-from sglang_parse.embedded.task import (
-    first_error,
-    make_problems,
-    render_answer,
-    split_segments,
-)
+from sglang_parse.embedded.task import make_problems
 from sglang_parse.reporting.report import RequestReport, RoundRecord
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.embedded_answers import render_step
 from benchmarks.train_pair.tokenizer import IM_END, Encoder
 from sglang_parse.embedded import task
-from sglang_parse.embedded.task import Problem, render_step
+from sglang_parse.embedded.task import Problem
 
 ERROR_ODDS = {
     "total": 6, "amount": 4, "prev": 3, "verb": 3, "name": 1,

@@ -7,7 +7,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers import PreTrainedTokenizerFast
 
-from sglang_parse.embedded.task import make_problems, render_answer
+from benchmarks.embedded_answers import render_answer
+from sglang_parse.embedded.task import make_problems
 
 IM_START, IM_END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 QUESTION = "Is everything so far correct? Answer Yes or No."

@@ -10,18 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.embedded_answers import render_answer, split_segments
 from benchmarks.train_pair.data import right_lines
 from benchmarks.train_pair.decode import generate
 from benchmarks.train_pair.head import Eagle3Head, target_states
 from benchmarks.train_pair.model import Muon, TinyLlama
 from benchmarks.train_pair.tokenizer import Encoder
 from benchmarks.train_pair.train import Stage, schedule
-from sglang_parse.embedded.task import (
-    Problem,
-    make_problems,
-    render_answer,
-    split_segments,
-)
+from sglang_parse.embedded.task import Problem, make_problems
 
 logger = logging.getLogger(__name__)
 DEPTH = 5  # draft steps in training

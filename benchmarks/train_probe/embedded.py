@@ -24,12 +24,13 @@ from benchmarks.judged_samples import QUESTION, Answer, Sampler
 from benchmarks.train_probe.collect import Collected
 from benchmarks.train_probe.fit import LABELS, Pairs, gold_report, learn
 from benchmarks.train_probe.report import report_text
+from benchmarks.train_probe.save import save_probe
 from benchmarks.train_probe.training import probe_of
 from sglang_parse.demo.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.probe.linear_probe import Learnt, Probe
-from sglang_parse.probe.probe_file import load_probe, save_probe
+from sglang_parse.probe.probe_file import load_probe
 from sglang_parse.probe.target_fingerprint import fingerprint
 
 PROBE_PATH = Path(__file__).with_name("embedded.safetensors")

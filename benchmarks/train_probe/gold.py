@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.embedded_answers import first_error
 from sglang_parse.calibrate.problems import Item
-from sglang_parse.embedded.task import first_error
 
 #: Data set -> (item, text of a prefix) -> whether the prefix is right so far.
 CHECKS: Mapping[str, Callable[[Item, str], bool]] = {

@@ -23,11 +23,11 @@ from benchmarks.train_probe.collect import (
 from benchmarks.train_probe.fit import LABELS, Fit, learn
 from benchmarks.train_probe.gold import CHECKS
 from benchmarks.train_probe.report import report_text
+from benchmarks.train_probe.save import save_probe
 from sglang_parse.calibrate.problems import PROBLEM_SETS, Item, load_items
 from sglang_parse.options.table import flag_name
 from sglang_parse.options.validation import check_choice, check_count, check_number
 from sglang_parse.probe.linear_probe import Probe
-from sglang_parse.probe.probe_file import save_probe
 
 
 @dataclass(frozen=True)

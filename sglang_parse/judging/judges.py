@@ -7,7 +7,6 @@ which each request may choose; those of installed packages ask what they like.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,30 +45,11 @@ class Judge(Protocol):
         """
 
 
-class Asked(Protocol):
-    """What one request's prefixes are judged with."""
-
-    @property
-    def suffix(self) -> tuple[int, ...]:
-        """Token ids behind a prefix."""
-
-
-class ServerJudge(Protocol):
-    """The judge of a server, with its target's tokenizer at hand."""
-
-    @property
-    def name(self) -> str: ...
-
-    def ask(self, question: str) -> Asked:
-        """The suffix of a request with this question. Raises ValueError if the chat
-        template cannot put it."""
-
-    def scores(self, logits: Tensor, asked: Sequence[Any]) -> list[float]:
-        """logits: [n, vocab] behind the suffixes. asked: what each row was asked."""
-
-
 class QuestionJudge:
-    """Asks a question in the model's chat format and compares yes with no."""
+    """Asks a question in the model's chat format and compares yes with no.
+
+    `ask` raises ValueError if the chat template cannot put the question.
+    """
 
     name = QUESTION_JUDGE
 
@@ -82,13 +62,6 @@ class QuestionJudge:
 
     def scores(self, logits: Tensor, asked: Sequence[JudgePrompt]) -> list[float]:
         return question_scores(logits, asked)
-
-
-@dataclass(frozen=True)
-class ExtensionSuffix:
-    """The suffix of a judge of an installed package; the same for every request."""
-
-    suffix: tuple[int, ...]
 
 
 class ExtensionJudge:
@@ -108,9 +81,9 @@ class ExtensionJudge:
                 "token ids of the target's tokenizer, at least one",
             )
             raise ValueError(told) from e
-        self._asked = ExtensionSuffix(suffix)
+        self._asked = JudgePrompt(suffix)
 
-    def ask(self, question: str) -> ExtensionSuffix:
+    def ask(self, question: str) -> JudgePrompt:
         return self._asked
 
     def scores(self, logits: Tensor, asked: Sequence[Any]) -> list[float]:
@@ -119,6 +92,10 @@ class ExtensionJudge:
             return checked_scores(self._judge.scores(logits), len(asked))
         except Exception as e:
             raise ExtensionError("judge", self.name, "failed on a pass") from e
+
+
+#: The judge of a server, with its target's tokenizer at hand.
+ServerJudge = QuestionJudge | ExtensionJudge
 
 
 def open_judge(

@@ -23,18 +23,16 @@ NO_THINKING = {"enable_thinking": False, "thinking": False}
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """suffix: token ids after a prefix. verdict_ids: (yes, no) ids of each pair.
+    """What the prefixes of a request are judged with.
 
-    uses_chat_template: False if the tokenizer has none and plain text asks.
+    suffix: token ids after a prefix. verdict_ids: (yes, no) ids of each pair; a judge
+    of an installed package needs none. uses_chat_template: False if the tokenizer has
+    none and plain text asks.
     """
 
     suffix: tuple[int, ...]
-    verdict_ids: tuple[tuple[int, int], ...]
-    uses_chat_template: bool
-
-    def __post_init__(self) -> None:
-        if not self.suffix or not self.verdict_ids:
-            raise ValueError("A judge prompt needs suffix tokens and verdict tokens.")
+    verdict_ids: tuple[tuple[int, int], ...] = ()
+    uses_chat_template: bool = False
 
 
 def build_judge_prompt(

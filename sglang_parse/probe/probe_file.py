@@ -6,7 +6,6 @@ import json
 import math
 import stat
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +22,12 @@ from sglang_parse.probe.linear_probe import (
 
 FORMAT = "sglang_parse.probe/1"
 MAX_BYTES = 1 << 20
-_KEY = "probe"
+KEY = "probe"
 _NOT_ONE = "is no file of `python -m benchmarks.train_probe`"
 
 
-def save_probe(probe: Probe, path: Path) -> None:
-    """Write a safetensors file. Raises ProbeError where it would exceed MAX_BYTES."""
-    from safetensors.torch import save
-
-    about = {
-        "format": FORMAT,
-        "learnt": asdict(probe.learnt),
-        "layers": list(probe.layers),
-        "hidden_size": probe.hidden_size,
-        "points": {name: {"cutoff": value} for name, value in probe.cutoffs.items()},
-        "figures": dict(probe.figures),
-    }
-    tensors = {"weight": probe.weight, "bias": probe.bias}
-    whole = {name: t.detach().cpu().float() for name, t in tensors.items()}
-    data = save(whole, metadata={_KEY: json.dumps(about, sort_keys=True)})
-    if len(data) > MAX_BYTES:
-        raise ProbeError(f"would have {len(data)} bytes; expected at most {MAX_BYTES}")
-    path.write_bytes(data)
-
-
 def load_probe(path: str | Path) -> Probe:
-    """Read a file of `save_probe`. Raises ProbeError on anything else."""
+    """Read a file of `benchmarks.train_probe`. Raises ProbeError on anything else."""
     from safetensors import SafetensorError, safe_open
 
     file = Path(path)
@@ -59,7 +38,7 @@ def load_probe(path: str | Path) -> Probe:
         if found.st_size > MAX_BYTES:
             raise ProbeError(f"has {found.st_size} bytes; expected at most {MAX_BYTES}")
         with safe_open(file, framework="pt") as opened:
-            about = json.loads((opened.metadata() or {})[_KEY])
+            about = json.loads((opened.metadata() or {})[KEY])
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         return _probe_of(about, tensors)
     except ProbeError:

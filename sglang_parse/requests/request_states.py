@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_parse.judging.judges import Asked
+from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import RequestOptions, check_custom_params
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.reporting.attached import attach, report_of
@@ -36,7 +36,7 @@ class RequestStates:
     #: Stop tokens of the target's configuration.
     model_eos_ids: frozenset[int]
     #: Question -> judge suffix.
-    make_judge: Callable[[str], Asked]
+    make_judge: Callable[[str], JudgePrompt]
     #: What can draft: what is judged, such as a draft model, and what writes tokens
     #: that must equal the target's, such as a head of the target.
     has_draft_model: bool
@@ -116,7 +116,7 @@ class RequestStates:
 
     def _served(
         self, req: Any
-    ) -> tuple[RequestOptions, Asked | None, ClientText | None]:
+    ) -> tuple[RequestOptions, JudgePrompt | None, ClientText | None]:
         """Raises ValueError on options that nobody checked, a question that the chat
         template changes, and a text that cannot follow the prompt."""
         options = RequestOptions.of(

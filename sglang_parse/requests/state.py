@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_parse.judging.fences import FenceReader
-from sglang_parse.judging.judges import Asked
+from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import REST, RequestOptions
 from sglang_parse.reporting.report import RequestReport
 from sglang_parse.requests.client_text import ClientText
@@ -22,7 +22,7 @@ class RequestState:
     #: Tokens that end the response.
     stop_ids: frozenset[int]
     #: What prefixes are judged with; None where nothing is judged.
-    judge: Asked | None
+    judge: JudgePrompt | None
     report: RequestReport
     #: What gives its verdicts, as `parse_judge` names it.
     judge_kind: str = "suffix"

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_parse.embedded.task import make_problems, render_answer
+from benchmarks.embedded_answers import render_answer
+from sglang_parse.embedded.task import make_problems
 from tests.support.client import chat_ids
 from tests.unit.options.test_client_limits import (
     CARRIERS,

@@ -5,12 +5,8 @@ import time
 import pytest
 import requests
 
-from sglang_parse.embedded.task import (
-    make_problems,
-    render_answer,
-    render_step,
-    split_segments,
-)
+from benchmarks.embedded_answers import render_answer, render_step, split_segments
+from sglang_parse.embedded.task import make_problems
 from tests.support.client import CHUNK, chat_ids, outcome, report
 
 NO_TAIL = {"parse_exact_tail": False, "parse_report": True}

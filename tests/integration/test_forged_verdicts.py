@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from sglang_parse.embedded.task import make_problems, render_step
+from benchmarks.embedded_answers import render_step
+from sglang_parse.embedded.task import make_problems
 from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
 from tests.support.client import chat_ids, report
 

@@ -7,15 +7,14 @@ import pytest
 import requests
 import sglang as sgl
 
-from sglang_parse import parse_gen, parse_verify
-from sglang_parse.embedded.task import (
-    check_answer,
+from benchmarks.embedded_answers import (
     first_error,
-    make_problems,
     render_answer,
     render_step,
     split_segments,
 )
+from sglang_parse import parse_gen, parse_verify
+from sglang_parse.embedded.task import check_answer, make_problems
 from sglang_parse.frontend import ParseUnavailableError
 from tests.support.client import chat_ids
 from tests.support.prefix_requests import judge_of, score_alone

@@ -168,7 +168,7 @@ def test_no_prediction_no_counts(client, problems):
 def test_prediction_is_judged_only_when_asked(client, problems):
     """Red if semantic predictions are followed token by token, or the reverse."""
     problem = problems[0]
-    from sglang_parse.embedded.task import render_answer
+    from benchmarks.embedded_answers import render_answer
 
     foreign = render_answer(problem, "B")
     semantic = chat(

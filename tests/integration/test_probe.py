@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from benchmarks.train_probe.save import save_probe
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.judging.prompt import build_judge_prompt
 from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
 from sglang_parse.probe.linear_probe import Learnt, Probe
-from sglang_parse.probe.probe_file import save_probe
 from sglang_parse.probe.target_fingerprint import fingerprint
 from tests.integration.conftest import COMMON, EAGLE, PARSE
 from tests.support.client import Server, report

@@ -5,13 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.embedded.task import (
-    check_answer,
-    first_error,
-    make_problems,
-    render_answer,
-    split_segments,
-)
+from benchmarks.embedded_answers import first_error, render_answer, split_segments
+from sglang_parse.embedded.task import check_answer, make_problems
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
+from benchmarks.embedded_answers import render_answer
 from sglang_parse.demo.servers import HOST, free_port
-from sglang_parse.embedded.task import make_problems, render_answer
+from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import FLAGS
 from tests.support.warm_servers import WarmServer
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from benchmarks.embedded_answers import render_answer
 from sglang_parse.demo import load
 from sglang_parse.demo.figures import (
     RequestResult,
@@ -16,7 +17,7 @@ from sglang_parse.demo.figures import (
     wilson_interval,
 )
 from sglang_parse.demo.load import LoadError, encode_prompts, measure, read_result
-from sglang_parse.embedded.task import make_problems, render_answer
+from sglang_parse.embedded.task import make_problems
 
 
 def make_result(**changes):

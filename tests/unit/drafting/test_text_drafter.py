@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from benchmarks.embedded_answers import render_answer
 from sglang_parse.drafting.draft_model import DraftProposal
 from sglang_parse.drafting.draft_prompt import PROMPT_KEY
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_drafter import TextDrafter
 from sglang_parse.embedded import DRAFT_PATH
-from sglang_parse.embedded.task import make_problems, render_answer
+from sglang_parse.embedded.task import make_problems
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round

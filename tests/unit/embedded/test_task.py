@@ -1,16 +1,13 @@
 import pytest
 
-from sglang_parse.embedded.task import (
+from benchmarks.embedded_answers import (
     PHRASINGS,
-    Problem,
-    check_answer,
     first_error,
-    is_held_out,
-    make_problems,
     render_answer,
     render_step,
     split_segments,
 )
+from sglang_parse.embedded.task import Problem, check_answer, is_held_out, make_problems
 
 PROBLEM = Problem("Tom", "coins", 7, (("finds", 5), ("loses", 3), ("wins", 6)))
 

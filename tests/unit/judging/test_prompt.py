@@ -5,7 +5,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from sglang_parse.judging.prompt import (
-    JudgePrompt,
     build_judge_prompt,
 )
 from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX as QUESTION
@@ -295,8 +294,3 @@ def test_tokenizer_that_takes_no_template_options_is_served():
     strict = Strict(tokenizer_object=plain.backend_tokenizer, chat_template=CHATML)
     ours, expected = (build_judge_prompt(t, QUESTION, PAIRS) for t in (strict, plain))
     assert ours == expected
-
-
-def test_judge_prompt_refuses_empty_suffix():
-    with pytest.raises(ValueError, match="needs suffix tokens"):
-        JudgePrompt((), ((1, 2),), True)

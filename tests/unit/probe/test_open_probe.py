@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.train_probe.save import save_probe
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.probe import open_probe as opening
 from sglang_parse.probe.linear_probe import Learnt, Probe
 from sglang_parse.probe.open_probe import OpenedProbe, check_probe_flags, open_probe
-from sglang_parse.probe.probe_file import save_probe
 from sglang_parse.probe.target_fingerprint import fingerprint
 from tests.support.fake_engine import make_request
 

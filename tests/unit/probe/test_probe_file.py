@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.train_probe.save import save_probe
 from sglang_parse.probe.linear_probe import (
     Learnt,
     Probe,
@@ -14,7 +15,7 @@ from sglang_parse.probe.linear_probe import (
     TargetHashes,
     usual_layers,
 )
-from sglang_parse.probe.probe_file import MAX_BYTES, load_probe, save_probe
+from sglang_parse.probe.probe_file import MAX_BYTES, load_probe
 
 TARGET = TargetHashes("c", "w")
 
