@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any
 
+from benchmarks import embedded_answers
 from benchmarks.harness.cells import Cell, CellResult
 from benchmarks.harness.checkers import is_right, rate
 from benchmarks.harness.datasets import DATA_SETS, Item
@@ -127,15 +128,15 @@ def judged_prefixes(
 
 def prefix_is_valid(problem: task.Problem, text: str) -> bool:
     """Whether some right answer begins with `text`, which may end inside a segment."""
-    segments = task.split_segments(text)
-    if task.first_error(problem, text) is None:
+    segments = embedded_answers.split_segments(text)
+    if embedded_answers.first_error(problem, text) is None:
         return True
     whole = text
     if segments and not segments[-1].endswith("\n"):
         whole = text[: len(text) - len(segments[-1])]
-        if task.first_error(problem, whole) is not None:
+        if embedded_answers.first_error(problem, whole) is not None:
             return False
-        gold = task.gold_segments(problem)
+        gold = embedded_answers.gold_segments(problem)
         place = len(segments) - 1
         return place < len(gold) and any(
             g.startswith(segments[-1]) for g in gold[place]

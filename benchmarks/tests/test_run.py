@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import embedded_answers
 from benchmarks.harness import arm_servers, measure, plan, run
 from benchmarks.harness.cells import Cell, CellResult, CellStore
 from benchmarks.harness.config import load_config
@@ -125,7 +126,7 @@ def test_plain_answer_carries_counters_and_rounds():
     assert answer.text == draft_text(SLIPS)
     assert (answer.target_passes, answer.counters["draft_tokens"]) == (2, 40)
     (only,) = answer.rounds
-    assert len(only.ends) == len(task.split_segments(draft_text(SLIPS)))
+    assert len(only.ends) == len(embedded_answers.split_segments(draft_text(SLIPS)))
     assert only.num_kept == only.ends[-1]  # a fake threshold of 0.5 keeps all
     assert 0 < answer.ttft_s <= answer.latency_s
 
@@ -134,7 +135,7 @@ def test_plain_answer_carries_counters_and_rounds():
 def test_cascade_keeps_the_whole_draft_or_regenerates_it(problem, kept):
     with FakeServer("parse") as judge, FakeServer("target") as target:
         answer = ask(cascade, {"judge": judge, "target": target}, problem)
-    right = task.render_answer(problem, "A")
+    right = embedded_answers.render_answer(problem, "A")
     assert answer.text == (draft_text(problem) if kept else right)
     assert len(target.bodies) == (0 if kept else 1)
     passes = 2 + (0 if kept else len(right))
@@ -153,12 +154,14 @@ def test_cascade_keeps_the_whole_draft_or_regenerates_it(problem, kept):
 def test_sequential_judges_every_step_and_lets_the_target_write_failed_ones(problem):
     with FakeServer("draft") as draft, FakeServer("target") as target:
         answer = ask(sequential, {"draft": draft, "target": target}, problem)
-    steps = task.split_segments(draft_text(problem))
-    right = task.split_segments(task.render_answer(problem, "A"))
+    steps = embedded_answers.split_segments(draft_text(problem))
+    right = embedded_answers.split_segments(
+        embedded_answers.render_answer(problem, "A")
+    )
     expected = [
         step if step in gold else own
         for step, own, gold in zip(
-            steps, right, task.gold_segments(problem), strict=True
+            steps, right, embedded_answers.gold_segments(problem), strict=True
         )
     ]
     assert answer.text == "".join(expected) and task.check_answer(problem, answer.text)
@@ -213,7 +216,7 @@ def test_rounds_are_split_where_the_target_writes():
 
 def test_gold_of_prefixes_that_end_inside_a_segment():
     problem = CLEAN
-    right = task.render_answer(
+    right = embedded_answers.render_answer(
         problem, ["A1", "B2", *["A1"] * 5][: len(problem.events)]
     )
     assert all(prefix_is_valid(problem, right[:n]) for n in range(len(right) + 1))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks import embedded_answers
 from benchmarks.embedded_answers import render_step
 from benchmarks.train_pair.tokenizer import IM_END, Encoder
 from sglang_parse.embedded import task
@@ -56,14 +57,14 @@ class ProblemStream:
 
 def pick_phrasing(rng: random.Random, style: str, i: int) -> str:
     if rng.random() < OWN_STYLE:
-        return task.own_phrasing(style, i)
+        return embedded_answers.own_phrasing(style, i)
     return rng.choice("BA"[style == "B"]) + rng.choice("12")
 
 
 def right_lines(problem: Problem, rng: random.Random, style: str) -> list[Line]:
     phrasings = [pick_phrasing(rng, style, i + 1) for i in range(len(problem.events))]
-    text = task.render_answer(problem, phrasings)
-    return [(line, line) for line in task.split_segments(text)]
+    text = embedded_answers.render_answer(problem, phrasings)
+    return [(line, line) for line in embedded_answers.split_segments(text)]
 
 
 def signed(verb: str, amount: int) -> int:
@@ -161,10 +162,10 @@ def extra_line(
 
 def answer_line(rng, shown: int, kinds: dict[int, str], steps: int) -> Line:
     """The last line, wrong in its number or by coming early."""
-    right = task.ANSWER_LINE.format(total=shown)
+    right = embedded_answers.ANSWER_LINE.format(total=shown)
     if "answer" in kinds.values():
         shown = other_number(rng, shown, 0, task.MAX_TOTAL)
-    written = task.ANSWER_LINE.format(total=shown)
+    written = embedded_answers.ANSWER_LINE.format(total=shown)
     if kinds.get(steps + 1) in ("early", "skip"):
         right = right.replace("Answer", "Step")
     return written, right
@@ -209,7 +210,9 @@ class Examples:
         loss = [1 - w for w in wrong]
         if not openers:
             mask_openers(loss, ends)
-        bad = task.first_error(problem, "".join(written for written, _ in lines))
+        bad = embedded_answers.first_error(
+            problem, "".join(written for written, _ in lines)
+        )
         return Example(
             self.encoder.prompt(problem.prompt), answer, wrong,
             loss, [1] * len(answer), ends, bad, len(problem.events),
@@ -217,14 +220,14 @@ class Examples:
 
     def from_sample(self, problem: Problem, text: str) -> Example:
         """A sampled answer; labels after its first wrong token are unknown."""
-        segments = task.split_segments(text)
+        segments = embedded_answers.split_segments(text)
         pieces = [self.encoder.ids(segment) for segment in segments]
         answer = [i for piece in pieces for i in piece]
         ends = [sum(map(len, pieces[: k + 1])) for k in range(len(pieces))]
-        bad = task.first_error(problem, text)
+        bad = embedded_answers.first_error(problem, text)
         wrong, known = [0] * len(answer), [1] * len(answer)
         if bad is not None:
-            gold = task.gold_segments(problem)
+            gold = embedded_answers.gold_segments(problem)
             golds = [self.encoder.ids(g) for g in gold[bad]] if bad < len(gold) else []
             start = ends[bad] - len(pieces[bad])
             good = max((common(pieces[bad], g) for g in golds), default=0)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from benchmarks import embedded_answers
 from benchmarks.train_pair.data import Examples, collate
 from benchmarks.train_pair.decode import generate
 from benchmarks.train_pair.export import load, load_head
@@ -45,7 +46,9 @@ def ratio(hits: int, total: int) -> float | None:
 
 def answers(problems: list[Problem], texts: list[str]) -> Numbers:
     """Shares of right answers, clean answers, and where the first error stands."""
-    errors = [task.first_error(p, t) for p, t in zip(problems, texts, strict=True)]
+    errors = [
+        embedded_answers.first_error(p, t) for p, t in zip(problems, texts, strict=True)
+    ]
     right = sum(task.check_answer(p, t) for p, t in zip(problems, texts, strict=True))
     formed = sum(t.rsplit("\n", 1)[-1].startswith("Answer: ") for t in texts)
     places = [e for e in errors if e is not None]
@@ -88,7 +91,7 @@ def judge(problems: list[Problem], texts: list[str], scores) -> Numbers:
     counts = {"valid": [0, 0], "invalid": [0, 0], "first_failing": [0, 0]}
     exact = 0
     for p, text, row in zip(problems, texts, scores, strict=True):
-        bad = task.first_error(p, text)
+        bad = embedded_answers.first_error(p, text)
         bad = len(row) if bad is None else bad
         for k, score in enumerate(row):
             counts["valid" if k < bad else "invalid"][0] += score > 0.5
@@ -109,7 +112,7 @@ def judge(problems: list[Problem], texts: list[str], scores) -> Numbers:
 
 def kept_prefix(problem: Problem, text: str, scores: list[float]) -> str:
     """Segments before the first verdict that fails."""
-    segments = task.split_segments(text)
+    segments = embedded_answers.split_segments(text)
     kept = next((k for k, score in enumerate(scores) if score <= 0.5), len(segments))
     return "".join(segments[:kept])
 
@@ -166,7 +169,9 @@ def carry_on(
     rng = random.Random(7)
     prefixes = []
     for p in problems:
-        segments = task.split_segments(task.render_answer(p, style))
+        segments = embedded_answers.split_segments(
+            embedded_answers.render_answer(p, style)
+        )
         k = rng.randrange(1, len(segments) - 1)
         prefix = "".join(segments[:k])
         if cut == "mid":
@@ -219,7 +224,9 @@ def report(n: int, target_path: Path, draft_path: Path) -> Numbers:
         "judge_draft_greedy_long_question": score(greedy, QUESTION),
         "judge_draft_temperature_1_long_question": score(warm, QUESTION),
         "judge_target_own": score(own),
-        "judge_gold_draft_style": score([task.render_answer(p, "B") for p in problems]),
+        "judge_gold_draft_style": score(
+            [embedded_answers.render_answer(p, "B") for p in problems]
+        ),
     }
     for cut in ("boundary", "mid"):
         for name, model, style in (("target", target, "B"), ("draft", draft, "A")):

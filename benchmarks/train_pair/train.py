@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import embedded_answers
 from benchmarks.train_pair.data import (
     Batch,
     Example,
@@ -202,5 +203,5 @@ def accuracy(model, encoder: Encoder, problems) -> tuple[float, float]:
     texts = sample(model, encoder, problems)
     pairs = list(zip(problems, texts, strict=True))
     right = sum(task.check_answer(p, t) for p, t in pairs)
-    clean = sum(task.first_error(p, t) is None for p, t in pairs)
+    clean = sum(embedded_answers.first_error(p, t) is None for p, t in pairs)
     return right / len(pairs), clean / len(pairs)

@@ -11,6 +11,7 @@ import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from benchmarks import embedded_answers
 from sglang_parse.embedded import task
 
 END, YES, NO, JUDGE = 0, 1, 2, 3  # ids no text has
@@ -40,21 +41,21 @@ def slips(problem):
 
 def draft_text(problem):
     """Style B, with a wrong total in step 2 and after it where the draft slips."""
-    text = task.render_answer(problem, "B")
+    text = embedded_answers.render_answer(problem, "B")
     if not slips(problem):
         return text
-    lines = task.split_segments(text)
-    lines[1] = task.render_step(problem, 2, "B2", total=99)
-    lines[-1] = task.ANSWER_LINE.format(total=99)
+    lines = embedded_answers.split_segments(text)
+    lines[1] = embedded_answers.render_step(problem, 2, "B2", total=99)
+    lines[-1] = embedded_answers.ANSWER_LINE.format(total=99)
     return "".join(lines)
 
 
 def segments(problem, threshold):
     """A report's segments: one round over the whole draft, kept or rejected."""
     text, at, rows = draft_text(problem), 0, []
-    for line in task.split_segments(text):
+    for line in embedded_answers.split_segments(text):
         at += len(line)
-        valid = task.first_error(problem, text[:at]) is None
+        valid = embedded_answers.first_error(problem, text[:at]) is None
         score = 0.95 if valid else 0.6
         row = {"origin": "draft", "score": score, "start": 0}
         row["outcome"] = "kept" if score >= threshold else "rejected"
@@ -104,11 +105,11 @@ class FakeServer:
         custom = params.get("custom_params", {})
         if "token_ids_logprob" in body:
             assert ids[-1] == JUDGE and params["max_new_tokens"] == 1
-            p = 0.9 if task.first_error(problem, so_far) is None else 0.2
+            p = 0.9 if embedded_answers.first_error(problem, so_far) is None else 0.2
             row = [(math.log(p), YES, None), (math.log(1 - p), NO, None)]
             return "?", {"output_token_ids_logprobs": [row]}
         meta = {}
-        whole = task.render_answer(problem, "A")
+        whole = embedded_answers.render_answer(problem, "A")
         if self.role == "draft":
             whole = draft_text(problem)
         elif self.role == "parse" and custom.get("parse_mode") not in ("exact", "off"):
@@ -120,8 +121,8 @@ class FakeServer:
                 report["segments"] = segments(problem, threshold)
             meta["parse"] = [report]
         if "stop" in params:  # one step: the line after those there are
-            lines = task.split_segments(whole)
-            whole = lines[len(task.split_segments(so_far))]
+            lines = embedded_answers.split_segments(whole)
+            whole = lines[len(embedded_answers.split_segments(so_far))]
         return whole, meta
 
     def _handler(fake):

@@ -194,26 +194,17 @@ def test_states_of_convolutions_have_the_type_of_the_model(asked, kept):
     assert mamba2_state_dtype().conv == kept
 
 
-def test_kv_pool_is_ours_for_mha_only():
-    """Red if a pool kind without a Triton-free class is claimed."""
+def test_what_sglang_asks_of_the_platform():
+    """Red if a pool kind without a Triton-free class is claimed, if EAGLE starts here
+    and dies in a Triton kernel, or if `/start_profile` stops a server, which has no
+    other answer (profiler_manager.py, `_start_profile`)."""
     from sglang_parse.cpu.ops import CpuMHATokenToKVPool
 
     platform = ParseCpuPlatform()
     assert platform.get_kv_pool_cls(kind="mha") is CpuMHATokenToKVPool
     assert platform.get_kv_pool_cls(kind="mla") is None
-
-
-def test_platform_serves_parse_but_no_other_speculation():
-    """Red if EAGLE starts here and dies in a Triton kernel."""
-    platform = ParseCpuPlatform()
     assert platform.supports_speculative_algorithm("PARSE")
     assert not platform.supports_speculative_algorithm("EAGLE")
-
-
-def test_start_profile_finds_what_it_asks_for():
-    """Red if `/start_profile` stops a server on the CPU platform, which has no answer
-    (profiler_manager.py, `_start_profile`)."""
-    platform = ParseCpuPlatform()
     name = platform.get_torch_profiler_activity_str()
     activity = platform.get_torch_profiler_activity()
     assert activity == getattr(ProfilerActivity, name)
@@ -226,11 +217,5 @@ def test_ranks_share_the_cores_of_the_process():
     assert share_cores(2, 1, [0, 1, 2, 3, 4]) == "0,2,4|1,3"
     assert share_cores(2, 1, [5]) == "5|5"
     assert share_cores(3, 2, [0, 1]) == "0|1|0,1"
-
-
-def test_ranks_with_a_node_each_are_left_to_sglang():
-    """Red if SGLang's binding of a rank to a NUMA node is replaced."""
-    from sglang_parse.cpu.platform import share_cores
-
-    assert share_cores(1, 1, [0, 1]) is None
-    assert share_cores(2, 2, [0, 1]) is None
+    # A rank with a NUMA node of its own is left to SGLang.
+    assert share_cores(1, 1, [0, 1]) is share_cores(2, 2, [0, 1]) is None

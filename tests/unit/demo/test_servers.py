@@ -13,7 +13,6 @@ from sglang_parse.demo.servers import (
     ServerError,
     ServerProcess,
     free_port,
-    log_tail,
     running,
     server_command,
     server_env,
@@ -70,12 +69,6 @@ def test_early_death_is_told_with_the_end_of_the_log(tmp_path):
     assert message.startswith("The fake server ended after")
     assert "exit code 3" in message and str(server.log_path) in message
     assert message.endswith("first\nValueError: no such model")
-
-
-def test_death_by_signal_is_named(tmp_path):
-    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    with pytest.raises(ServerError, match="SIGKILL"), make_server(tmp_path, script):
-        pass
 
 
 def test_server_that_never_answers_is_stopped(tmp_path):
@@ -194,13 +187,6 @@ def test_another_program_on_the_port_is_not_the_server(tmp_path):
         slow.log_path = tmp_path / "slow.log"
         with pytest.raises(ServerError, match="did not answer within"), slow:
             pass
-
-
-def test_log_tail_keeps_the_last_lines_that_hold_something(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("a\nb\n\n  \nc\n")
-    assert log_tail(log, 2) == "b\nc"
-    assert log_tail(tmp_path / "none") == ""
 
 
 def test_command_binds_loopback_and_env_keeps_the_users_threads():

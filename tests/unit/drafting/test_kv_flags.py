@@ -28,48 +28,9 @@ def test_gaps_are_the_runs_without_draft_kv():
     assert flags.gaps(slots) == flags.gaps(slots[:0]) == []
 
 
-def test_new_flags_hold_nothing():
-    """Red if an unseen slot counts as forwarded: the draft would read garbage."""
-    flags = KvFlags(8, "cpu")
-    assert flags.num_leading(slots(1, 2, 8)) == 0
-
-
-def test_leading_stops_at_the_first_hole():
-    """Red if holes inside a prefix are skipped over."""
-    flags = KvFlags(8, "cpu")
-    mark(flags, slots(1, 2, 3), num_valid=3)
-    flags.forget(slots(2))
-    assert flags.num_leading(slots(1, 2, 3)) == 1
-    assert flags.num_leading(slots(1, 3)) == 2
-    assert flags.num_leading(slots()) == 0
-
-
-def test_mark_clears_the_rest_of_the_committed_slots():
-    """Red if a re-used slot keeps the flag of the token it held before."""
-    flags = KvFlags(8, "cpu")
-    mark(flags, slots(4, 5, 6), num_valid=3)
-    mark(flags, slots(6, 5, 4), num_valid=1)
-    assert flags.num_leading(slots(6)) == 1
-    assert flags.num_leading(slots(5)) == flags.num_leading(slots(4)) == 0
-
-
-def test_prefix_slots_shared_by_two_requests_keep_their_flags():
-    """Red if forgetting a new request's own slots touches the cached prefix."""
-    flags = KvFlags(8, "cpu")
-    mark(flags, slots(1, 2), num_valid=2)
-    flags.forget(slots(5, 6))
-    assert flags.num_leading(slots(1, 2, 5)) == 2
-
-
-def test_last_slot_of_the_pool_has_a_flag():
-    """Red if slots are counted from 0: SGLang's run from 1 to size (0 is padding)."""
-    flags = KvFlags(3, "cpu")
-    mark(flags, slots(3), num_valid=1)
-    assert flags.num_leading(slots(3)) == 1
-
-
 def test_random_history_equals_a_set():
-    """Red upon any change of what mark and forget do."""
+    """Red if a new slot counts as forwarded, a hole in a prefix is skipped, a slot that
+    is used again keeps its flag, or the last slot of the pool has none."""
     rng = random.Random(0)
     flags = KvFlags(30, "cpu")
     valid: set[int] = set()

@@ -58,23 +58,6 @@ def test_verdict_scores_of_extreme_logits_are_finite():
     torch.testing.assert_close(scores, torch.tensor([0.7310586, 1.0]))
 
 
-@pytest.mark.parametrize(
-    ("rule", "scores", "expected"),
-    [
-        ("first-failure", [], 0),
-        ("first-failure", [0.9, 0.8], 2),
-        ("first-failure", [0.9, 0.1, 0.9], 1),
-        ("first-failure", [0.1, 0.9], 0),
-        ("longest", [], 0),
-        ("longest", [0.9, 0.1, 0.9, 0.2], 3),
-        ("longest", [0.1, 0.2], 0),
-    ],
-)
-def test_count_valid_segments_by_rule(rule, scores, expected):
-    """Red if one keep rule behaves as the other."""
-    assert count_valid_segments(scores, threshold=0.5, keep_rule=rule) == expected
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_threshold_ends_of_the_range(rule):
     """Red if 0 rejects a score of 0, equality fails, or 2 lets a score of 1 pass."""
@@ -95,41 +78,6 @@ def test_cut_runs_exact_tail_through_first_rejected_segment_only():
         exact_tail=True,
     )
     assert cut == Cut(2, 5, reuse_tail=False, rejected_end=5)
-
-
-def test_cut_without_exact_tail_stops_at_the_boundary():
-    """Red if exact_tail=False still matches tokens."""
-    cut = choose_cut(
-        [0.9, 0.1],
-        [2, 5],
-        num_draft_tokens=5,
-        threshold=0.5,
-        keep_rule="first-failure",
-        exact_tail=False,
-    )
-    assert cut == Cut(2, 2, reuse_tail=False, rejected_end=5)
-
-
-def test_cut_keeps_unjudged_tail_for_the_next_round():
-    """Red if drafted work without a boundary is thrown away."""
-    settings = {
-        "num_draft_tokens": 6,
-        "threshold": 0.5,
-        "keep_rule": "first-failure",
-        "exact_tail": True,
-    }
-    assert choose_cut([0.9], [4], **settings) == Cut(4, 4, reuse_tail=True)
-    assert choose_cut([0.9], [6], **settings) == Cut(6, 6, reuse_tail=False)
-    assert choose_cut([], [], **settings) == Cut(0, 6, reuse_tail=False)
-
-
-def test_decide_pending_needs_the_bonus_to_agree():
-    """Red if a draft continues after a token that it did not write."""
-    cut = Cut(num_kept=1, tail_end=1, reuse_tail=True)
-    assert decide(cut, [4, 5, 6, 7], [5]).pending == (6, 7)
-    assert decide(cut, [4, 5, 6, 7], [9]).pending == ()
-    rejected = Cut(num_kept=1, tail_end=1, reuse_tail=False)
-    assert decide(rejected, [4, 5, 6, 7], [5]).pending == ()
 
 
 def random_round(rng: random.Random) -> dict:

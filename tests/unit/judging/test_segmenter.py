@@ -140,9 +140,9 @@ def test_fixed_equals_oracle(n, ended):
     )
 
 
-@pytest.mark.parametrize(
-    "marked",
-    [
+# By segmenter: texts with "|" where it cuts them.
+CUTS = {
+    "line": [
         "no line break",
         "one\n|two\n|tail",
         "one\n\n|two.\n\n|",
@@ -151,50 +151,12 @@ def test_fixed_equals_oracle(n, ended):
         "\n\none\n|two",  # leading blank lines go to the segment after
         "one.\n9| 2\n|",  # a token over the break takes letters of the next line
     ],
-)
-def test_line_cuts_after_line_breaks(marked):
-    found, expected = segment("line", marked)
-    assert found == expected
-
-
-def test_ended_draft_has_boundary_at_end():
-    assert segment("line", "one\n|two|", ended=True)[0] == ["one\n", "two", ""]
-    assert segment("line", "\n|", ended=True)[0] == ["\n", ""]
-    # Blank remains of the draft do not become a segment of their own.
-    assert segment("line", "one\n |", ended=True)[0] == ["one\n ", ""]
-
-
-def test_empty_draft_has_no_boundary():
-    for name in NAMES:
-        for ended in (False, True):
-            found = Segmenter(name, TEXTS).boundaries([], ended=ended, max_segments=4)
-            assert found == ()
-
-
-@pytest.mark.parametrize(
-    "marked",
-    [
+    "paragraph": [
         "one\ntwo.\n\n|three\n \n|four\n",
         "one\ntwo",
         "one\n\n  |two",
     ],
-)
-def test_paragraph_cuts_after_blank_lines(marked):
-    found, expected = segment("paragraph", marked)
-    assert found == expected
-
-
-def test_paragraph_sees_line_break_before_draft():
-    # The blank line completed by the draft's first token ends no segment of the draft.
-    found, _ = segment("paragraph", "\ntwo\n\n|three", previous_text="one\n")
-    assert found == ["\ntwo\n\n", "three"]
-    found, _ = segment("paragraph", "two\n\n|three", previous_text="one\n\n")
-    assert found == ["two\n\n", "three"]
-
-
-@pytest.mark.parametrize(
-    "marked",
-    [
+    "sentence": [
         "It is 3.14.| It is 2.71!| Why?| Yes.|",
         "See e.g. this, i.e. that.| Dr. Who vs. Mr. X met J. Doe.| End.|",
         "1. Take two.| Then one.\n|2. Stop.|",
@@ -212,21 +174,7 @@ def test_paragraph_sees_line_break_before_draft():
         "It is **done.**| Good.|",
         "the total is 3.| Then 4.|",
     ],
-)
-def test_sentence_cuts_after_sentences(marked):
-    found, expected = segment("sentence", marked)
-    assert found == expected
-
-
-def test_sentence_sees_text_before_draft():
-    assert segment("sentence", "g. this.|", previous_text="as e.")[0][0] == "g. this."
-    assert segment("sentence", ". Add it.|", previous_text="\n3")[0][0] == ". Add it."
-    assert segment("sentence", ".| Add it.|", previous_text="is 3")[0][0] == "."
-
-
-@pytest.mark.parametrize(
-    "marked",
-    [
+    "step": [
         "Step 1: a is 3.\n|Step 2: b is 4. So 7.\n|Answer: 7",
         "Step 1: a\nmore of a\n|Step 2: b",
         "1. a\n|2. b\n   more\n|3) c\n|So the answer is 7",
@@ -238,11 +186,65 @@ def test_sentence_sees_text_before_draft():
         "a\nb\n|**Step 2:** c\n|## Next part\nd\n|The final answer is 3",
         "Step 1: it is\n3.14 exactly\n|Step 2: b",
         "8. a.\n9|. b\n|• c",  # one token holds the break and the next number
+        "one line\n|another line\n|tail",
+        "One sentence.| Another one.| And a tail",
+        "\n\nOne sentence.| Another one.| And a tail",
+        "Step 1: all in one line.| Step 2: indeed.| So",
     ],
+    "code": [
+        "x = 1\n|y = 2\n|z",
+        "f(\n    1,\n    2,\n)\n|y = [\n1,\n]\n|",
+        'def f(x):\n"""Doc.\n\nMore.\n"""\n|return x\n|f(2)\n|',
+        "x = 1 + \\\n 2\n|y = 3\n|",
+        "if x:\n y = 1\n|else:\n y = 2\n|z = 3\n|",
+        "@cache\ndef f():\n pass\n|",
+        "# About (x\nx = '('  # it's (\n|y = \"[\"\n|",
+        "d = {\n'a': 1,\n}\n|return {\n2: 3,\n}\n|",
+        "int f(int x) {\n a(x);\n| return x;\n}\n|int y;\n|",
+        "void f()\n{\n // odd (\n x = 1;\n}\n|",
+        "foo(function() {\n a();\n| b();\n});\n|",
+        "if (x) {\n a;\n} else {\n b;\n}\n|",
+        "Here is it:\n\n```python\nx = 1\n|```\n|Done\n|",
+        "f(a,\n\nx = 1\n|y = 2\n|",  # a blank line closes a stray bracket
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "marked"), [(name, text) for name, texts in CUTS.items() for text in texts]
 )
-def test_step_cuts_before_steps_and_answers(marked):
-    found, expected = segment("step", marked)
+def test_cuts_of_each_segmenter(name, marked):
+    """Red if a rule cuts elsewhere than where its lines, sentences or steps end."""
+    found, expected = segment(name, marked)
     assert found == expected
+
+
+def test_ended_draft_has_boundary_at_end():
+    assert segment("line", "one\n|two|", ended=True)[0] == ["one\n", "two", ""]
+    assert segment("line", "\n|", ended=True)[0] == ["\n", ""]
+    # Blank remains of the draft do not become a segment of their own.
+    assert segment("line", "one\n |", ended=True)[0] == ["one\n ", ""]
+
+
+def test_empty_draft_has_no_boundary():
+    for name in NAMES:
+        for ended in (False, True):
+            found = Segmenter(name, TEXTS).boundaries([], ended=ended, max_segments=4)
+            assert found == ()
+
+
+def test_paragraph_sees_line_break_before_draft():
+    # The blank line completed by the draft's first token ends no segment of the draft.
+    found, _ = segment("paragraph", "\ntwo\n\n|three", previous_text="one\n")
+    assert found == ["\ntwo\n\n", "three"]
+    found, _ = segment("paragraph", "two\n\n|three", previous_text="one\n\n")
+    assert found == ["two\n\n", "three"]
+
+
+def test_sentence_sees_text_before_draft():
+    assert segment("sentence", "g. this.|", previous_text="as e.")[0][0] == "g. this."
+    assert segment("sentence", ". Add it.|", previous_text="\n3")[0][0] == ". Add it."
+    assert segment("sentence", ".| Add it.|", previous_text="is 3")[0][0] == "."
 
 
 def test_step_cuts_at_end_of_ended_draft():
@@ -267,20 +269,6 @@ def test_step_sees_header_before_draft():
     # The line break alone is blank, so the step after it starts the first segment.
     found, _ = segment("step", "\nStep 5: a\n|Step 6: b", previous_text="Step 4: x")
     assert found == ["\nStep 5: a\n", "Step 6: b"]
-
-
-@pytest.mark.parametrize(
-    "marked",
-    [
-        "one line\n|another line\n|tail",
-        "One sentence.| Another one.| And a tail",
-        "\n\nOne sentence.| Another one.| And a tail",
-        "Step 1: all in one line.| Step 2: indeed.| So",
-    ],
-)
-def test_step_falls_back_to_lines_then_sentences(marked):
-    found, expected = segment("step", marked)
-    assert found == expected
 
 
 PYTHON = "```python\n# Add. One.\ndef f(x):\n    y = 1\n\n    return x\n"
@@ -337,30 +325,6 @@ def test_settled_sentences_end_where_the_next_begins(name, previous_text, marked
         tokens, ended=False, max_segments=99, previous_text=previous_text, settled=True
     )
     assert cut(tokens, found) == parts
-
-
-@pytest.mark.parametrize(
-    "marked",
-    [
-        "x = 1\n|y = 2\n|z",
-        "f(\n    1,\n    2,\n)\n|y = [\n1,\n]\n|",
-        'def f(x):\n"""Doc.\n\nMore.\n"""\n|return x\n|f(2)\n|',
-        "x = 1 + \\\n 2\n|y = 3\n|",
-        "if x:\n y = 1\n|else:\n y = 2\n|z = 3\n|",
-        "@cache\ndef f():\n pass\n|",
-        "# About (x\nx = '('  # it's (\n|y = \"[\"\n|",
-        "d = {\n'a': 1,\n}\n|return {\n2: 3,\n}\n|",
-        "int f(int x) {\n a(x);\n| return x;\n}\n|int y;\n|",
-        "void f()\n{\n // odd (\n x = 1;\n}\n|",
-        "foo(function() {\n a();\n| b();\n});\n|",
-        "if (x) {\n a;\n} else {\n b;\n}\n|",
-        "Here is it:\n\n```python\nx = 1\n|```\n|Done\n|",
-        "f(a,\n\nx = 1\n|y = 2\n|",  # a blank line closes a stray bracket
-    ],
-)
-def test_code_cuts_after_statements(marked):
-    found, expected = segment("code", marked)
-    assert found == expected
 
 
 def test_code_sees_open_bracket_and_string_before_draft():

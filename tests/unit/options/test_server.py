@@ -79,20 +79,6 @@ def test_bad_value_names_its_flag(field, value):
     assert "expected" in str(error.value)
 
 
-def test_config_is_frozen():
-    """Red if a stage can change the settings of the server."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ParseConfig().threshold = 0.1
-
-
-def test_defaults_are_valid_and_serve():
-    """Red if a default is outside its own range or switches PARSE off."""
-    config = ParseConfig.from_sources()
-    assert config == ParseConfig()
-    assert config.mode == "semantic"
-    assert config.keep_rule == "first-failure"
-
-
 def test_flag_wins_over_file_over_default(tmp_path):
     """Red if the order of precedence changes, or a falsy flag counts as not given."""
     path = write(tmp_path / "c.json", {"threshold": 0.8, "window": 32})
@@ -184,11 +170,6 @@ def test_verdict_tokens_split_into_pairs():
         ("yes", "no"),
     )
     assert ParseConfig(verdict_tokens="A/B").verdict_pairs == (("A", "B"),)
-
-
-def test_flag_name_has_dashes():
-    """Red if flags are spelt with underscores."""
-    assert flag_name("max_segments") == "--speculative-parse-max-segments"
 
 
 def test_listed_drafters_are_those_that_other_flags_name():

@@ -67,11 +67,6 @@ def test_help_shows_defaults(help_text):
     assert own.endswith("Default: 0.")
 
 
-def test_no_flags_give_the_defaults():
-    """Red if an unset flag overrides a default with None."""
-    assert config_from_server_args(prepare()) == ParseConfig()
-
-
 @pytest.mark.parametrize(
     ("flags", "value"),
     [
@@ -121,13 +116,6 @@ def test_flags_round_trip():
     assert config_from_server_args(prepare(*words)) == ParseConfig(**given)
 
 
-def test_flags_survive_pickling_to_child_processes():
-    """Red if schedulers run with the defaults: `_parse_options` is no field."""
-    args = prepare("--speculative-parse-threshold", "0.9")
-    copy = pickle.loads(pickle.dumps(args))
-    assert config_from_server_args(copy).threshold == 0.9
-
-
 def test_only_plain_values_are_pickled():
     """Red if the record carries rows of the table, which children may not unpickle."""
     args = prepare("--no-speculative-parse-adaptive")
@@ -136,12 +124,6 @@ def test_only_plain_values_are_pickled():
     assert getattr(copy, name) == getattr(args, name)
     given = {k: v for k, v in getattr(copy, name).items() if v is not None}
     assert given == {"adaptive": False}
-
-
-def test_empty_config_flag_is_refused():
-    """Red if an unset shell variable behind the flag is ignored without a word."""
-    with pytest.raises(ValueError, match="--speculative-parse-config is ''; expected"):
-        config_from_server_args(prepare("--speculative-parse-config", ""))
 
 
 def test_flags_of_another_algorithm_are_refused():

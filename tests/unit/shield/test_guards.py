@@ -151,18 +151,25 @@ def respond(status, body):
     return app
 
 
-def call(app, body=b"{}", path="/generate"):
-    """(status, body) of one POST through the layer."""
+def answer_of(app, error=None, path="/generate", asked=b"{}"):
+    """(status, body, whether it is whole) of one POST, and what came through."""
     sent = []
 
     async def receive():
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": asked, "more_body": False}
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(RequestShield(app)({"type": "http", "path": path}, receive, send))
-    return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:])
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        asyncio.run(RequestShield(app)({"type": "http", "path": path}, receive, send))
+    is_whole = not sent[-1].get("more_body", False)
+    return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:]), is_whole
+
+
+def call(app, body=b"{}", path="/generate"):
+    """(status, body) of one POST through the layer."""
+    return answer_of(app, None, path, body)[:2]
 
 
 def test_answers_pass_the_layer():
@@ -215,22 +222,6 @@ def test_weights_of_an_unknown_format_are_refused():
     assert call(app, fine, path) == (200, fine)
     status, body = call(app, fine.replace(b"auto", b"zzz"), path)
     assert status == 400 and "load_format is 'zzz'" in json.loads(body)["message"]
-
-
-def answer_of(app, error=None, path="/generate"):
-    """(status, body, whether it is whole) of one POST, and what came through."""
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    with pytest.raises(error) if error else contextlib.nullcontext():
-        asyncio.run(RequestShield(app)({"type": "http", "path": path}, receive, send))
-    is_whole = not sent[-1].get("more_body", False)
-    return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:]), is_whole
 
 
 def stream(kind, error, parts=(b"", b"a"), ready=True):
