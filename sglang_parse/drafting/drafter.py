@@ -136,8 +136,6 @@ class DrafterResources:
     #: (`verify.passes.TargetVerifier.features_of`); None where a recurrent state, which
     #: no slot of those positions keeps, is in the way.
     features_of: Any
-    #: Rows of a full verify pass where a draft model judges, and of one without.
-    full_pass_rows: int
 
 
 def room_for(r: RequestRound, drafter: str) -> int:

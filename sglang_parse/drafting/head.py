@@ -100,8 +100,7 @@ class HeadDrafter(Drafter):
         self.slots = resources.slots
         self.flags = KvFlags(resources.num_slots, self.slots.table.device)
         self.features_of = resources.features_of
-        rows = resources.full_pass_rows + MOST_UNREAD * len(self.slots.table)
-        self.head.check_room(rows)
+        self.head.check_room()
 
     def can_draft(self, r: RequestRound) -> bool:
         return (

@@ -117,16 +117,14 @@ class HeadModel(DraftRunner):
         super().alloc_memory_pool(**kwargs)
         self._share_embedding()
 
-    def check_room(self, num_verify: int) -> None:
+    def check_room(self) -> None:
         """Raise ValueError where the hidden states of a prefill would not fit beside
-        weights and pools, warn where those of a verify pass of `num_verify` rows might
-        not."""
+        weights and pools."""
         free_gb = get_available_gpu_memory(
             self.target.device, self.target.gpu_id, empty_cache=False
         )
         check_feature_room(
-            num_prefill=self.longest_prefill,
-            num_verify=num_verify,
+            num_rows=self.longest_prefill,
             width=self.features_width,
             itemsize=self.target.dtype.itemsize,
             free_bytes=int(free_gb * (1 << 30)),

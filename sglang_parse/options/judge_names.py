@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_parse.options.extensions import Extensions
-from sglang_parse.options.validation import shown
+from sglang_parse.options.validation import refused
 
 #: Asks a question and compares the answers yes and no.
 QUESTION_JUDGE = "question"
@@ -28,6 +28,4 @@ def check_judge(name: Any, field: str) -> str:
         return QUESTION_JUDGE
     if isinstance(name, str) and JUDGE_EXTENSIONS.check(name, field):
         return name
-    raise ValueError(
-        f"{field} is {shown(name)}; expected one of {', '.join(judge_names())}."
-    )
+    raise refused(name, field, f"one of {', '.join(judge_names())}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_parse.options.extensions import Extensions
-from sglang_parse.options.validation import shown
+from sglang_parse.options.validation import refused
 
 SEGMENTERS = ("line", "paragraph", "sentence", "step", "code")
 FIXED = "fixed"
@@ -39,7 +39,5 @@ def check_segmenter(name: Any, field: str) -> str:
             return name
         if SEGMENTER_EXTENSIONS.check(name, field):
             return name
-    raise ValueError(
-        f"{field} is {shown(name)}; expected one of {', '.join(segmenter_names())} or "
-        "fixed:N with N >= 1."
-    )
+    names = ", ".join(segmenter_names())
+    raise refused(name, field, f"one of {names} or fixed:N with N >= 1")

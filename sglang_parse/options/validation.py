@@ -1,7 +1,7 @@
 """Checks of single values: each returns the value or raises a ValueError.
 
-The message is one sentence: where the value stands (a flag or a request field), the
-value, and what was expected.
+The message is one sentence: where the value stands (`field`, a flag or a field of a
+request), the value, and what was expected.
 """
 
 from __future__ import annotations
@@ -56,71 +56,64 @@ def suggest_flags(parser: Any, known: Iterable[str], start: str = "-") -> None:
     parser.error = error
 
 
+def refused(value: Any, field: str, expected: str) -> ValueError:
+    """The error of a value. expected: without the full stop."""
+    return ValueError(f"{field} is {shown(value)}; expected {expected}.")
+
+
 def check_choice(value: Any, field: str, choices: Sequence[str]) -> str:
-    """Return `value` if it is one of `choices`; ValueError names `field` otherwise."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"{field} is {shown(value)}; expected one of {', '.join(choices)}."
-        )
+        raise refused(value, field, f"one of {', '.join(choices)}")
     return value
 
 
 def check_number(value: Any, field: str, low: float, high: float) -> float:
-    """Return `value` as a finite float in [low, high]; ValueError names `field`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     # NaN fails the comparison; integers too large for a float do not reach float().
     if not is_number or not low <= value <= high:
-        raise ValueError(
-            f"{field} is {shown(value)}; expected a number from {low:g} to {high:g}."
-        )
+        raise refused(value, field, f"a number from {low:g} to {high:g}")
     return float(value)
 
 
 def check_count(value: Any, field: str, low: int, high: int) -> int:
-    """Return `value` if it is an integer in [low, high]; ValueError names `field`."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or not low <= value <= high:
-        raise ValueError(
-            f"{field} is {shown(value)}; expected a whole number from {low} to {high}."
-        )
+        raise refused(value, field, f"a whole number from {low} to {high}")
     return int(value)
 
 
 def check_flag(value: Any, field: str) -> bool:
-    """Return `value` if it is a bool; ValueError names `field` otherwise."""
     if not isinstance(value, bool):
-        raise ValueError(f"{field} is {shown(value)}; expected true or false.")
+        raise refused(value, field, "true or false")
     return value
 
 
 def check_text(value: Any, field: str, max_chars: int = MAX_TEXT_CHARS) -> str:
-    """Return `value` if it is non-blank text of at most `max_chars` characters.
-
-    Lone surrogates, which JSON can carry and no tokenizer can encode, are no text.
-    """
+    """Non-blank text. Lone surrogates, which JSON can carry and no tokenizer can
+    encode, are no text."""
     is_text = isinstance(value, str) and value.strip() and len(value) <= max_chars
     if not is_text or any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(
-            f"{field} is {shown(value)}; expected non-empty text of at most "
-            f"{max_chars} characters."
-        )
+        raise refused(value, field, f"non-empty text of at most {max_chars} characters")
     return value
 
 
 def check_place(value: Any, field: str, expected: str) -> str:
-    """Return `value` if it is text, "" for none; ValueError names `field` otherwise."""
+    """Text, "" for none."""
     if not isinstance(value, str):
-        raise ValueError(f"{field} is {shown(value)}; expected {expected}.")
+        raise refused(value, field, expected)
     return value
 
 
+def check_name(value: Any, field: str) -> str:
+    """A short name, "" for none."""
+    return "" if value == "" else check_text(value, field, 200)
+
+
 def check_question(value: Any, field: str) -> str:
-    """Return `value` if it can be asked behind a draft; ValueError names `field`."""
+    """A question that can be asked behind a draft."""
     question = check_text(value, field)
     if CUT_MARK in question:
-        raise ValueError(
-            f"{field} is {shown(value)}; expected text without {CUT_MARK!r}."
-        )
+        raise refused(value, field, f"text without {CUT_MARK!r}")
     return question
 
 
@@ -130,19 +123,14 @@ def parse_verdict_tokens(text: Any, field: str) -> tuple[tuple[str, str], ...]:
     for pair in text.split(",") if isinstance(text, str) else [""]:
         yes, slash, no = pair.partition("/")
         if not slash or not yes or not no or yes == no:
-            raise ValueError(
-                f"{field} is {shown(text)}; expected pairs such as 'Yes/No' or "
-                "'Yes/No,yes/no'."
-            )
+            raise refused(text, field, "pairs such as 'Yes/No' or 'Yes/No,yes/no'")
         pairs.append((yes, no))
     return tuple(pairs)
 
 
 def check_url(value: Any, field: str) -> str:
-    """Return `value` if it is an HTTP address, "" for none.
-
-    A value with credentials is not shown again, not even in the message.
-    """
+    """An HTTP address, "" for none. A value with credentials is not shown again, not
+    even in the message."""
     if value == "":
         return ""
     is_url = has_secrets = False
@@ -159,33 +147,21 @@ def check_url(value: Any, field: str) -> str:
             f"API key in the environment variable {DRAFT_KEY_ENV}."
         )
     if not is_url or any(c.isspace() for c in value):
-        raise ValueError(
-            f"{field} is {shown(value)}; expected an address such as "
-            "'http://localhost:30000/v1'."
-        )
+        raise refused(value, field, "an address such as 'http://localhost:30000/v1'")
     return str(value)
 
 
-def check_name(value: Any, field: str) -> str:
-    """Return `value` if it is a short name, "" for none; ValueError names `field`."""
-    if value == "":
-        return ""
-    return check_text(value, field, 200)
-
-
 def check_drafters(value: Any, field: str) -> str:
-    """Return `value` if it is "auto" or lists drafters in their order, each once."""
+    """The word "auto", or drafters in their order, each once."""
     names = value.split(",") if isinstance(value, str) else [""]
     if value != AUTO and names != [n for n in DRAFTER_NAMES if n in names]:
-        raise ValueError(
-            f"{field} is {shown(value)}; expected {AUTO!r}, or names among "
-            f"{', '.join(DRAFTER_NAMES)} in this order, separated by commas."
-        )
+        expected = f"{AUTO!r}, or names among {', '.join(DRAFTER_NAMES)} in this order"
+        raise refused(value, field, f"{expected}, separated by commas")
     return str(value)
 
 
 def check_segments(value: Any, field: str) -> str | tuple[str, ...]:
-    """Return a client's text as it is, or the list of its segments as a tuple."""
+    """A client's text as it is, or the list of its segments as a tuple."""
     if not isinstance(value, list):
         return check_text(value, field, MAX_CLIENT_CHARS)
     if not 1 <= len(value) <= MAX_VERIFY_SEGMENTS:
@@ -196,9 +172,8 @@ def check_segments(value: Any, field: str) -> str | tuple[str, ...]:
     parts = [
         check_text(v, f"{field}[{i}]", MAX_CLIENT_CHARS) for i, v in enumerate(value)
     ]
-    if sum(map(len, parts)) > MAX_CLIENT_CHARS:
+    if (num := sum(map(len, parts))) > MAX_CLIENT_CHARS:
         raise ValueError(
-            f"{field} has {sum(map(len, parts))} characters; expected at most "
-            f"{MAX_CLIENT_CHARS}."
+            f"{field} has {num} characters; expected at most {MAX_CLIENT_CHARS}."
         )
     return tuple(parts)

@@ -45,7 +45,6 @@ from sglang_parse.requests.request_states import RequestStates
 from sglang_parse.sgl.architecture import check_architecture, has_recurrent_state
 from sglang_parse.sgl.capacity import (
     describe_pools,
-    full_pass_rows,
     longest_prefill,
     pass_rows,
     warn_of_logits,
@@ -188,7 +187,7 @@ def open_parts(
 def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batches:
     """The engine, on top of models, pools and drafters."""
     slots = _open_slots(parts, req_to_token_pool, allocator)
-    _open_drafters(parts, slots, num_requests=req_to_token_pool.size)
+    _open_drafters(parts, slots)
     target = TargetModel(parts.verifier, slots)
     count = partial(parts.telemetry.count, "extension_errors", 1, "drafter")
     guarded = GuardedDrafters(parts.drafters, count)
@@ -252,19 +251,11 @@ def _open_slots(parts: Parts, req_to_token_pool: Any, allocator: Any) -> RoundSl
     )
 
 
-def _open_drafters(parts: Parts, slots: RoundSlots, *, num_requests: int) -> None:
-    judges = any(not d.token_level for d in parts.drafters)
-    longest = max((d.max_tokens for d in parts.drafters), default=0)
+def _open_drafters(parts: Parts, slots: RoundSlots) -> None:
     resources = DrafterResources(
         slots=slots,
         num_slots=slots.last_slot,
         features_of=None if parts.has_recurrent_state else parts.verifier.features_of,
-        full_pass_rows=full_pass_rows(
-            num_requests=num_requests,
-            window=parts.config.window if judges else longest,
-            max_judge_tokens=parts.max_judge_tokens if judges else 0,
-            most=min(slots.num_slots, slots.max_rows),
-        ),
     )
     for drafter in parts.drafters:
         drafter.open(resources)

@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class PairPart:
-    """Some pairs. states: [n, width] float16. scores: of the question. requests: their
-    ids in SGLang. indices: which verdict of its request each one is, from 0 on."""
+class Pair(NamedTuple):
+    """state: [width] float16 on the host. score: of the question. request: its id in
+    SGLang. index: which verdict of its request it is, from 0 on."""
 
-    states: Tensor
-    scores: list[float]
-    requests: list[str]
-    indices: list[int]
-    segmenters: list[str]
+    state: Tensor
+    score: float
+    request: str
+    index: int
+    segmenter: str
 
 
 class PairCollector:
-    """A uniform sample of the pairs since the last `clear`, at most `most` of them.
+    """A uniform sample of the pairs since the last `clear`, at most `most` of them."""
 
-    width: columns of the states, which are kept as float16 on the host.
-    """
-
-    def __init__(self, most: int, width: int, seed: int = 0) -> None:
+    def __init__(self, most: int, seed: int = 0) -> None:
         self.most = most
-        self.width = width
         self.num_seen = 0
-        self._states: Tensor | None = None
-        self._scores = [0.0] * most
-        self._requests = [""] * most
-        self._indices = [0] * most
-        self._segmenters = [""] * most
+        self.pairs: list[Pair] = []
         self._random = random.Random(seed)
         self._counts: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-
-    def __len__(self) -> int:
-        return min(self.num_seen, self.most)
 
     def add(
         self,
@@ -54,44 +42,22 @@ class PairCollector:
         rid: str,
     ) -> None:
         """states: [n, width] of any dtype. owner: the request, whose id is rid."""
-        if self._states is None:
-            self._states = torch.zeros(self.most, self.width, dtype=torch.float16)
         index = self._counts.get(owner, 0)
         self._counts[owner] = index + len(scores)
         limit = torch.finfo(torch.float16).max
         rows = states.detach().float().clamp(-limit, limit).to("cpu", torch.float16)
-        for k, (row, value) in enumerate(zip(rows, scores, strict=True), index):
-            at = self._place()
-            if at is not None:
-                self._states[at] = row
-                self._scores[at] = value
-                self._requests[at] = rid
-                self._indices[at] = k
-                self._segmenters[at] = segmenter
+        for k, (row, score) in enumerate(zip(rows, scores, strict=True), index):
+            self._put(Pair(row.clone(), score, rid, k, segmenter))
 
-    def _place(self) -> int | None:
-        """Where the next pair goes, None where it is left out (reservoir sampling)."""
+    def _put(self, pair: Pair) -> None:
+        """Keep it, in place of another one, or not at all (reservoir sampling)."""
         self.num_seen += 1
-        if self.num_seen <= self.most:
-            return self.num_seen - 1
-        at = self._random.randrange(self.num_seen)
-        return at if at < self.most else None
-
-    def part(self, start: int, num: int) -> PairPart:
-        """Pairs from `start` on, at most `num`."""
-        end = max(start, min(len(self), start + num))
-        states = self._states
-        if states is None:
-            states = torch.zeros(0, self.width, dtype=torch.float16)
-        span = slice(start, end)
-        return PairPart(
-            states[span],
-            self._scores[span],
-            self._requests[span],
-            self._indices[span],
-            self._segmenters[span],
-        )
+        if len(self.pairs) < self.most:
+            self.pairs.append(pair)
+        elif (at := self._random.randrange(self.num_seen)) < self.most:
+            self.pairs[at] = pair
 
     def clear(self) -> None:
         """Forget all pairs."""
         self.num_seen = 0
+        self.pairs.clear()

@@ -52,9 +52,9 @@ def open_collector(
     target = fingerprint(server_args.model_path, getattr(server_args, "revision", None))
     suffix = judge.ask(config.judge_suffix).suffix
     learnt = Learnt(target, config.judge_suffix, tuple(suffix), config.threshold)
-    size: int = model_config.hidden_size
-    collector = PairCollector(config.probe_collect, (len(layers) + 1) * size)
-    about = {"learnt": asdict(learnt), "layers": list(layers), "hidden_size": size}
+    collector = PairCollector(config.probe_collect)
+    about = {"learnt": asdict(learnt), "layers": list(layers)}
+    about["hidden_size"] = model_config.hidden_size
     _collected.append(Collected(collector, about))
     return collector
 
@@ -73,16 +73,17 @@ def _pairs(start: int, *, clears: bool) -> dict[str, Any]:
     one = _collected[0]
     if clears:
         one.collector.clear()
-    part = one.collector.part(start, MOST_AT_ONCE)
+    pairs = one.collector.pairs[start : start + MOST_AT_ONCE]
+    states = b"".join(pair.state.numpy().tobytes() for pair in pairs)
     return {
         **one.about,
-        "total": len(one.collector),
+        "total": len(one.collector.pairs),
         "seen": one.collector.num_seen,
-        "states": base64.b64encode(part.states.numpy().tobytes()).decode(),
-        "scores": part.scores,
-        "requests": part.requests,
-        "indices": part.indices,
-        "segmenters": part.segmenters,
+        "states": base64.b64encode(states).decode(),
+        "scores": [pair.score for pair in pairs],
+        "requests": [pair.request for pair in pairs],
+        "indices": [pair.index for pair in pairs],
+        "segmenters": [pair.segmenter for pair in pairs],
     }
 
 

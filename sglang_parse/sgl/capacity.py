@@ -86,51 +86,22 @@ def pass_rows(runner: Any, req_to_token_pool: Any, free_bytes: int) -> int:
     return rows
 
 
-def full_pass_rows(
-    *, num_requests: int, window: int, max_judge_tokens: int, most: int
-) -> int:
-    """Rows of a verify pass in which every request has a bonus token, a whole draft and
-    all its suffixes (arguments as for `describe_pools`), at most `most`; without a
-    window, of one request that drafts alone."""
-    if not window:
-        num_requests, window = 1, most
-    return min(num_requests * (1 + window + max_judge_tokens), most)
-
-
 def check_feature_room(
-    *,
-    num_prefill: int,
-    num_verify: int,
-    width: int,
-    itemsize: int,
-    free_bytes: int,
-    compose: str,
+    *, num_rows: int, width: int, itemsize: int, free_bytes: int, compose: str
 ) -> None:
-    """Raise ValueError where the hidden states of one prefill would not fit, and warn
-    where those of a verify pass might not.
+    """Raise ValueError where the hidden states of one prefill would not fit.
 
-    num_prefill, num_verify: rows of the largest prefill and of a full verify pass,
-    whose [rows, width] hidden states a head reads; they exist twice while they are put
-    side by side. free_bytes: left beside weights and pools. compose: the setting.
+    num_rows: of the largest prefill, whose [rows, width] hidden states a head reads;
+    they exist twice while they are put side by side. free_bytes: left beside weights
+    and pools. compose: the setting.
     """
-    for num_rows, what in ((num_prefill, "prefill"), (num_verify, "verify pass")):
-        wanted = 2 * num_rows * width * itemsize
-        if wanted <= free_bytes:
-            continue
-        needs = (
+    wanted = 2 * num_rows * width * itemsize
+    if wanted > free_bytes:
+        raise ValueError(
             f"--speculative-parse-compose {compose} needs {wanted / 1e9:.2f} GB for "
-            f"the hidden states of a {what} of {num_rows} tokens and "
-            f"{free_bytes / 1e9:.2f} GB are free; lower"
-        )
-        if what == "prefill":
-            raise ValueError(
-                f"{needs} --chunked-prefill-size or --mem-fraction-static."
-            )
-        # Every request with a whole window at once: it may never come to that.
-        logger.warning(
-            "%s --max-running-requests, --speculative-parse-window or "
-            "--mem-fraction-static.",
-            needs,
+            f"the hidden states of a prefill of {num_rows} tokens and "
+            f"{free_bytes / 1e9:.2f} GB are free; lower --chunked-prefill-size or "
+            "--mem-fraction-static."
         )
 
 

@@ -28,6 +28,8 @@ def problem_of(
     A name of a hub, an address and a GGUF file pass. needs_weights: false where SGLang
     makes them up (--load-format dummy).
     """
+    if not path.strip():
+        return "is empty; expected a model folder or a Hugging Face name."
     place = Path(path)
     if place.is_dir():
         return _folder_problem(place, needs_weights, needs_tokenizer)
@@ -35,8 +37,6 @@ def problem_of(
         return ""
     if place.exists():
         return "is a file; expected a model folder."
-    if not path.strip():
-        return "is empty; expected a model folder or a Hugging Face name."
     if "://" in path or _HUB_NAME.fullmatch(path):
         return ""
     return "is not a folder; expected a model folder or a Hugging Face name."

@@ -56,6 +56,11 @@ def shown(value: Any) -> str:
     return _short.repr(value)
 
 
+def refused(name: str, value: Any, expected: str) -> str:
+    """The sentence about a field. expected: without the full stop."""
+    return f"{name} is {shown(value)}; expected {expected}."
+
+
 @dataclass(frozen=True)
 class Seen:
     """One request as SGLang is about to send it to the scheduler."""
@@ -69,7 +74,7 @@ def scalars(seen: Seen) -> str:
     for name in SCALARS:
         value = getattr(seen.tokenized, name, None)
         if isinstance(value, (list, dict)):
-            return f"{name} is {shown(value)}; expected one value for one prompt."
+            return refused(name, value, "one value for one prompt")
     return ""
 
 
@@ -98,10 +103,8 @@ def vocabulary(seen: Seen) -> str:
 def num_logprobs(seen: Seen) -> str:
     num = seen.tokenized.top_logprobs_num or 0
     if seen.tokenized.return_logprob and not 0 <= num <= seen.vocab_size:
-        return (
-            f"top_logprobs_num (logprobs, top_logprobs) is {shown(num)}; expected 0 to "
-            f"{seen.vocab_size}."
-        )
+        name = "top_logprobs_num (logprobs, top_logprobs)"
+        return refused(name, num, f"0 to {seen.vocab_size}")
     return ""
 
 
@@ -125,7 +128,7 @@ def prompt_logprobs(seen: Seen) -> str:
 def logprob_start(seen: Seen) -> str:
     start = seen.tokenized.logprob_start_len
     if start is not None and start < -1:
-        return f"logprob_start_len is {shown(start)}; expected -1 or more."
+        return refused("logprob_start_len", start, "-1 or more")
     return ""
 
 
@@ -175,10 +178,7 @@ def session(seen: Seen) -> str:
     for name, kind in SESSION_FIELDS.items():
         value = getattr(given, name, None)
         if value is not None and type(value) is not kind:
-            return (
-                f"session_params.{name} is {shown(value)}; expected "
-                f"{kind.__name__} or null."
-            )
+            return refused(f"session_params.{name}", value, f"{kind.__name__} or null")
     if getattr(given, "replace", None) and getattr(given, "rid", None) is None:
         return (
             "session_params has replace and no rid; expected the rid of the request "
@@ -201,31 +201,30 @@ def drop_unknown_stops(params: Any, vocab_size: int) -> None:
 def top_k(seen: Seen) -> str:
     value = seen.tokenized.sampling_params.top_k
     if value > INT32_MAX:
-        return f"top_k is {shown(value)}; expected -1, or 1 to {INT32_MAX}."
+        return refused("top_k", value, f"-1, or 1 to {INT32_MAX}")
     return ""
 
 
 def temperature(seen: Seen) -> str:
     value = seen.tokenized.sampling_params.temperature
     if math.isfinite(value) and value > FLOAT32_MAX:
-        return f"temperature is {shown(value)}; expected at most {FLOAT32_MAX:.1e}."
+        return refused("temperature", value, f"at most {FLOAT32_MAX:.1e}")
     return ""
 
 
 def penalty(seen: Seen) -> str:
     value = seen.tokenized.sampling_params.repetition_penalty
     if 0 < value < MIN_PENALTY:
-        return f"repetition_penalty is {shown(value)}; expected {MIN_PENALTY} to 2."
+        return refused("repetition_penalty", value, f"{MIN_PENALTY} to 2")
     return ""
 
 
 def bias(seen: Seen) -> str:
     for token, value in (seen.tokenized.sampling_params.logit_bias or {}).items():
         if not isinstance(value, (int, float)) or not abs(value) <= MAX_BIAS:
-            return (
-                f"logit_bias of token {shown(token)} is {shown(value)}; expected a "
-                f"number from {-MAX_BIAS:.0e} to {MAX_BIAS:.0e}."
-            )
+            name = f"logit_bias of token {shown(token)}"
+            expected = f"a number from {-MAX_BIAS:.0e} to {MAX_BIAS:.0e}"
+            return refused(name, value, expected)
     return ""
 
 
@@ -247,10 +246,8 @@ def logit_processor(seen: Seen) -> str:
     given = seen.tokenized.custom_logit_processor
     if not given or _is_pickled(given):
         return ""
-    return (
-        f"custom_logit_processor is {shown(given)}; expected what "
-        "CustomLogitProcessor.to_str returns."
-    )
+    expected = "what CustomLogitProcessor.to_str returns"
+    return refused("custom_logit_processor", given, expected)
 
 
 @functools.lru_cache(maxsize=64)  # clients send the same one with every request
@@ -267,10 +264,8 @@ def overrides(seen: Seen) -> str:
     given = seen.tokenized.positional_embed_overrides
     if given is None or hasattr(given, "reconstruct"):
         return ""
-    return (
-        f"positional_embed_overrides is {shown(given)}; expected none, as they cannot "
-        "be sent as JSON."
-    )
+    expected = "none, as they cannot be sent as JSON"
+    return refused("positional_embed_overrides", given, expected)
 
 
 CHECKS = (
@@ -299,7 +294,7 @@ def problem_of_update(body: bytes) -> str:
     known = [str(one.value) for one in LoadFormat]
     if asked is None or asked in known:
         return ""
-    return f"load_format is {shown(asked)}; expected one of {', '.join(known)}."
+    return refused("load_format", asked, f"one of {', '.join(known)}")
 
 
 def problem_of_input(obj: Any, server_args: Any) -> str:
@@ -311,16 +306,15 @@ def problem_of_input(obj: Any, server_args: Any) -> str:
     if labels and getattr(server_args, "enable_metrics", False):
         known = getattr(server_args, "tokenizer_metrics_allowed_custom_labels", None)
         if not isinstance(labels, dict) or not set(labels) <= set(known or ()):
-            return (
-                f"custom_labels is {shown(labels)}; expected names among those of "
-                "--tokenizer-metrics-allowed-custom-labels, which are "
-                f"{', '.join(known or ()) or 'none'}."
-            )
+            names = ", ".join(known or ()) or "none"
+            flag = "--tokenizer-metrics-allowed-custom-labels"
+            expected = f"names among those of {flag}, which are {names}"
+            return refused("custom_labels", labels, expected)
     params = getattr(obj, "sampling_params", None)
     for one in params if isinstance(params, list) else [params]:
         num = one.get("n") if isinstance(one, dict) else None
         if isinstance(num, int) and num > MAX_N:
-            return f"n is {shown(num)}; expected at most {MAX_N}."
+            return refused("n", num, f"at most {MAX_N}")
     return ""
 
 

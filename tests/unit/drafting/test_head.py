@@ -56,10 +56,10 @@ class Slots:
 
 def make_drafter(slots: Slots | None = None) -> HeadDrafter:
     head = CountingHead()
-    head.check_room = lambda num_verify: None
+    head.check_room = lambda: None
     config = SimpleNamespace(adaptive=True)
     drafter = HeadDrafter(head, 4, SimpleNamespace(ranks=ALONE, config=config))
-    drafter.open(DrafterResources(slots or Slots(), 400, read_features, 0))
+    drafter.open(DrafterResources(slots or Slots(), 400, read_features))
     return drafter
 
 

@@ -24,7 +24,7 @@ BATCH = SimpleNamespace(sampling_info=None)
 def make_drafter() -> ModelDrafter:
     drafter = ModelDrafter(CountingDraft())
     slots = SimpleNamespace(table=TABLE, tell=lambda note: None)
-    drafter.open(DrafterResources(slots, 400, None, 0))
+    drafter.open(DrafterResources(slots, 400, None))
     return drafter
 
 

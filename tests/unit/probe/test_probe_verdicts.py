@@ -140,15 +140,15 @@ def test_kinds_of_judges_stand_side_by_side_in_a_batch():
 def test_pairs_are_the_states_and_scores_of_the_boundaries():
     """Red if a pair joins the state of one prefix with the verdict of another."""
     target = FakeTarget(own, judge, lambda tokens: [float(len(tokens))])
-    pairs = PairCollector(100, 1)
+    pairs = PairCollector(100)
     server = FakeServer(target, [drafts(*LINES)], collector=pairs)
     req = make_request(prompt=(10, 11), output=(12,))
     (r,) = server.round(req).requests
-    part = pairs.part(0, 100)
-    assert part.states[:, 0].tolist() == [3 + b for b in r.boundaries]
-    assert part.scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
-    assert part.requests == ["r"] * 4 and part.indices == [0, 1, 2, 3]
-    assert part.segmenters == ["line"] * 4
+    found = pairs.pairs
+    assert [float(one.state) for one in found] == [3 + b for b in r.boundaries]
+    scores = [one.score for one in found]
+    assert scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
+    assert [one[2:] for one in found] == [("r", k, "line") for k in range(4)]
 
 
 def test_the_planner_knows_that_a_probes_boundary_costs_no_rows():

@@ -12,36 +12,15 @@ from tests.support.kv_pools import pool_of_draft
 pytestmark = pytest.mark.usefixtures("plugins")
 
 
-def test_largest_pass_has_a_slot_for_every_row():
-    """Red if a full pass is taken for smaller than it is, or for more than fits."""
-    room = {"num_requests": 4, "max_judge_tokens": 48, "most": 1000}
-    assert capacity.full_pass_rows(window=101, **room) == 4 * 150
-    assert capacity.full_pass_rows(window=400, **room) == 1000
-    assert capacity.full_pass_rows(window=0, **room) == 1000
-
-
 def test_features_of_a_prefill_must_fit():
     """Red if a head runs the device out of memory at the first prompt."""
-    room = {"num_prefill": 8192, "num_verify": 9, "width": 3 * 4096, "itemsize": 2}
-    room["compose"] = "mtp"
+    room = {"num_rows": 8192, "width": 3 * 4096, "itemsize": 2, "compose": "mtp"}
     wanted = 2 * 8192 * 3 * 4096 * 2
     capacity.check_feature_room(**room, free_bytes=wanted)
     with pytest.raises(
         ValueError, match=r"mtp needs 0\.40 GB .* 8192 .*chunked-prefill"
     ):
         capacity.check_feature_room(**room, free_bytes=wanted - 1)
-
-
-def test_features_of_a_full_pass_that_may_not_fit_are_told(caplog):
-    """Red if the log says nothing before a crowded round runs out of capacity."""
-    room = {"num_prefill": 9, "num_verify": 8192, "width": 3 * 4096, "itemsize": 2}
-    room["compose"] = "mtp"
-    wanted = 2 * 8192 * 3 * 4096 * 2
-    capacity.check_feature_room(**room, free_bytes=wanted)
-    assert not caplog.text
-    capacity.check_feature_room(**room, free_bytes=wanted - 1)
-    assert "verify pass of 8192 tokens" in caplog.text
-    assert "--max-running-requests" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def make_engine(config: ParseConfig) -> tuple[RoundEngine, ModelDrafter]:
     )
     pool = RoundSlots(SimpleNamespace(req_to_token=table), allocator, max_rows=8192)
     drafter = ModelDrafter(Draft())
-    drafter.open(DrafterResources(pool, 1 << 16, None, full_pass_rows=0))
+    drafter.open(DrafterResources(pool, 1 << 16, None))
     ranks = SimpleNamespace(
         agree=lambda value: value, agree_all=lambda rows: [tuple(r) for r in rows]
     )
