@@ -42,25 +42,16 @@ class TraceOptions:
     custom_params: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A question, its answer and the answer's report, with segments."""
-
-    prompt: str
-    answer: str
-    report: dict[str, Any]
-
-
 def run_trace(options: TraceOptions) -> None:
     """Send the request and draw its answer.
 
     Raises RuntimeError with one sentence if there is no answer or no report.
     """
-    show(ask(options), Console(soft_wrap=True))
+    show(*ask(options), Console(soft_wrap=True))
 
 
-def ask(options: TraceOptions) -> Trace:
-    """One chat completion; the server applies the chat template."""
+def ask(options: TraceOptions) -> tuple[str, dict[str, Any]]:
+    """The answer of one chat completion, and its report with segments."""
     body = {
         "model": "default",
         "messages": [{"role": "user", "content": options.prompt}],
@@ -84,7 +75,7 @@ def ask(options: TraceOptions) -> Trace:
             f"{options.url} does not serve PARSE; start the server with "
             "--speculative-algorithm PARSE and this plugin installed."
         )
-    return Trace(options.prompt, answer, reports[0])
+    return answer, reports[0]
 
 
 def post(url: str, body: Mapping[str, Any], api_key: str | None = None) -> Any:
@@ -117,14 +108,14 @@ def _reason(body: bytes) -> str:
     return trace_text.printable(" ".join(text[:300].split()))
 
 
-def show(trace: Trace, console: Console) -> None:
+def show(answer: str, report: Mapping[str, Any], console: Console) -> None:
     """Print the answer with its segments, a legend and the counts."""
     marks = console.color_system is None
-    spans = trace_text.answer_spans(trace.answer, trace.report)
+    spans = trace_text.answer_spans(answer, report)
     console.print(trace_text.draw_answer(spans, marks=marks))
-    has_client = bool(trace.report.get("client_tokens"))
+    has_client = bool(report.get("client_tokens"))
     console.print(trace_text.legend(marks=marks, has_client=has_client))
-    console.print(trace_text.printable(summary(trace.report)), highlight=False)
+    console.print(trace_text.printable(summary(report)), highlight=False)
 
 
 def summary(report: Mapping[str, Any]) -> str:

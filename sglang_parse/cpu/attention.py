@@ -6,7 +6,7 @@ It honours custom masks. `cpu/tiles.py` computes, and says which rows see what.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,13 +31,8 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Who sees what in one forward (arguments of `plan_tiles`)."""
-
-    visibility: RowVisibility
-    qo_lens: list[int]
-    kv_index: list[Tensor]
+#: Who sees what in one forward: visibility, rows and slots of each request.
+Rows = tuple[RowVisibility, list[int], list[Tensor]]
 
 
 def read_latent_kv() -> None:
@@ -68,7 +63,7 @@ class ParseTorchAttnBackend(TorchNativeAttnBackend):
         super().__init__(model_runner)
         self.dtype = model_runner.dtype
         self._batch: ForwardBatch | None = None
-        self._rows: _Rows | None = None
+        self._rows: Rows | None = None
         self._tiles: dict[tuple[int | None, bool], list[AttentionTile]] = {}
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -106,14 +101,14 @@ class ParseTorchAttnBackend(TorchNativeAttnBackend):
             return [tile]
         if self._rows is None:
             verifies = isinstance(forward.spec_info, ParseVerifyInput)
-            told = (
+            self._rows = (
                 forward.spec_info.attention_rows() if verifies else self._causal_rows()
             )
-            self._rows = _Rows(*told)
+        visibility, qo_lens, kv_index = self._rows
         return plan_tiles(
-            visibility=self._rows.visibility,
-            qo_lens=self._rows.qo_lens,
-            kv_index=self._rows.kv_index,
+            visibility=visibility,
+            qo_lens=qo_lens,
+            kv_index=kv_index,
             dtype=self.dtype,
             window=window,
         )
@@ -133,7 +128,7 @@ class ParseTorchAttnBackend(TorchNativeAttnBackend):
             window=window,
         )
 
-    def _causal_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
+    def _causal_rows(self) -> Rows:
         forward = self._batch
         assert forward is not None
         rows = forward.req_pool_indices.tolist()

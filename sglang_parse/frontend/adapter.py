@@ -34,11 +34,16 @@ class ParseExpr(SglGen):
     """An SglGen that talks to the backend itself.
 
     gen: the expression whose name and sampling parameters are taken over.
+    custom_params: of its request.
     """
 
-    def __init__(self, gen: SglGen) -> None:
+    def __init__(self, gen: SglGen, custom_params: dict[str, Any]) -> None:
         super().__init__(gen.name)
         self.sampling_params = gen.sampling_params
+        self.custom_params = custom_params
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}('{self.name}')"
 
     def generate(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams

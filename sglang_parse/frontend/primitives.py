@@ -122,13 +122,6 @@ def _custom_params(
 class ParseGen(ParseExpr):
     """One request with custom_params."""
 
-    def __init__(self, gen: SglGen, custom_params: dict[str, Any]) -> None:
-        super().__init__(gen)
-        self.custom_params = custom_params
-
-    def __repr__(self) -> str:
-        return f"ParseGen('{self.name}')"
-
     def generate(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
     ) -> Answer:
@@ -151,13 +144,6 @@ class ParseGen(ParseExpr):
 
 class ParseVerify(ParseExpr):
     """One request that generates nothing; its text is the valid prefix."""
-
-    def __init__(self, gen: SglGen, custom_params: dict[str, Any]) -> None:
-        super().__init__(gen)
-        self.custom_params = custom_params
-
-    def __repr__(self) -> str:
-        return f"ParseVerify('{self.name}')"
 
     def generate(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams

@@ -9,8 +9,7 @@ from typing import Any
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
 
-from sglang_parse.reporting.attached import report_of
-from sglang_parse.reporting.report import RequestReport
+from sglang_parse.reporting.report import RequestReport, report_of
 from sglang_parse.reporting.telemetry import TELEMETRY
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from sglang_parse.options.table import HEADS
 from sglang_parse.reporting.drafters import DrafterCounters, Run, first_tokens
@@ -56,9 +57,6 @@ class RequestCounters:
     matched_tokens: int = 0
     #: Tokens of the output that the target wrote itself.
     written_tokens: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +218,7 @@ class RequestReport:
         """The finished report. decode: token ids to text."""
         result: dict[str, Any] = {
             "mode": self.mode,
-            **self.counters.as_dict(),
+            **asdict(self.counters),
             **self.drafters.as_dict(),
         }
         if self.judge:
@@ -276,3 +274,17 @@ class RequestReport:
             self._count_kept(one.only_kept(left))
         self.counters.written_tokens = output_len - self.counters.kept_tokens
         self.num_counted = output_len
+
+
+# Of each running request (SGLang's Req): the worker writes it, and SGLang's output
+# streamer, in the same process, sends it.
+_reports: WeakKeyDictionary[Any, RequestReport] = WeakKeyDictionary()
+
+
+def attach(req: Any, report: RequestReport) -> None:
+    """Make `report` the report of `req`."""
+    _reports[req] = report
+
+
+def report_of(req: Any) -> RequestReport | None:
+    return _reports.get(req)

@@ -99,7 +99,7 @@ class Telemetry:
         rejected = counters.judged_segments - counters.kept_segments
         self.count("segments", counters.kept_segments, "kept")
         self.count("segments", rejected, "rejected")
-        for name, num in counters.as_dict().items():
+        for name, num in dataclasses.asdict(counters).items():
             self.count(name, num)
         for drafter, num in report.drafters.drafted.items():
             self.count("drafted", num, drafter)

@@ -11,8 +11,7 @@ from typing import Any
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import RequestOptions, check_custom_params
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.reporting.attached import attach, report_of
-from sglang_parse.reporting.report import RequestReport
+from sglang_parse.reporting.report import RequestReport, attach, report_of
 from sglang_parse.requests.client_text import ClientText
 from sglang_parse.requests.refusal import (
     Refusal,

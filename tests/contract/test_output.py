@@ -35,8 +35,7 @@ def test_streamer_adds_the_report_of_finished_requests(monkeypatch):
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     from sglang_parse.plugin import report_streamer as report
-    from sglang_parse.reporting.attached import attach
-    from sglang_parse.reporting.report import RequestReport
+    from sglang_parse.reporting.report import RequestReport, attach
 
     assert SchedulerOutputStreamer.has_additional_customized_info is False
     parameters_ = parameters(SchedulerOutputStreamer.build_additional_customized_info)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sglang_parse.cli import main as cli
 from sglang_parse.cli import trace
-from sglang_parse.cli.trace import Trace, TraceOptions
+from sglang_parse.cli.trace import TraceOptions
 from sglang_parse.cli.trace_text import answer_spans, draw_answer, legend, most_telling
 from sglang_parse.demo.figures import RequestResult
 
@@ -94,7 +94,7 @@ def test_drawing_strikes_the_rejected_above_its_replacement():
 def test_terminal_colours_follow_the_origin():
     """Red if draft, client and target text look alike on a terminal."""
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
-    trace.show(Trace("Q", ANSWER, REPORT), console)
+    trace.show(ANSWER, REPORT, console)
     out = console.file.getvalue()
     for colour, words in (("32", " a."), ("35", " 1:"), ("36", "So"), ("33", " c.")):
         assert re.search(rf"\x1b\[[0-9;]*{colour}m[^\x1b]*{re.escape(words)}", out)
