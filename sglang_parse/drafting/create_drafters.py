@@ -35,11 +35,9 @@ def _draft_model(context: DrafterContext) -> Drafter | None:
     if not match.shares_ids:
         return TextDrafter.create(context)
     model = DraftModel(
-        server_args,
-        context.gpu_id,
-        context.nccl_port,
-        context.context_len,
+        context,
         vocab_size=context.vocab_size,
+        context_len=context.context_len,
         match=match,
     )
     return ModelDrafter(model)

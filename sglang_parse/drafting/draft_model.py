@@ -16,6 +16,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
+from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.spans import read_ends, split_spans
 from sglang_parse.drafting.vocabularies import SAME, TokenizerMatch
@@ -98,28 +99,24 @@ class DraftProposal:
 class DraftModel(DraftRunner):
     """The draft model of `--speculative-draft-model-path`.
 
-    vocab_size: the target's, in padded rows; a draft may have more or fewer.
+    vocab_size: of what reads its drafts, in padded rows; it may have more or fewer.
     match: of the two tokenizers; what they do not share is neither drafted nor read.
     """
 
     def __init__(
         self,
-        server_args: Any,
-        gpu_id: int,
-        nccl_port: int,
-        context_len: int | None,
+        context: DrafterContext,
         *,
         vocab_size: int,
+        context_len: int | None,
         match: TokenizerMatch = SAME,
     ) -> None:
         super().__init__(
-            server_args,
-            gpu_id,
-            nccl_port,
-            context_len,
-            path=server_args.speculative_draft_model_path,
-            revision=server_args.speculative_draft_model_revision,
+            context,
+            path=context.server_args.speculative_draft_model_path,
+            revision=context.server_args.speculative_draft_model_revision,
             flag="--speculative-draft-model-path",
+            context_len=context_len,
         )
         self.vocab_size = vocab_size
         self.num_embeddings = self.runner.model_config.vocab_size

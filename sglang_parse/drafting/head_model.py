@@ -92,13 +92,11 @@ class HeadModel(DraftRunner):
     ) -> None:
         """path, revision: of the head, which `flag` names."""
         super().__init__(
-            context.server_args,
-            context.gpu_id,
-            context.nccl_port,
-            context.context_len,
+            context,
             path=path,
             revision=revision,
             flag=flag,
+            context_len=context.context_len,
         )
         self.model = self.runner.model
         self.target = context.target

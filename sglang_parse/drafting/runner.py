@@ -25,6 +25,7 @@ from sglang.srt.speculative.spec_info import SpecInput, SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
+from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.sgl.architecture import check_architecture
 from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
 from sglang_parse.sgl.fast_paths import DRAFT_STEPS, FastPaths
@@ -45,18 +46,16 @@ class DraftRunner:
 
     def __init__(
         self,
-        server_args: Any,
-        gpu_id: int,
-        nccl_port: int,
-        context_len: int | None,
+        context: DrafterContext,
         *,
         path: str,
         revision: str | None,
         flag: str,
+        context_len: int | None,
     ) -> None:
-        """path, revision: of the model, which `flag` names. context_len: the target's,
-        in tokens, None for the model's own. Raises ValueError on a model that cannot
-        draft."""
+        """path, revision: of the model, which `flag` names. context_len: in tokens,
+        None for the model's own. Raises ValueError on a model that cannot draft."""
+        server_args = context.server_args
         self.layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=self.execution)
         )
@@ -71,8 +70,8 @@ class DraftRunner:
         ):
             self.worker = TpModelWorker(
                 server_args=server_args,
-                gpu_id=gpu_id,
-                nccl_port=nccl_port,
+                gpu_id=context.gpu_id,
+                nccl_port=context.nccl_port,
                 is_draft_worker=True,
                 context_length=context_len,
             )

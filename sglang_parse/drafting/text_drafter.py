@@ -111,13 +111,7 @@ class TextDrafter(Drafter):
     @classmethod
     def create(cls, context: DrafterContext) -> TextDrafter:
         tokenizer = load_tokenizer(context.server_args, of_draft=True)
-        model = TextModel(
-            context.server_args,
-            context.gpu_id,
-            context.nccl_port,
-            context.context_len,
-            tokenizer=tokenizer,
-        )
+        model = TextModel(context, tokenizer)
         target = context.tokenizer
         marks = (marks_of(target), marks_of(tokenizer))
         return cls(model, TextEncoder(target), TextEncoder(tokenizer), marks)

@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from sglang_parse.drafting.draft_model import DraftModel
+from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.sgl.own_rows import OwnRows
 
 # Slots of its pool for each slot of the target's: its tokens may be shorter.
@@ -17,24 +18,11 @@ SLOTS_PER_TOKEN = 1.3
 class TextModel(DraftModel):
     """Its rows and slots are not the target's, and neither are its ids."""
 
-    def __init__(
-        self,
-        server_args: Any,
-        gpu_id: int,
-        nccl_port: int,
-        context_len: int,
-        *,
-        tokenizer: Any,
-    ) -> None:
-        """context_len: the target's, in tokens. tokenizer: the draft's."""
-        super().__init__(
-            server_args,
-            gpu_id,
-            nccl_port,
-            None,
-            vocab_size=len(tokenizer),
-        )
-        self.row_width = min(self.runner.model_config.context_len, 2 * context_len)
+    def __init__(self, context: DrafterContext, tokenizer: Any) -> None:
+        """tokenizer: the draft's."""
+        super().__init__(context, vocab_size=len(tokenizer), context_len=None)
+        own = self.runner.model_config.context_len
+        self.row_width = min(own, 2 * context.context_len)
         ends = self.runner.model_config.hf_eos_token_id or ()
         found = {*ends, tokenizer.eos_token_id}
         #: Tokens that end its answers.

@@ -274,17 +274,6 @@ def test_verify_generates_nothing(parse, client):
         chat(client, "Hello", **extra(custom_params={"parse_verify": "text"}))
 
 
-def test_two_client_texts(parse, client):
-    """Red if one of two texts is silently dropped."""
-    custom = {"parse_draft": "a", "parse_prediction": "b"}
-    with pytest.raises(openai.BadRequestError, match="at most one"):
-        chat(client, "Hello", **extra(custom_params=custom))
-    with pytest.raises(openai.BadRequestError, match="both given"):
-        chat(
-            client, "Hello", **predict("a"), **extra(custom_params={"parse_draft": "b"})
-        )
-
-
 # -- Telemetry ----------
 
 

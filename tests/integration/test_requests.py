@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_parse.options.validation import shown
-from tests.support.client import finish, report
+from tests.support.client import report
 
 BAD = {
     "parse_mode": ["fast", 1, ["off"]],
@@ -34,14 +34,6 @@ def check_refused(reply, field: str, value=None) -> None:
         assert beginning in reply.text.replace('\\"', '"'), reply.text
     assert "Traceback" not in reply.text
     assert len(reply.text) < 2000
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_bad_option_is_refused_on_generate(parse, prompts, stream):
-    """Red if a check does not run in the tokenizer process, or gives 500."""
-    for field, value in CASES:
-        body = parse.body(prompts[0], custom={field: value}) | {"stream": stream}
-        check_refused(parse.post("/generate", body), field, value)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -195,13 +187,6 @@ def test_ollama_s_limit_is_a_number_of_tokens(parse, limit):
     assert reply.status_code == 200, reply.text[:300]
     assert reply.json()["eval_count"] <= 12
     assert parse.is_alive()
-
-
-def test_options_of_others_pass(parse, prompts):
-    """Red if custom_params of other processors are refused."""
-    custom = {"thinking_budget_note": 3, "other": {"parse_mode": "fast"}}
-    result = parse.generate(prompts[0], max_new_tokens=3, custom=custom)
-    assert finish(result) == ("length", 3)
 
 
 def test_null_custom_params_pass(parse, prompts):
