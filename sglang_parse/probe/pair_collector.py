@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 
-class Pair(NamedTuple):
+@dataclass(frozen=True)
+class Pair:
     """state: [width] float16 on the host. score: of the question. request: its id in
     SGLang. index: which verdict of its request it is, from 0 on."""
 

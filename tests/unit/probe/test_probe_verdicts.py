@@ -148,7 +148,8 @@ def test_pairs_are_the_states_and_scores_of_the_boundaries():
     assert [float(one.state) for one in found] == [3 + b for b in r.boundaries]
     scores = [one.score for one in found]
     assert scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
-    assert [one[2:] for one in found] == [("r", k, "line") for k in range(4)]
+    told = [(one.request, one.index, one.segmenter) for one in found]
+    assert told == [("r", k, "line") for k in range(4)]
 
 
 def test_the_planner_knows_that_a_probes_boundary_costs_no_rows():
