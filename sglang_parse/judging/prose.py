@@ -1,7 +1,7 @@
 """Where prose ends: boundary rules for lines, paragraphs, sentences and steps.
 
 A rule takes a DraftText and gives boundaries in no particular order. Blank segments,
-the end of a finished draft and the limit on segments are segment.py's business.
+the end of a finished draft and the limit on segments are segmenter.py's business.
 
 A block of code between fences (```) is not prose. `sentence` cuts it where statements
 end; `paragraph` and `step` cut it where a blank line ends a definition.

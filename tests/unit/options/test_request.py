@@ -2,7 +2,6 @@
 
 import copy
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +12,7 @@ from sglang_parse.options.request import (
 )
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.validation import CUT_MARK
+from tests.support.option_request import request
 
 GOOD = {
     "parse_mode": ["semantic", "exact", "off"],
@@ -70,31 +70,6 @@ BAD = {
     "parse_report": [1, "yes", None, {}],
 }
 BAD_CASES = [(key, value) for key, values in BAD.items() for value in values]
-
-
-def request(custom_params=None, **overrides):
-    """A Req as far as the options look at it."""
-    params = {
-        "custom_params": custom_params,
-        "logit_bias": None,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "min_new_tokens": 0,
-    }
-    fields = {
-        "grammar": None,
-        "input_embeds": None,
-        "positional_embed_overrides": None,
-        "return_logprob": False,
-        "return_hidden_states": False,
-        "return_sampling_mask": False,
-        "custom_logit_processor": None,
-        "multimodal_inputs": None,
-    }
-    for key, value in overrides.items():
-        (params if key in params else fields)[key] = value
-    return SimpleNamespace(sampling_params=SimpleNamespace(**params), **fields)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +28,7 @@ from sglang_parse.options.table import (
     options_of,
 )
 from sglang_parse.plugin.flags import add_flags, flag_values
+from tests.support.option_request import request
 
 SERVER_TABLE = options_of(ParseConfig)
 ROWS = [*SERVER_TABLE, *options_of(RequestOnlyOptions)]
@@ -63,28 +63,6 @@ class HintedRequest(RequestOptions):
     """The request option of that name."""
 
     hint: bool = option(True, SWITCH, "Yes or no.")
-
-
-def request(custom_params):
-    """A Req that asks for nothing special."""
-    params = SimpleNamespace(
-        custom_params=custom_params,
-        logit_bias=None,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        repetition_penalty=1.0,
-        min_new_tokens=0,
-    )
-    return SimpleNamespace(
-        sampling_params=params,
-        grammar=None,
-        input_embeds=None,
-        positional_embed_overrides=None,
-        return_logprob=False,
-        return_hidden_states=False,
-        return_sampling_mask=False,
-        custom_logit_processor=None,
-    )
 
 
 def test_one_row_gives_a_flag():

@@ -7,8 +7,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN
 
 from sglang_parse.plugin import report_streamer as report
-from sglang_parse.reporting.attached import attach
-from sglang_parse.reporting.report import RequestReport
+from sglang_parse.reporting.report import RequestReport, attach
 from sglang_parse.reporting.telemetry import Telemetry
 
 END, CALL = 1, 2
