@@ -72,21 +72,6 @@ def test_every_change_has_its_file_and_its_end():
             assert list(root.rglob(f"*{Path(file).name}")), (function.__name__, file)
 
 
-@pytest.mark.contract_source
-def test_forwards_look_for_graphs_where_they_are_taken_away():
-    """Red if SGLang keeps its captured graphs, or the hidden states they show, under
-    other names than `graphs_of_pass` and `TargetVerifier.decode` know."""
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.model_executor.runner import decode_cuda_graph_runner
-
-    forward = inspect.getsource(ModelRunner._forward_raw)
-    for name in graphs.GRAPH_RUNNERS:
-        assert f"self.{name}" in forward
-    check = decode_cuda_graph_runner.DecodeCudaGraphRunner._validate_capture_hidden_mode
-    source = inspect.getsource(check)
-    assert "self.capture_hidden_mode < forward_batch.capture_hidden_mode" in source
-
-
 def test_every_change_is_named_by_a_contract_test():
     """Red if a function joins sgl/compat without a test of what it takes of
     SGLang."""
@@ -203,26 +188,6 @@ def test_flashinfer_reads_its_last_pages_from_the_updater():
     assert f"self.{buffer.name} = torch.ones(" in source and buffer.fill == 1
 
 
-@pytest.mark.contract_source
-def test_flashinfer_names_its_kernels_by_the_words_of_two_backends():
-    """Red if FlashInfer's backend no longer does: then `_part_of_two` need not tell a
-    word from a backend. Two backends have backends there."""
-    source = source_of("layers/attention/flashinfer_backend.py")
-    assert "self.prefill_backend = " in source and "self.decode_backend = " in source
-    assert "backend=self.prefill_backend," in source
-    pair = source_of("layers/attention/hybrid_attn_backend.py")
-    for name in ("prefill_backend", "decode_backend"):
-        assert f"self.{name} = {name}" in pair
-
-
-@pytest.mark.contract_source
-def test_the_cpu_backend_has_no_buffer_sized_by_requests():
-    """Red if our CPU backend gets one from SGLang's torch backend."""
-    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-
-    assert "indptr" not in inspect.getsource(TorchNativeAttnBackend)
-
-
 @pytest.mark.parametrize("name", ["flashattention_backend", "torch_native_backend"])
 def test_backends_of_the_rows_route_read_their_table_at_each_forward(name):
     """Red if a backend keeps the table itself, or a pair of backends is no longer one
@@ -318,15 +283,6 @@ def test_a_target_is_made_to_show_its_features():
     with pytest.raises(ValueError, match="--flag: SimpleNamespace cannot show"):
         lacks = SimpleNamespace(model=SimpleNamespace())
         models.show_layers(lacks, "--flag", head_config=SimpleNamespace())
-
-
-@pytest.mark.contract_source
-def test_models_of_heads_wait_for_a_gpu():
-    """Red if none does any more: the wait of `on_device` could go."""
-    for name in ("deepseek_v2", "glm4_moe", "qwen3_next"):
-        source = source_of(f"models/{name}.py")
-        share = source.partition("def set_embed_and_head(self, embed, head):")[2]
-        assert "torch.cuda.synchronize()" in share[:400], name
 
 
 def test_a_draft_of_such_a_target_is_its_head():
@@ -523,19 +479,6 @@ def test_passes_of_a_result_are_counted_in_the_servers_figures():
     )
     assert reporter.spec_num_forward_ct == 7
     assert reporter.spec_num_correct_drafts == 4
-
-
-@pytest.mark.contract_source
-def test_what_comes_for_a_scheduler_waits_in_a_zeromq_socket():
-    """Red if rounds in a row look for mail where none comes."""
-    from sglang.srt.managers import scheduler
-    from sglang.srt.managers.scheduler_components import ipc_channels, request_receiver
-
-    source = inspect.getsource(scheduler)
-    assert "self.recv_from_tokenizer = self.ipc_channels.recv_from_tokenizer" in source
-    assert "recv_from_tokenizer = get_zmq_socket(" in inspect.getsource(ipc_channels)
-    receiver = inspect.getsource(request_receiver)
-    assert "sock_recv(self.recv_from_tokenizer, zmq.NOBLOCK)" in receiver
 
 
 def test_a_target_shows_the_layers_of_a_probe_beside_the_heads():

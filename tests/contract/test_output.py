@@ -61,30 +61,6 @@ def test_streamer_adds_the_report_of_finished_requests(monkeypatch):
     assert streamer.build_additional_customized_info([other]) == {}
 
 
-@pytest.mark.contract_source
-def test_accept_figures_are_where_we_correct_them():
-    """Red if SGLang divides kept drafts by something else than we make up for."""
-    from sglang.srt.managers.scheduler_components.metrics_reporter import (
-        SchedulerMetricsReporter,
-    )
-    from sglang.srt.managers.tokenizer_manager import TokenizerManager
-
-    assert parameters(TokenizerManager._calculate_spec_decoding_metrics) == [
-        "self", "meta_info", "recv_obj", "i",
-    ]  # fmt: skip
-    source = inspect.getsource(TokenizerManager._calculate_spec_decoding_metrics)
-    for name in ("spec_num_proposed_drafts", "spec_accept_rate", "spec_num_cap_tokens"):
-        assert name in source
-    source = inspect.getsource(SchedulerMetricsReporter.report_decode_stats)
-    for text in (
-        "self.forward_ct_decode % self.decode_log_interval != 0",
-        "num_correct_drafts = self.spec_num_correct_drafts",
-        "self.spec_num_forward_ct * draft_per_round",
-        "self.spec_num_cap_tokens = 0",
-    ):
-        assert text in source
-
-
 def test_endpoints_lack_what_we_add():
     """Red if SGLang learns of predictions or of reports in streams by itself."""
     from sglang.srt.entrypoints import http_server
@@ -131,18 +107,3 @@ def test_configuration_says_which_algorithm_serves():
 
     assert get_context().is_config_namespace_published("nothing") is False
     assert callable(get_spec) and serves_parse() is False
-
-
-@pytest.mark.contract_source
-def test_the_warm_up_asks_with_an_image_where_images_are_said_to_be_read():
-    """Red if SGLang chooses its warm-up request by something else: a multimodal server
-    that refuses images would end as it starts."""
-    from sglang.srt.entrypoints import http_server
-    from sglang.srt.managers.tokenizer_manager import TokenizerManager
-
-    warm_up = inspect.getsource(http_server._execute_server_warmup)
-    assert 'model_info.get("has_image_understanding", False)' in warm_up
-    info = inspect.getsource(http_server)
-    assert '"has_image_understanding": model_config.is_image_understandable' in info
-    made = inspect.getsource(inspect.unwrap(TokenizerManager.init_model_config))
-    assert "self.model_config = " in made

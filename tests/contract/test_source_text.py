@@ -23,6 +23,7 @@ SETUP = "model_executor/model_runner_components/"
 BATCH = "model_executor/forward_batch_info.py:ForwardBatch"
 ATTENTION, LOGITS = "layers/attention/", "layers/logits_processor.py:LogitsProcessor"
 SCHEDULER = "managers/scheduler.py:Scheduler"
+TOKENIZER = "managers/tokenizer_manager.py:TokenizerManager"
 
 #: What would break -> where it is decided, and the text.
 NEEDS = {
@@ -231,6 +232,72 @@ NEEDS = {
     "the memory saver keeps the draft's weights aside": {
         f"{SETUP}load_model_utils.py": (
             "is_draft_worker and get_exec().features.enable_draft_weights_cpu",
+        ),
+    },
+    "forwards look for graphs and their states where we take them (graphs_of_pass)": {
+        f"{RUNNER}._forward_raw": (
+            "self.decode_cuda_graph_runner",
+            "self.prefill_cuda_graph_runner",
+        ),
+        f"{STEPS}._validate_capture_hidden_mode": (
+            "self.capture_hidden_mode < forward_batch.capture_hidden_mode",
+        ),
+    },
+    "FlashInfer has words under the names of two backends (_part_of_two)": {
+        f"{ATTENTION}flashinfer_backend.py": (
+            "self.prefill_backend = ",
+            "self.decode_backend = ",
+            "backend=self.prefill_backend,",
+        ),
+        f"{ATTENTION}hybrid_attn_backend.py": (
+            "self.prefill_backend = prefill_backend",
+            "self.decode_backend = decode_backend",
+        ),
+    },
+    "models of heads wait for a GPU (on_device)": {
+        f"models/{name}.py": ("torch.cuda.synchronize()",)
+        for name in ("deepseek_v2", "glm4_moe", "qwen3_next")
+    },
+    "what comes for a scheduler waits in a ZeroMQ socket": {
+        "managers/scheduler.py": (
+            "self.recv_from_tokenizer = self.ipc_channels.recv_from_tokenizer",
+        ),
+        "managers/scheduler_components/ipc_channels.py": (
+            "recv_from_tokenizer = get_zmq_socket(",
+        ),
+        "managers/scheduler_components/request_receiver.py": (
+            "sock_recv(self.recv_from_tokenizer, zmq.NOBLOCK)",
+        ),
+    },
+    "accept figures are made of what we correct (count_in_log)": {
+        f"{TOKENIZER}._calculate_spec_decoding_metrics": (
+            "spec_num_proposed_drafts",
+            "spec_accept_rate",
+            "spec_num_cap_tokens",
+        ),
+        "managers/scheduler_components/metrics_reporter.py": (
+            "self.forward_ct_decode % self.decode_log_interval != 0",
+            "num_correct_drafts = self.spec_num_correct_drafts",
+            "self.spec_num_forward_ct * draft_per_round",
+            "self.spec_num_cap_tokens = 0",
+        ),
+    },
+    "a warm-up sends an image where images are said to be read (hide_media)": {
+        "entrypoints/http_server.py:_execute_server_warmup": (
+            'model_info.get("has_image_understanding", False)',
+        ),
+        f"{TOKENIZER}.init_model_config": ("self.model_config = ",),
+    },
+    "a hook that does not apply is logged and swallowed (check_hooks)": {
+        "plugins/hook_registry.py:HookRegistry.apply_hooks": (
+            "except Exception",
+            "_patched.add",
+        ),
+    },
+    "tokens of these fields end an answer (requests/state.py)": {
+        "managers/schedule_batch.py:Req._check_token_based_finish": (
+            *("ignore_eos", "stop_token_ids", "additional_stop_token_ids"),
+            *("eos_token_ids", "eos_token_id"),
         ),
     },
     "a worker is made with these keywords, and rounds see who waits": {
