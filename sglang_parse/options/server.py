@@ -32,14 +32,6 @@ from sglang_parse.options.validation import (
 
 CONFIG_ENV = "SGLANG_PARSE_CONFIG"
 CONFIG_FLAG = flag_name("config")
-_JSON_NAMES = {
-    list: "a list",
-    str: "a string",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    type(None): "null",
-}
 
 
 @dataclass(frozen=True)
@@ -154,9 +146,7 @@ def _read_config_file(
     known = [row.name for row in table]
     expected = f"expected a JSON object with keys among {', '.join(known)}."
     if not isinstance(values, dict):
-        raise ValueError(
-            f"{source} {path!r} holds {_JSON_NAMES[type(values)]}; {expected}"
-        )
+        raise ValueError(f"{source} {path!r} holds no JSON object; {expected}")
     if unknown := sorted(set(values) - set(known)):
         raise ValueError(
             f"{source} {path!r} has unknown keys {unknown}"
