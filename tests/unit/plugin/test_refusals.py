@@ -26,7 +26,25 @@ def no_config_env(monkeypatch):
 
 
 # Flags, and what the sentence names.
+# The sentence names these as they are given.
+NAMED = (
+    "--speculative-adaptive",
+    "--enable-flexkv",
+    "--enable-unified-cache-external-linker",
+    "--enable-prefill-cp",
+    "--kv-canary log",
+    "--moe-dense-tp-size 1",
+    "--speculative-use-rejection-sampling",
+    "--speculative-accept-threshold-single 0.5",
+    "--speculative-accept-threshold-acc 0.5",
+    "--speculative-token-map map.pt",
+    "--skip-tokenizer-init",
+    "--speculative-draft-attention-backend flex_attention",
+    "--decode-attention-backend flex_attention",
+    "--prefill-attention-backend flex_attention",
+)
 REFUSED = (
+    *((flags, flags) for flags in NAMED),
     ("--pp-size 2", "--pipeline-parallel-size"),
     ("--tp 2 --attn-dp-size 2", "--attn-dp-size"),
     ("--disaggregation-mode prefill", "--disaggregation-mode"),
@@ -43,21 +61,14 @@ REFUSED = (
     ),
     ("--enable-two-batch-overlap", "two-batch-overlap|two_batch_overlap"),
     ("--enable-mixed-chunk", "mixed-chunk|mixed_chunk"),
-    ("--speculative-adaptive", "--speculative-adaptive"),
     (
         "--model-impl transformers",
         "does not support --model-impl transformers; expected auto or sglang",
     ),
     ("--tokenizer-worker-num 2", "does not support --tokenizer-worker-num 2"),
     ("--enable-streaming-session", "does not support --enable-streaming-session"),
-    ("--enable-flexkv", "--enable-flexkv"),
-    (
-        "--enable-unified-cache-external-linker",
-        "--enable-unified-cache-external-linker",
-    ),
     ("--tp-size 2 --dcp-size 2", "--dcp-size 2"),
     ("--tp-size 2 --attn-cp-size 2", "attn.cp.size"),
-    ("--enable-prefill-cp", "--enable-prefill-cp"),
     ("--enable-pdmux --chunked-prefill-size -1", "--enable-pdmux"),
     (
         "--reasoning-parser qwen3 --enable-strict-thinking",
@@ -67,24 +78,11 @@ REFUSED = (
         "--attention-backend flashinfer --dtype float32",
         "--dtype is float32 and FlashInfer has no kernels",
     ),
-    ("--kv-canary log", "--kv-canary log"),
     ("--enable-lmcache", "LMCache|--enable-lmcache"),
-    ("--moe-dense-tp-size 1", "--moe-dense-tp-size 1"),
     ("--moe-a2a-backend deepep", "moe-a2a-backend|deepep"),
-    ("--speculative-use-rejection-sampling", "--speculative-use-rejection-sampling"),
     ("--speculative-use-block-verification", "block.verification"),
-    (
-        "--speculative-accept-threshold-single 0.5",
-        "--speculative-accept-threshold-single 0.5",
-    ),
-    (
-        "--speculative-accept-threshold-acc 0.5",
-        "--speculative-accept-threshold-acc 0.5",
-    ),
-    ("--speculative-token-map map.pt", "--speculative-token-map map.pt"),
     ("--grammar-backend outlines", "does not support --grammar-backend outlines"),
     ("--speculative-eagle-topk 4", "takes no --speculative-eagle-topk, got 4"),
-    ("--skip-tokenizer-init", "--skip-tokenizer-init"),
     ("--speculative-num-steps 5", "takes no --speculative-num-steps, got 5"),
     (
         "--speculative-num-draft-tokens 8",
@@ -93,18 +91,6 @@ REFUSED = (
     (
         "--page-size 48 --chunked-prefill-size 64",
         "--page-size is 48; expected a divisor of --chunked-prefill-size, which is 64",
-    ),
-    (
-        "--speculative-draft-attention-backend flex_attention",
-        "--speculative-draft-attention-backend flex_attention",
-    ),
-    (
-        "--decode-attention-backend flex_attention",
-        "--decode-attention-backend flex_attention",
-    ),
-    (
-        "--prefill-attention-backend flex_attention",
-        "--prefill-attention-backend flex_attention",
     ),
     (
         "--prefill-attention-backend triton --decode-attention-backend flashinfer "
@@ -137,17 +123,14 @@ def test_unsupported_combination_is_refused_by_name(flags, named):
     assert "\n" not in str(error.value).strip()
 
 
-def test_pools_sized_behind_captured_graphs_are_refused(monkeypatch):
-    """Red if passes outside graphs are left without memory."""
-    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
-    with pytest.raises(ValueError, match="does not support SGLANG_ENABLE_POST_CAPTURE"):
-        resolve(*TARGET, *DRAFT)
-
-
-def test_rust_server_is_refused(monkeypatch):
-    """Red if a server starts that has no reports."""
-    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
-    with pytest.raises(ValueError, match="does not support SGLANG_RUST_SERVER"):
+@pytest.mark.parametrize(
+    "variable", ["SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "SGLANG_RUST_SERVER"]
+)
+def test_switches_of_the_environment_are_refused(monkeypatch, variable):
+    """Red if passes outside graphs are left without memory, or a server starts that
+    has no reports."""
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ValueError, match=f"does not support {variable}"):
         resolve(*TARGET, *DRAFT)
 
 
@@ -200,32 +183,18 @@ def test_draft_whose_tokens_are_not_known_as_text_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--quantization", "fp8"),
-        ("--speculative-draft-model-quantization", "fp8"),
-    ],
+    "flag", ["--quantization", "--speculative-draft-model-quantization"]
 )
-def test_quantised_weights_are_refused_on_a_cpu(flag, value):
-    """Red if a start on the CPU fails in a kernel that is for GPUs alone."""
-    with pytest.raises(ValueError, match=f"{flag} is {value}, whose kernels run on a"):
-        resolve(*TARGET, *DRAFT, flag, value)
-
-
-def test_a_quantised_draft_is_served_on_a_gpu(monkeypatch):
-    """Red if SGLang's flag is refused where its kernels are."""
-    args = SimpleNamespace(
-        device="cuda",
-        quantization="fp8",
-        model_path=str(TARGET_PATH),
-        speculative_draft_model_quantization="fp8",
-        speculative_draft_model_path=str(DRAFT_PATH),
-    )
+def test_quantised_weights_are_served_on_a_gpu_alone(monkeypatch, flag):
+    """Red if a start on the CPU fails in a kernel that is for GPUs alone, or SGLang's
+    flag is refused where its kernels are."""
+    with pytest.raises(ValueError, match=f"{flag} is fp8, whose kernels run on a GPU"):
+        resolve(*TARGET, *DRAFT, flag, "fp8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    refusals.check_quantization(args, ParseConfig())
-    args.device = "cpu"
-    with pytest.raises(ValueError, match="--quantization is fp8"):
-        refusals.check_quantization(args, ParseConfig())
+    args = {"quantization": None, "speculative_draft_model_quantization": None}
+    args |= {"model_path": "", "speculative_draft_model_path": "", "device": "cuda"}
+    args[flag[2:].replace("-", "_")] = "fp8"
+    refusals.check_quantization(SimpleNamespace(**args), ParseConfig())
 
 
 def test_a_folder_of_quantised_weights_is_refused_on_a_cpu(tmp_path):
