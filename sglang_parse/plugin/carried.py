@@ -17,12 +17,17 @@ from sglang_parse.options.validation import shown
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GENERATE = "/generate"
+# Their request models have no custom_params, and drop them.
+WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
 # The map by endpoint.
-MAPS = {CHAT: "metadata", COMPLETIONS: "metadata", GENERATE: "session_params"}
+MAPS = {
+    **dict.fromkeys((CHAT, COMPLETIONS, *WITHOUT_OPTIONS), "metadata"),
+    GENERATE: "session_params",
+}
 # Fields of the body that may stand in the map too.
 FIELDS = {
     CHAT: ("prediction", "return_meta_info"),
-    COMPLETIONS: ("return_meta_info",),
+    **dict.fromkeys((COMPLETIONS, *WITHOUT_OPTIONS), ("return_meta_info",)),
     GENERATE: (),
 }
 # Their values are text, whatever it looks like.

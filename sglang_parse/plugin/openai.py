@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS
+from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS, check_custom_params
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.validation import (
     MAX_CLIENT_CHARS,
@@ -27,7 +27,7 @@ from sglang_parse.options.validation import (
     check_text,
     shown,
 )
-from sglang_parse.plugin.carried import CHAT, GENERATE, take_carried
+from sglang_parse.plugin.carried import CHAT, GENERATE, WITHOUT_OPTIONS, take_carried
 from sglang_parse.plugin.draft_prompts import DraftPrompts
 from sglang_parse.plugin.flags import config_from_server_args
 from sglang_parse.plugin.request_hooks import (
@@ -41,8 +41,6 @@ from sglang_parse.sgl.families import reads_images_of
 
 # SageMaker's name for it.
 ALIASES = {"/invocations": CHAT}
-# Their request models have no custom_params, and drop them.
-WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
 PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS, GENERATE)
 RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 # Fields that OpenAI does not allow beside a prediction, with the values it does allow.
@@ -74,31 +72,22 @@ def translate(path: str, body: dict[str, Any], config: ParseConfig) -> Exchange:
         check_params(body.get("sampling_params"), config)
         return exchange
     exchange.is_openai = True
-    for where, name in _misplaced(path, body):
-        on = f" on {CHAT}" if path in WITHOUT_OPTIONS else ""
-        raise ValueError(
-            f"{where} would be ignored; expected custom_params.{name}{on}."
-        )
+    for name in body:
+        if name in OPTIONS:
+            raise ValueError(f"{name} would be ignored; expected custom_params.{name}.")
+    if path in WITHOUT_OPTIONS:
+        limit = body.get("max_tokens", body.get("max_output_tokens"))
+        custom = body.pop("custom_params", None)
+        exchange.entries = check_custom_params(custom, limit, config=config)
     if path == CHAT and body.get("prediction") is not None:
         _take_prediction(body)
         exchange.add_usage = True
     # SGLang serves the field for chat without streaming; the middleware elsewhere.
     is_served = path == CHAT and not body.get("stream")
-    if path not in WITHOUT_OPTIONS and not is_served and body.get("return_meta_info"):
+    if not is_served and body.get("return_meta_info"):
         flag = body.pop("return_meta_info")
         exchange.add_report = check_flag(flag, "return_meta_info")
     return exchange
-
-
-def _misplaced(path: str, body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Options that SGLang would drop silently: where each is, and its name."""
-    if path in WITHOUT_OPTIONS:
-        for place in ("custom_params", "metadata"):
-            given = body.get(place)
-            for name in given if isinstance(given, dict) else ():
-                if name in OPTIONS:
-                    yield f"{place}.{name}", name
-    yield from ((name, name) for name in body if name in OPTIONS)
 
 
 def _take_prediction(body: dict[str, Any]) -> None:
@@ -242,9 +231,10 @@ class _Amender:
             await self.send({**message, "body": data})
 
     def _event(self, event: bytes) -> bytes:
-        if not event.startswith(b"data: {"):
+        name, found, data = event.partition(b"data: {")
+        if not found or (name and not name.startswith(b"event: ")):
             return event
-        return b"data: " + self._amended(event[6:])
+        return name + b"data: " + self._amended(b"{" + data)
 
     def _amended(self, raw: bytes) -> bytes:
         """A JSON object amended; anything else as it is."""

@@ -21,6 +21,8 @@ from sglang_parse.sgl.families import reads_images_of
 
 # Of a stream, between which other requests are served.
 PIECES_AT_A_TIME = 16
+# Of /v1/messages: an answer, and the event of a stream that ends one.
+ENDS = ("message", "message_delta")
 
 
 @dataclass
@@ -48,6 +50,10 @@ class Exchange:
             report = self.reports.get(choice.get("index", 0))
             if self.add_report and report and choice.get("finish_reason"):
                 choice["meta_info"] = {"parse": [report]}
+        parts = (body, body.get("response")) if self.add_report and self.reports else ()
+        for part in (part for part in parts if isinstance(part, dict)):
+            if part.get("type") in ENDS or part.get("object") == "response":
+                part["meta_info"] = {"parse": [*self.reports.values()]}
         usage = body.get("usage")
         if self.add_usage and usage and self.reports:
             (report, *_) = self.reports.values()

@@ -83,17 +83,13 @@ def test_invocations_are_chat_completions():
             {"parse_threshold": 1, "custom_params": {}},
             "parse_threshold would be ignored; expected custom_params.parse_threshold.",
         ),
+        ("/v1/responses", {"parse_mode": "off"}, "expected custom_params.parse_mode."),
         (
             "/v1/messages",
-            {"custom_params": {"parse_mode": "exact"}},
-            "custom_params.parse_mode would be ignored; expected "
-            "custom_params.parse_mode on /v1/chat/completions",
+            {"custom_params": {"parse_mode": "off"}, "metadata": {"parse_mode": "a"}},
+            "parse_mode is given twice, once in metadata",
         ),
-        (
-            "/v1/responses",
-            {"parse_mode": "off"},
-            "expected custom_params.parse_mode on /v1/chat/completions",
-        ),
+        ("/v1/responses", {"metadata": {"parse_mode": "a"}}, "parse_mode is 'a'"),
     ],
 )
 def test_options_that_would_be_dropped_are_refused(path, body, message):
@@ -108,6 +104,23 @@ def test_what_is_no_option_of_ours_passes(path):
     body = {"custom_params": {"theirs": 1}, "parse_tools": True, "custom": []}
     assert not translate(path, dict(body), CONFIG).adds
     assert not translate(path, {"custom_params": "text"}, CONFIG).adds
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_options_reach_endpoints_without_custom_params(path):
+    """Red if an option in `metadata` is dropped, or a report has no place there."""
+    body = {"metadata": {"parse_threshold": "0.7", "return_meta_info": "true", "a": 1}}
+    exchange = translate(path, body, CONFIG)
+    assert body == {"metadata": {"a": 1}}
+    assert exchange.entries == {"parse_threshold": 0.7} and exchange.add_report
+    exchange.reports[0] = REPORT
+    told = {"meta_info": {"parse": [REPORT]}}
+    for answer in ({"type": "message"}, {"object": "response"}):
+        assert exchange.amend(dict(answer)) == answer | told
+    for event in ({"type": "message_start", "message": {}}, {"response": None}):
+        assert exchange.amend(dict(event)) == event
+    last = exchange.amend({"type": "x", "response": {"object": "response"}})
+    assert last["response"] == {"object": "response"} | told
 
 
 def test_amend_adds_counts_and_reports():

@@ -1,0 +1,162 @@
+"""What operators and agents do beside generating, under load, beside a stock server."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+
+from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.embedded.task import make_problems
+from tests.support.client import chat_ids, outcome, report
+
+pytestmark = pytest.mark.own_server
+EXACT = {"parse_mode": "exact"}
+TEXT = "Step 1: abc\nStep 2: def\n@@"
+FORCED = {"parse_draft": TEXT, "parse_threshold": 0, "return_meta_info": True}
+ASKED = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def parse(pool):
+    return pool.get("agents")
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer):
+    return [chat_ids(tokenizer, p.prompt) for p in make_problems(24, seed=555)]
+
+
+@pytest.fixture(scope="module")
+def expected(pool, prompts):
+    return [outcome(r) for r in pool.get("agents-target").generate_all(prompts, 8)]
+
+
+# -- Options and reports at every endpoint ----------
+
+ENDPOINTS = {
+    "/v1/messages": {"messages": ASKED, "max_tokens": 60, "stop_sequences": ["@@"]},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 60, "stop": ["@@"]},
+    "/v1/chat/completions": {"messages": ASKED, "max_tokens": 60, "stop": ["@@"]},
+}
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_options_in_metadata_reach_the_request(parse, path):
+    """Red if an endpoint drops an option, or has no report, streamed or not."""
+    body = {"model": "default", "temperature": 0, **ENDPOINTS[path]}
+    body["metadata"] = {key: json.dumps(v) for key, v in FORCED.items()}
+    body["metadata"]["parse_draft"] = TEXT
+    reply = parse.post(path, body)
+    assert reply.status_code == 200, reply.text
+    assert "Step 2: def" in reply.text
+    answer = reply.json()
+    (told,) = answer.get("choices", [answer])[0]["meta_info"]["parse"]
+    assert told["client_text_tokens"] > 0
+    with requests.post(parse.url + path, json={**body, "stream": True}) as reply:
+        assert reply.status_code == 200, reply.text
+        events = [json.loads(e[6:]) for e in reply.text.splitlines() if "{" in e[6:7]]
+    assert sum('"client_text_tokens"' in json.dumps(e) for e in events) == 1
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_options_that_disagree_are_refused(parse, path):
+    """Red if one of two values of an option is dropped, or a wrong one is served."""
+    body = {"model": "default", **ENDPOINTS[path]}
+    for custom, metadata, told in (
+        ({"parse_mode": "off"}, {"parse_mode": "exact"}, "parse_mode is given twice"),
+        ({}, {"parse_mode": "fast"}, "custom_params.parse_mode is 'fast'"),
+    ):
+        reply = parse.post(
+            path, {**body, "custom_params": custom, "metadata": metadata}
+        )
+        assert reply.status_code == 400 and told in reply.text
+
+
+# -- Life cycle under load ----------
+
+
+def pause(mode):
+    def act(server, rids):
+        for _ in range(2):
+            time.sleep(0.5)
+            assert server.post("/pause_generation", {"mode": mode}).status_code == 200
+            time.sleep(0.2)
+            assert server.post("/continue_generation", {}).status_code == 200
+
+    return act
+
+
+def abort(server, rids):
+    """Some requests, some of them twice, and their names are used again."""
+    for rid in (*rids[::3], *rids[::3]):
+        time.sleep(0.1)
+        server.post("/abort_request", {"rid": rid})
+
+
+def update_weights(server, rids):
+    time.sleep(0.5)
+    body = {"model_path": str(TARGET_PATH), "abort_all_requests": False}
+    reply = server.post("/update_weights_from_disk", body)
+    assert reply.status_code == 200, reply.text
+
+
+def flush(server, rids):
+    """Refused while requests run, and without an effect on them."""
+    for _ in range(5):
+        time.sleep(0.2)
+        assert server.post("/flush_cache").status_code in (200, 400)
+
+
+ACTS = {
+    "abort": pause("abort"),
+    "retract": pause("retract"),
+    "in_place": pause("in_place"),
+    "abort_request": abort,
+    "update_weights": update_weights,
+    "flush_cache": flush,
+}
+ABORTING = ("abort", "abort_request")
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_exact_answers_survive_what_an_operator_does(parse, prompts, expected, act):
+    """Red if a request that is interrupted while drafts are held gets another answer
+    than the stock server's, is counted wrong, or leaves slots behind."""
+    for _ in range(2):  # the names of requests are used again
+        rids = [f"{act}-{k}" for k in range(len(prompts))]
+        cases = [
+            (prompt, {"custom": EXACT, "top": {"rid": rid}})
+            for prompt, rid in zip(prompts, rids, strict=True)
+        ]
+        helper = ThreadPoolExecutor(1)
+        acting = helper.submit(ACTS[act], parse, rids)
+        with ThreadPoolExecutor(8) as threads:
+            replies = list(
+                threads.map(
+                    lambda c: parse.post("/generate", parse.body(c[0], **c[1])), cases
+                )
+            )
+        acting.result(timeout=120)
+        num_aborted = 0
+        for reply, own in zip(replies, expected, strict=True):
+            found = reply.json()
+            if reply.status_code != 200 or is_aborted(found):
+                num_aborted += 1
+                assert own[0][: len(found.get("output_ids", ()))] == found.get(
+                    "output_ids", []
+                )
+                continue
+            assert outcome(found) == own
+            meta, told = found["meta_info"], report(found)
+            assert meta["completion_tokens"] == len(own[0])
+            assert told["kept_tokens"] + told["written_tokens"] == len(own[0])
+        assert num_aborted == 0 or act in ABORTING
+    parse.flush()  # only where nothing is held
+    again = parse.generate_all(prompts[:4], 4, custom=EXACT)
+    assert list(map(outcome, again)) == expected[:4]
+
+
+def is_aborted(found) -> bool:
+    return found.get("meta_info", {}).get("finish_reason", {}).get("type") == "abort"
