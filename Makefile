@@ -3,6 +3,7 @@
 #   make demo -- --compose eagle3
 #   make demo ARGS="--real"          SmolLM2-135M-Instruct; 93 MB are fetched once
 #   make test            make lint            make docs            make clean
+#   make clients         sessions of OpenAI's, Anthropic's and other SDKs
 #   make contract        after another SGLang was pinned; make contract SGLANG=0.5.22
 
 VENV ?= .venv
@@ -22,7 +23,7 @@ ifeq (demo,$(firstword $(MAKECMDGOALS)))
     $(eval $(WORDS):;@:)
 endif
 
-.PHONY: demo test contract test-real real-model imports lint docs clean install
+.PHONY: demo test clients contract test-real real-model imports lint docs clean install
 
 # `--real` is the demo of another model, which is outside the wheel.
 demo: imports
@@ -66,6 +67,16 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Sessions of clients' SDKs with a server of the embedded pair.
+SDKS := openai anthropic litellm langchain-openai pydantic-ai instructor dspy
+clients: imports build/clients/.installed
+	$(BIN)/python -m benchmarks.client_sessions --python build/clients/bin/python
+
+build/clients/.installed:
+	$(BIN)/python -m venv build/clients
+	build/clients/bin/python -m pip install -q $(SDKS)
+	@touch $@
 
 # The site, to build/docs. A dead link is an error.
 docs: install

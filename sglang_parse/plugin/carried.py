@@ -17,11 +17,13 @@ from sglang_parse.options.validation import shown
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GENERATE = "/generate"
+OLLAMA = ("/api/chat", "/api/generate")
 # Their request models have no custom_params, and drop them.
-WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages")
+WITHOUT_OPTIONS = ("/v1/responses", "/v1/messages", *OLLAMA)
 # The map by endpoint.
 MAPS = {
     **dict.fromkeys((CHAT, COMPLETIONS, *WITHOUT_OPTIONS), "metadata"),
+    **dict.fromkeys(OLLAMA, "options"),
     GENERATE: "session_params",
 }
 # Fields of the body that may stand in the map too.

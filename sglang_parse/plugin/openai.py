@@ -27,7 +27,13 @@ from sglang_parse.options.validation import (
     check_text,
     shown,
 )
-from sglang_parse.plugin.carried import CHAT, GENERATE, WITHOUT_OPTIONS, take_carried
+from sglang_parse.plugin.carried import (
+    CHAT,
+    GENERATE,
+    OLLAMA,
+    WITHOUT_OPTIONS,
+    take_carried,
+)
 from sglang_parse.plugin.draft_prompts import DraftPrompts
 from sglang_parse.plugin.flags import config_from_server_args
 from sglang_parse.plugin.request_hooks import (
@@ -42,6 +48,7 @@ from sglang_parse.sgl.families import reads_images_of
 # SageMaker's name for it.
 ALIASES = {"/invocations": CHAT}
 PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS, GENERATE)
+NDJSON = b"application/x-ndjson"  # Ollama's streams
 RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 # Fields that OpenAI does not allow beside a prediction, with the values it does allow.
 BESIDE_PREDICTION: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -76,7 +83,11 @@ def translate(path: str, body: dict[str, Any], config: ParseConfig) -> Exchange:
         if name in OPTIONS:
             raise ValueError(f"{name} would be ignored; expected custom_params.{name}.")
     if path in WITHOUT_OPTIONS:
-        limit = body.get("max_tokens", body.get("max_output_tokens"))
+        given = body.get("options") if path in OLLAMA else None
+        limits = {**body, **given} if isinstance(given, dict) else body
+        names = ("max_tokens", "max_output_tokens", "num_predict")
+        limit = next((limits[name] for name in names if name in limits), None)
+        exchange.is_ollama = path in OLLAMA
         custom = body.pop("custom_params", None)
         exchange.entries = check_custom_params(custom, limit, config=config)
     if path == CHAT and body.get("prediction") is not None:
@@ -202,12 +213,15 @@ class _Amender:
         self.send = send
         self.start: Message | None = None
         self.is_stream = False
+        self.end = b"\n\n"
         self.held = b""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"")
-            self.is_stream = kind.startswith(b"text/event-stream")
+            if kind.startswith(NDJSON):
+                self.end = b"\n"
+            self.is_stream = kind.startswith((b"text/event-stream", NDJSON))
             if self.is_stream or message["status"] != 200:
                 await self.send(message)
             else:
@@ -216,8 +230,8 @@ class _Amender:
         self.held += message.get("body", b"")
         more = message.get("more_body", False)
         if self.is_stream:
-            *events, self.held = self.held.split(b"\n\n")
-            data = b"".join(self._event(event) + b"\n\n" for event in events)
+            *events, self.held = self.held.split(self.end)
+            data = b"".join(self._event(event) + self.end for event in events)
             if not more:
                 data += self.held
             await self.send({**message, "body": data})
@@ -231,6 +245,8 @@ class _Amender:
             await self.send({**message, "body": data})
 
     def _event(self, event: bytes) -> bytes:
+        if self.end == b"\n":
+            return self._amended(event)
         name, found, data = event.partition(b"data: {")
         if not found or (name and not name.startswith(b"event: ")):
             return event

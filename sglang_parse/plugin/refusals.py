@@ -54,8 +54,6 @@ SERVED: dict[str, tuple[Any, ...]] = {
     "smg_grpc_mode": UNSET,
     # It assumes that the KV of an answer's last token is written.
     "enable_streaming_session": UNSET,
-    # Each request gets a grammar, and judged text follows none.
-    "enable_strict_thinking": UNSET,
     # Options of SGLang's own verification, which PARSE does not run.
     "speculative_use_rejection_sampling": UNSET,
     "speculative_accept_threshold_single": (1,),
@@ -84,6 +82,15 @@ def check_arguments(server_args: Any, config: ParseConfig | None = None) -> None
         raise ValueError(
             f"--speculative-algorithm PARSE does not support {flag} {value}; expected "
             f"{expected}."
+        )
+
+
+def check_thinking(server_args: Any, config: ParseConfig) -> None:
+    """Strict thinking gives each request a grammar, and judged text follows none."""
+    if server_args.enable_strict_thinking and config.mode == "semantic":
+        raise ValueError(
+            "--enable-strict-thinking gives each request a grammar, and no answer with "
+            "a grammar is judged; expected --speculative-parse-mode exact."
         )
 
 

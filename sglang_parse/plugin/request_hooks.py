@@ -31,12 +31,14 @@ class Exchange:
 
     reports: `meta_info["parse"][0]` by choice, as they arrive. entries: of
     `custom_params`, for the drafters. is_openai: whether OpenAI's clients read the
-    response, whose `metadata` may hold text alone.
+    response, whose `metadata` may hold text alone. is_ollama: whether SGLang drops the
+    text of a stream's last output.
     """
 
     add_report: bool = False
     add_usage: bool = False
     is_openai: bool = False
+    is_ollama: bool = False
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)
     entries: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +54,8 @@ class Exchange:
                 choice["meta_info"] = {"parse": [report]}
         parts = (body, body.get("response")) if self.add_report and self.reports else ()
         for part in (part for part in parts if isinstance(part, dict)):
-            if part.get("type") in ENDS or part.get("object") == "response":
+            is_response = part.get("object") == "response" or part.get("done") is True
+            if is_response or part.get("type") in ENDS:
                 part["meta_info"] = {"parse": [*self.reports.values()]}
         usage = body.get("usage")
         if self.add_usage and usage and self.reports:
@@ -83,7 +86,8 @@ def follow_request(
         check_request(obj, manager)
     except ValueError as e:
         return _refuse(e)
-    return _watch(result, exchange, stream_pieces(obj, manager, config_of(manager)))
+    pieces = stream_pieces(obj, manager, config_of(manager))
+    return _watch(result, exchange, pieces, exchange.is_ollama and obj.stream)
 
 
 async def _refuse(error: ValueError) -> AsyncIterator[Any]:
@@ -159,10 +163,13 @@ def check_media(obj: Any, architecture: str) -> None:
 
 
 async def _watch(
-    result: AsyncIterator[Any], exchange: Exchange, pieces: StreamPieces | None
+    result: AsyncIterator[Any],
+    exchange: Exchange,
+    pieces: StreamPieces | None,
+    loses_last: bool,
 ) -> AsyncIterator[Any]:
     """The outputs with PARSE's accept rate, in pieces. Their reports are kept for
-    `exchange`."""
+    `exchange`. loses_last: the text of the last one comes once more before it."""
     async with aclosing(result) as outputs:  # type: ignore[type-var]
         async for output in outputs:
             for at, one in enumerate(output if isinstance(output, list) else [output]):
@@ -173,12 +180,12 @@ async def _watch(
                     meta_info.pop("weight_versions", None)
                 if reports := meta_info.get("parse"):
                     exchange.reports[one.get("index", at)] = reports[-1]
-            if pieces is None:
-                yield output
-                continue
-            for num, piece in enumerate(pieces.split(output)):
+            parts = pieces.split(output) if pieces else [output]
+            for num, piece in enumerate(parts):
                 if num % PIECES_AT_A_TIME == PIECES_AT_A_TIME - 1:
                     await asyncio.sleep(0)
+                if loses_last and piece["meta_info"]["finish_reason"]:
+                    yield piece | {"meta_info": {}}
                 yield piece
 
 

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from sglang_parse.embedded.task import make_problems
-from tests.support.client import Server, chat_ids, outcome
+from tests.support.client import Server, chat_ids, outcome, report
 
 pytestmark = pytest.mark.own_server
 
@@ -187,30 +187,6 @@ def session(server: Server, turns, custom, **options):
     return found
 
 
-def test_a_conversation_finds_its_prefix(parse, stock, problems):
-    """Red if what a turn leaves in the radix cache is less than on the stock server."""
-    cached = []
-    for server, custom in ((parse, {"parse_mode": "exact"}), (stock, None)):
-        server.flush()
-        messages, found = [], []
-        for problem in problems:
-            messages.append({"role": "user", "content": problem.prompt})
-            body = {"messages": messages, "stop": ["Step 3"], "max_tokens": 60}
-            result = chat(server, "", custom_params=custom, **body)
-            found.append(result["usage"]["prompt_tokens_details"]["cached_tokens"])
-            messages.append(
-                {"role": "assistant", "content": text_of(result["choices"][0])}
-            )
-        cached.append(found)
-    assert cached[1][-1] > 100
-    assert all(ours >= stocks - 1 for ours, stocks in zip(*cached, strict=True)), cached
-
-
-def text_of(choice) -> str:
-    message = choice["message"]
-    return (message.get("reasoning_content") or "") + (message["content"] or "")
-
-
 # -- Streamed calls ----------
 
 
@@ -284,3 +260,106 @@ def test_a_stream_has_an_event_for_each_token(parse):
             b["text"].startswith(a["text"]) for a, b in itertools.pairwise(chunks)
         )
         assert [bool(c["meta_info"]["finish_reason"]) for c in chunks[-2:]] == [0, 1]
+
+
+# -- Thinking and conversations ----------
+
+
+def test_lines_of_thinking_are_segments(parse):
+    """Red if verdicts are given to an answer alone, or count as its tokens."""
+    lines = "".join(f"Line {k} of it.\n" for k in range(5))
+    text = f"<think>\n{lines}</think>\n\nIt is warm.{END}"
+    custom = {"parse_draft": text, "parse_threshold": 0, "parse_segmenter": "line"}
+    body = {"custom_params": custom, "stop": ["@@"], "return_meta_info": True}
+    whole = chat(parse, "Weather?", **body)
+    (choice,) = whole["choices"]
+    assert choice["message"]["reasoning_content"].strip() == lines.strip()
+    assert choice["message"]["content"].strip() == "It is warm."
+    (told,) = choice["meta_info"]["parse"]
+    assert told["kept_segments"] >= 6
+    assert 0 < whole["usage"]["reasoning_tokens"] < whole["usage"]["completion_tokens"]
+
+
+# The server's names, and the page of its KV.
+PAIRS = {1: ("agents", "agents-target"), 16: ("strict", "strict-target")}
+CALLED = call("get_weather")
+
+
+@pytest.mark.parametrize("page", PAIRS)
+def test_a_conversation_finds_its_prefix(pool, problems, page):
+    """Red if what a turn leaves in the radix cache is less than on the stock server."""
+    cached = []
+    for name, custom in zip(PAIRS[page], ({"parse_mode": "exact"}, None), strict=True):
+        server = pool.get(name)
+        server.flush()
+        messages, found = [], []
+        for turn, problem in enumerate(problems):
+            role = "tool" if turn % 3 == 1 else "user"
+            messages.append({"role": role, "content": problem.prompt})
+            body = {"messages": messages, "max_tokens": 60, "tools": TOOLS}
+            if turn % 3:
+                body["stop"] = ["Step 3"]
+            else:
+                body["regex"] = re.escape(CALLED)
+                body["chat_template_kwargs"] = {"enable_thinking": False}
+            text, usage = answered(server, turn % 2, custom_params=custom, **body)
+            assert (text == "get_weather") != bool(turn % 3)
+            found.append(usage["prompt_tokens_details"]["cached_tokens"])
+            messages.append(
+                {"role": "assistant", "content": text if turn % 3 else CALLED}
+            )
+        cached.append(found)
+    assert cached[1][-1] > 100
+    assert all(ours >= stocks - page for ours, stocks in zip(*cached, strict=True)), (
+        cached
+    )
+
+
+def answered(server: Server, is_streamed, **body):
+    """An answer's text, with its thinking, or the tool that it calls; and its usage."""
+    if is_streamed:
+        chunks = streamed(server, "", **body)
+        thinking, text, calls, _ = merged(chunks)[0]
+        names = [name for name, _ in calls]
+        return (names or [thinking + text])[0], chunks[-1]["usage"]
+    result = chat(server, "", **body)
+    message = result["choices"][0]["message"]
+    names = [item["function"]["name"] for item in message.get("tool_calls") or ()]
+    text = (message.get("reasoning_content") or "") + (message["content"] or "")
+    return (names or [text])[0], result["usage"]
+
+
+@pytest.mark.parametrize("regex", [None, r"So: [a-z ]{2,9}, [0-9]\."])
+@pytest.mark.parametrize("budget", [0, 5, 14])
+def test_strict_thinking_and_its_budget(pool, problems, tokenizer, budget, regex):
+    """Red if thinking ends elsewhere than on the stock server, or if the grammar that
+    begins behind it, within one draft, gives other tokens."""
+    prompts = [chat_ids(tokenizer, p.prompt) for p in problems[:4]]
+    options = {"top": {"require_reasoning": True, "max_thinking_tokens": budget}}
+    options |= {"regex": regex, "max_new_tokens": 40}
+    found, expected = (
+        pool.get(name).generate_all(prompts, 4, **options) for name in PAIRS[16]
+    )
+    for one, own in zip(found, expected, strict=True):
+        assert outcome(one) == outcome(own)
+        assert "</think>" in one["text"]
+        counted = one["meta_info"]["reasoning_tokens"]
+        assert counted == own["meta_info"]["reasoning_tokens"] < 40
+        if regex:
+            assert re.search(regex, one["text"].partition("</think>")[2])
+    assert any(report(one)["kept_tokens"] for one in found)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_behind_a_budget_of_thinking(pool, problems, is_streamed):
+    """Red if the grammar of a call that must come behind thinking begins elsewhere."""
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    body = {"tools": TOOLS, "tool_choice": named, "max_tokens": 60}
+    body["messages"] = [{"role": "user", "content": problems[0].prompt}]
+    custom = {"thinking_budget": 6}
+    found, expected = (
+        answered(pool.get(name), is_streamed, custom_params=custom, **body)
+        for name in PAIRS[16]
+    )
+    assert found[0] == expected[0]
+    assert found[1]["reasoning_tokens"] == expected[1]["reasoning_tokens"]

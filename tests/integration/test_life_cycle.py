@@ -1,6 +1,7 @@
 """What operators and agents do beside generating, under load, beside a stock server."""
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,16 +40,21 @@ ENDPOINTS = {
     "/v1/messages": {"messages": ASKED, "max_tokens": 60, "stop_sequences": ["@@"]},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 60, "stop": ["@@"]},
     "/v1/chat/completions": {"messages": ASKED, "max_tokens": 60, "stop": ["@@"]},
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 60, "stop": ["@@"]},
+    "/api/chat": {"messages": ASKED, "options": {"stop": ["@@"], "num_predict": 60}},
+    "/api/generate": {"prompt": "Hi", "options": {"stop": ["@@"], "num_predict": 60}},
 }
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_options_in_metadata_reach_the_request(parse, path):
-    """Red if an endpoint drops an option, or has no report, streamed or not."""
-    body = {"model": "default", "temperature": 0, **ENDPOINTS[path]}
-    body["metadata"] = {key: json.dumps(v) for key, v in FORCED.items()}
-    body["metadata"]["parse_draft"] = TEXT
-    reply = parse.post(path, body)
+    """Red if an endpoint drops an option, or has no report, streamed or not, or if the
+    text of an answer is lost from its stream."""
+    body = {"model": str(TARGET_PATH), "temperature": 0, **ENDPOINTS[path]}
+    name = "options" if "/api/" in path else "metadata"
+    forced = {key: json.dumps(v) for key, v in FORCED.items()} | {"parse_draft": TEXT}
+    body[name] = {**body.get(name, {}), **forced}
+    reply = parse.post(path, {**body, "stream": False})
     assert reply.status_code == 200, reply.text
     assert "Step 2: def" in reply.text
     answer = reply.json()
@@ -56,21 +62,23 @@ def test_options_in_metadata_reach_the_request(parse, path):
     assert told["client_text_tokens"] > 0
     with requests.post(parse.url + path, json={**body, "stream": True}) as reply:
         assert reply.status_code == 200, reply.text
-        events = [json.loads(e[6:]) for e in reply.text.splitlines() if "{" in e[6:7]]
-    assert sum('"client_text_tokens"' in json.dumps(e) for e in events) == 1
+    told = [e for e in reply.text.splitlines() if '"client_text_tokens"' in e]
+    assert len(told) == 1 and told[0] in reply.text.splitlines()[-6:]
+    assert "def" in "".join(
+        re.findall(r'"(?:text|\w*content|response|delta)": ?"(.*?)"', reply.text)
+    )
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_options_that_disagree_are_refused(parse, path):
     """Red if one of two values of an option is dropped, or a wrong one is served."""
-    body = {"model": "default", **ENDPOINTS[path]}
+    body = {"model": str(TARGET_PATH), **ENDPOINTS[path]}
+    name = "options" if "/api/" in path else "metadata"
     for custom, metadata, told in (
         ({"parse_mode": "off"}, {"parse_mode": "exact"}, "parse_mode is given twice"),
         ({}, {"parse_mode": "fast"}, "custom_params.parse_mode is 'fast'"),
     ):
-        reply = parse.post(
-            path, {**body, "custom_params": custom, "metadata": metadata}
-        )
+        reply = parse.post(path, {**body, "custom_params": custom, name: metadata})
         assert reply.status_code == 400 and told in reply.text
 
 
@@ -160,3 +168,34 @@ def test_exact_answers_survive_what_an_operator_does(parse, prompts, expected, a
 
 def is_aborted(found) -> bool:
     return found.get("meta_info", {}).get("finish_reason", {}).get("type") == "abort"
+
+
+def test_memory_is_released_and_resumed(parse, prompts, expected):
+    """Red if answers differ after the memory of an idle server came back."""
+    parse.flush()
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        assert parse.post(path, {}).status_code == 200
+    found = parse.generate_all(prompts[:4], 4, custom=EXACT)
+    assert list(map(outcome, found)) == expected[:4]
+    parse.flush()
+
+
+def test_preempted_requests_get_the_same_answers(pool, prompts, expected):
+    """Red if a request that gives way to a more urgent one while its draft is held goes
+    on with other tokens, or is counted wrong."""
+    server = pool.get("strict")
+    cases = [
+        (prompt, {"top": {"priority": 100 * (k > 6)}})
+        for k, prompt in enumerate(prompts)
+    ]
+    with ThreadPoolExecutor(len(cases)) as threads:
+        waiting = []
+        for prompt, options in cases:
+            waiting.append(threads.submit(server.generate, prompt, **options))
+            time.sleep(0.05)
+        found = [one.result() for one in waiting]
+    assert list(map(outcome, found)) == expected
+    assert sum(one["meta_info"]["num_retractions"] for one in found) > 0
+    for one, own in zip(found, expected, strict=True):
+        assert one["meta_info"]["completion_tokens"] == len(own[0])
+    server.flush()
