@@ -133,7 +133,6 @@ EARLY_CHECKS = (
 LATE_CHECKS = (
     StartCheck("arguments of SGLang", refusals.check_arguments),
     StartCheck("environment", refusals.check_environment),
-    StartCheck("thinking", refusals.check_thinking),
     StartCheck("page size", refusals.check_page_size),
     StartCheck("attention backends", refusals.check_attention_backends),
     StartCheck("verify route", refusals.check_parts),

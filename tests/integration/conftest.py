@@ -103,10 +103,9 @@ AGENTS = (
     *("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25"),
     *("--enable-metrics", "--enable-cache-report"),
 )
-STRICT = (
-    *(*COMMON, *AGENTS, "--enable-strict-thinking", "--page-size", "16"),
+PAGED = (
+    *(*COMMON, *AGENTS, "--page-size", "16"),
     *("--enable-priority-scheduling", "--max-running-requests", "4"),
-    "--constrained-json-disable-any-whitespace",
 )
 # What SGLang serves only where it is switched on.
 MORE = ("--enable-return-hidden-states", "--enable-custom-logit-processor")
@@ -117,8 +116,8 @@ FLAGS = {
     "parse": (*COMMON, *PARSE, *MORE, "--no-speculative-parse-adaptive"),
     "agents": (*COMMON, *PARSE, *AGENTS, "--no-speculative-parse-adaptive"),
     "agents-target": (*COMMON, *AGENTS),
-    "strict": (*STRICT, *PARSE, "--speculative-parse-mode", "exact"),
-    "strict-target": STRICT,
+    "paged": (*PAGED, *PARSE, "--speculative-parse-mode", "exact"),
+    "paged-target": PAGED,
     "default": (*COMMON, *PARSE),
     "other": (*COMMON, *OTHER, *EAGLE, "--no-speculative-parse-adaptive"),
     # Nobody can make it lossy: what clients may set is bounded by default.

@@ -65,7 +65,9 @@ def test_options_in_metadata_reach_the_request(parse, path):
     told = [e for e in reply.text.splitlines() if '"client_text_tokens"' in e]
     assert len(told) == 1 and told[0] in reply.text.splitlines()[-6:]
     assert "def" in "".join(
-        re.findall(r'"(?:text|\w*content|response|delta)": ?"(.*?)"', reply.text)
+        re.findall(
+            r'"(?:text|thinking|\w*content|response|delta)": ?"(.*?)"', reply.text
+        )
     )
 
 
@@ -170,20 +172,10 @@ def is_aborted(found) -> bool:
     return found.get("meta_info", {}).get("finish_reason", {}).get("type") == "abort"
 
 
-def test_memory_is_released_and_resumed(parse, prompts, expected):
-    """Red if answers differ after the memory of an idle server came back."""
-    parse.flush()
-    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
-        assert parse.post(path, {}).status_code == 200
-    found = parse.generate_all(prompts[:4], 4, custom=EXACT)
-    assert list(map(outcome, found)) == expected[:4]
-    parse.flush()
-
-
 def test_preempted_requests_get_the_same_answers(pool, prompts, expected):
     """Red if a request that gives way to a more urgent one while its draft is held goes
     on with other tokens, or is counted wrong."""
-    server = pool.get("strict")
+    server = pool.get("paged")
     cases = [
         (prompt, {"top": {"priority": 100 * (k > 6)}})
         for k, prompt in enumerate(prompts)

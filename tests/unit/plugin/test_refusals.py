@@ -72,7 +72,7 @@ REFUSED = (
     ("--enable-pdmux --chunked-prefill-size -1", "--enable-pdmux"),
     (
         "--reasoning-parser qwen3 --enable-strict-thinking",
-        "--enable-strict-thinking gives each request a grammar",
+        "does not support --enable-strict-thinking",
     ),
     (
         "--attention-backend flashinfer --dtype float32",

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 from transformers import AutoTokenizer
 
 from sglang_parse.drafting.model_drafter import ModelDrafter, ModelMemory
@@ -182,3 +183,36 @@ def pending_request(grammar, text, window: int, *, ended: bool = True) -> Reques
     r = RequestRound(req, state, 0, 5, 2, output_len=1, grammar=grammar, window=window)
     resume_draft(r)
     return r
+
+
+@pytest.mark.parametrize("budget", [-1, 9])
+@pytest.mark.parametrize("text", ["so it</think>So 3", "</think>So 3\n", "x" * 12])
+def test_masks_across_the_end_of_thinking(backend, text, budget):
+    """Red if a grammar that begins behind thinking, or a budget of thinking, masks a
+    draft that crosses it otherwise than single tokens, or is not taken back."""
+
+    def made():
+        can_filter = backend.is_support_token_filter
+        filters = {"token_filter_fn": backend.set_token_filter} if can_filter else {}
+        grammar = ReasonerGrammarObject(
+            backend.dispatch_regex("So [0-9]"),
+            ids("</think>"),
+            max_think_tokens=budget,
+            enable_token_filter=can_filter,
+            **filters,
+        )
+        grammar.maybe_init_reasoning(True)
+        return GrammarChain(grammar, VOCAB, CPU)
+
+    tokens = ids(text)
+    chain, one_by_one = made(), made()
+    num = chain.walk(tokens)
+    is_cut = "x" in text and budget > 0 and backend.is_support_token_filter
+    assert num == (budget if is_cut else len(ids(text.removesuffix("\n"))))
+    chain.rewind()
+    for token, mask in zip(tokens[:num], chain.masks, strict=False):
+        assert torch.equal(mask, one_by_one.masks[-1])
+        for grammar in (chain.grammar, one_by_one.grammar):
+            grammar.accept_token(token)
+        one_by_one.masks.append(one_by_one._fill())
+    assert torch.equal(chain.masks[-1], chain._fill())
