@@ -315,12 +315,11 @@ def test_a_conversation_finds_its_prefix(pool, problems, page):
         for turn, problem in enumerate(problems):
             role = "tool" if turn % 3 == 1 else "user"
             messages.append({"role": role, "content": problem.prompt})
-            body = {"messages": messages, "max_tokens": 50, "tools": TOOLS}
+            body = {"messages": messages, "max_tokens": 24, "tools": TOOLS}
             if turn % 3:
                 body["stop"] = ["Step 3"]
-                body["max_tokens"] = 60
             else:
-                body["regex"] = re.escape(CALLED)
+                body |= {"regex": re.escape(CALLED), "max_tokens": 60}
                 body["chat_template_kwargs"] = {"enable_thinking": False}
             options = {"custom_params": custom, **body}
             (thinking, text, calls), usage = answered(server, turn % 2, **options)
