@@ -319,7 +319,7 @@ def test_a_conversation_finds_its_prefix(pool, problems, page):
             if turn % 3:
                 body["stop"] = ["Step 3"]
             else:
-                body |= {"regex": re.escape(CALLED), "max_tokens": 60}
+                body |= {"regex": re.escape(CALLED), "max_tokens": 120}
                 body["chat_template_kwargs"] = {"enable_thinking": False}
             options = {"custom_params": custom, **body}
             (thinking, text, calls), usage = answered(server, turn % 2, **options)
