@@ -55,13 +55,14 @@ def prove_paths(target: str, draft: str) -> Iterator[Finding]:
 
     flags = ["--model-path", target, "--speculative-draft-model-path", draft]
     flags += ["--speculative-algorithm", "PARSE", "--speculative-parse-prove", "full"]
+    flags += ["--skip-server-warmup"]
     try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            ServerProcess(flags, "proof", Path(folder) / "server.log") as server,
-            urllib.request.urlopen(f"{server.url}/server_info", timeout=60) as reply,
-        ):
-            (state, *_) = json.load(reply)["internal_states"]
+        with tempfile.TemporaryDirectory() as folder:
+            process = ServerProcess(flags, "proof", Path(folder) / "server.log")
+            process.grace_s = 0.0  # it serves nobody
+            with process as server:
+                reply = urllib.request.urlopen(f"{server.url}/server_info", timeout=60)
+                (state, *_) = json.load(reply)["internal_states"]
     except ServerError as error:
         yield Finding(False, str(error))
         return

@@ -28,7 +28,7 @@ from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.drafters import tokens_behind
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound, Round, Segments
-from sglang_parse.sgl.fast_paths import PassFailed
+from sglang_parse.sgl.fast_paths import PassFailed, PassLacksMemory
 from sglang_parse.verify.layout import VerifyPlan
 
 # Seconds after which a quantum ends once a request was given a token in it.
@@ -144,8 +144,9 @@ class RoundEngine:
         planned = self.clock()
         try:
             self.verify(round, plan)
-        except PassFailed:
-            self.stop_drafting()
+        except PassFailed as error:
+            if not isinstance(error, PassLacksMemory):
+                self.stop_drafting()
             for r in round:
                 r.draft, r.segments = Draft(), Segments()
             self._decode(round, planned)

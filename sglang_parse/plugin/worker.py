@@ -94,6 +94,12 @@ class ParseWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         """One prefill or one PARSE round (contract: managers/scheduler.py)."""
         if batch.forward_mode.is_extend():
-            return self.batches.prefill(batch)
-        self.parts.verifier.paths.sync(self.parts.ranks)
-        return self.batches.decode(batch)
+            result = self.batches.prefill(batch)
+        else:
+            self.parts.verifier.paths.sync(self.parts.ranks)
+            result = self.batches.decode(batch)
+        if self.parts.server_args.enable_memory_saver:
+            # A draft model may still read behind the last answer, and SGLang unmaps the
+            # pools without a wait (weight_updater.py, `release_memory_occupation`).
+            torch.get_device_module().synchronize()
+        return result

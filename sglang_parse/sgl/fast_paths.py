@@ -8,9 +8,12 @@ name, and the server continues with the plain one.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
+
+import torch
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +34,20 @@ PATHS = (
     *(PASS_GRAPHS, SHORT_PASSES, DRAFT_STEPS, HEAD_PREFILLS, HEAD_STEPS, SAMPLED_ROWS),
 )
 PROVEN, UNPROVEN, OFF, ABSENT = "proven", "unproven", "off", "absent"
+# Quanta in which a path is left out after memory ran out in it.
+LEFT_OUT = 64
 
 
 class PassFailed(RuntimeError):
     """No route can run a verify pass of the target here."""
+
+
+class PassLacksMemory(PassFailed):
+    """Memory ran out in this verify pass; a later one may run."""
+
+
+class RanksDiffer(RuntimeError):
+    """A path has raised on some tensor-parallel ranks alone."""
 
 
 @dataclass
@@ -55,13 +68,21 @@ class FastPaths:
         self.states: dict[str, PathState] = {}
         #: Whether a path that raises is to be seen (`sglang_parse/proof`).
         self.is_proving = False
+        #: Quanta for which a path is still left out, because memory ran out in it.
+        self.left_out: Counter[str] = Counter()
+        #: How often each path has raised.
+        self._errors: Counter[str] = Counter()
         #: Told the name and whether it is on, whenever that is set.
         self.on_change: Callable[[str, bool], None] = lambda name, is_on: None
 
     def is_on(self, name: str) -> bool:
-        """Whether the path may be taken. One that is not proven may."""
+        """Whether the path may be taken now. One that is not proven may."""
+        return not (self.is_off(name) or self.left_out[name])
+
+    def is_off(self, name: str) -> bool:
+        """Whether the path is off until the server restarts."""
         found = self.states.get(name)
-        return found is None or found.state != OFF
+        return found is not None and found.state == OFF
 
     def set(
         self, name: str, state: str, why: str = "", difference: float | None = None
@@ -70,8 +91,19 @@ class FastPaths:
         self.on_change(name, state in (PROVEN, UNPROVEN))
 
     def break_off(self, name: str, error: Exception, instead: str) -> None:
-        """Switch off what has raised while the server serves; one traceback."""
-        if self.is_on(name):
+        """Switch off what has raised while the server serves; one traceback. Where
+        memory ran out, the path is left out for some quanta, and then tried again."""
+        self._errors[name] += 1
+        is_on = self.is_on(name)
+        if is_out_of_memory(error):
+            self.left_out[name] = LEFT_OUT
+            if is_on:
+                logger.warning(
+                    "PARSE: %s is left out for %d quanta, because memory ran out in it "
+                    "(%s); %s.",
+                    *(name, LEFT_OUT, told(error), instead),
+                )
+        elif is_on:
             self.set(name, OFF, f"it raised {told(error)}")
             logger.error(
                 "PARSE: %s is off until the server restarts, because it raised %s; %s.",
@@ -88,30 +120,48 @@ class FastPaths:
         is then not its own.
         """
         found = self.states.get(name)
-        if found is not None and found.state in (OFF, ABSENT):
+        if not self.is_on(name) or (found is not None and found.state == ABSENT):
             return plain()
         if self.is_proving:
             return fast()
         try:
             return fast()
         except Exception as error:
-            result = plain()
-            self.break_off(name, error, "the plain path takes its place")
-            return result
+            failed = error
+        if is_out_of_memory(failed):
+            failed.__traceback__ = None  # its frames hold tensors
+        result = plain()
+        self.break_off(name, failed, "the plain path takes its place")
+        return result
 
     def sync(self, ranks: Any) -> None:
-        """Switch off what is off on another rank. A collective.
+        """Begin a quantum. A collective.
 
-        ranks: `sgl.ranks.Ranks`.
+        An error that all ranks had has left them in step. After one of some ranks alone
+        their collectives may no longer match, and tokens may be wrong: all of them then
+        raise RanksDiffer. ranks: `sgl.ranks.Ranks`.
         """
-        agreed = ranks.agree_on_least([int(self.is_on(name)) for name in PATHS])
-        for name, is_on in zip(PATHS, agreed, strict=True):
-            if not is_on and self.is_on(name):
-                self.set(name, OFF, "it is off on another rank")
+        counts = [self._errors[name] for name in PATHS]
+        agreed = ranks.agree_on_least([*counts, *(-n for n in counts)])
+        for i, name in enumerate(PATHS):
+            if agreed[i] != -agreed[i + len(PATHS)]:
+                raise RanksDiffer(
+                    f"{name} raised on some tensor-parallel ranks and not on others, "
+                    "so they are no longer in step, and the server ends; the log of "
+                    "the ranks that raised says why"
+                )
+        self.left_out -= Counter(list(self.left_out))  # keeps what is above zero
 
     def as_dict(self) -> dict[str, Any]:
         """What /server_info shows."""
         return {n: asdict(self.states[n]) for n in PATHS if n in self.states}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the device, or of the host, which torch tells by its text alone."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
 
 
 def told(error: BaseException) -> str:

@@ -40,6 +40,7 @@ from sglang_parse.sgl.fast_paths import (
     TARGET_STEPS,
     FastPaths,
     PassFailed,
+    PassLacksMemory,
     route_path,
 )
 from sglang_parse.sgl.forward_batches import (
@@ -117,12 +118,14 @@ class TargetVerifier:
         backend = self.runner.prefill_attention_backend_str
         first = choose_route(self.asked_route, backend)
         others = [route for route in backend_of(backend).inputs if route != first]
-        return [r for r in (first, *others) if self.paths.is_on(route_path(r))]
+        every = [r for r in (first, *others) if not self.paths.is_off(route_path(r))]
+        # One that is left out for a while is still taken where there is no other.
+        return [r for r in every if self.paths.is_on(route_path(r))] or every
 
     def verify(self, plan: VerifyPlan, **where: Any) -> PassOutput:
         """Run the pass by the first route that can; `where` as for `verify_by`.
 
-        Raises PassFailed where none can.
+        Raises PassFailed where none can, PassLacksMemory where that may pass.
         """
         for route in self.routes:
             try:
@@ -132,9 +135,11 @@ class TargetVerifier:
                     partial(self.verify_by, route, plan, **where, by_graphs=False),
                 )
             except Exception as error:
-                others = self.routes[1:]
+                others = [r for r in self.routes if r != route]
                 instead = f"{others[0]} takes its place" if others else "none is left"
                 self.paths.break_off(route_path(route), error, instead)
+        if self.routes:
+            raise PassLacksMemory("memory ran out in the verify pass")
         raise PassFailed("no verify route is left")
 
     def verify_by(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +88,40 @@ def test_the_scheduler_waits_for_a_round_only_where_we_let_it():
     process = inspect.getsource(inspect.unwrap(process))
     assert process.count("copy_done") == 2
     assert "if result.copy_done is not None:" in process
+
+
+@pytest.mark.parametrize("is_extend", [True, False])
+@pytest.mark.parametrize("saves_memory", [True, False])
+def test_nothing_runs_when_memory_may_be_released(monkeypatch, saves_memory, is_extend):
+    """Red if a head still writes KV into pools that SGLang unmaps, or if every server
+    waits for its device."""
+    import torch
+    from sglang.srt.managers.scheduler_components import weight_updater
+
+    from sglang_parse.plugin.worker import ParseWorker
+
+    release = inspect.getsource(
+        weight_updater.SchedulerWeightUpdaterManager.release_memory_occupation
+    )
+    assert release.index(".pause(") < release.index("synchronize()")
+    done = []
+
+    def run(kind):
+        return lambda batch: done.append(kind) or kind
+
+    device = SimpleNamespace(synchronize=lambda: done.append("waited"))
+    monkeypatch.setattr(torch, "get_device_module", lambda: device)
+    worker = object.__new__(ParseWorker)
+    worker.batches = SimpleNamespace(prefill=run("prefill"), decode=run("decode"))
+    worker.parts = SimpleNamespace(
+        server_args=SimpleNamespace(enable_memory_saver=saves_memory),
+        verifier=SimpleNamespace(paths=SimpleNamespace(sync=lambda ranks: None)),
+        ranks=None,
+    )
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: is_extend))
+    result = worker.forward_batch_generation(batch)
+    assert result == ("prefill" if is_extend else "decode")
+    assert done == [result, *["waited"] * saves_memory]
 
 
 @pytest.mark.contract_source

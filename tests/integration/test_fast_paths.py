@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import requests
 
+from sglang_parse.cli import doctor
+from sglang_parse.demo import servers
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from tests.integration.conftest import COMMON, EAGLE, PARSE
 from tests.support.client import Server
 from tests.support.made_plugin import write_plugin
@@ -152,3 +155,14 @@ def test_an_error_in_any_path_costs_no_request_a_token(graphs, prompts, expected
     )
     assert asked.status_code == 500 and "parse_verify cannot be judged" in asked.text
     assert server.is_alive()
+
+
+def test_doctor_proves_the_embedded_pair(monkeypatch):
+    """Red if `doctor --prove` leaves out a path, or calls an absent one a fault."""
+    monkeypatch.setattr(servers, "ServerProcess", WarmServer)
+    found = list(doctor.prove_paths(str(TARGET_PATH), str(DRAFT_PATH)))
+    assert all(one.ok for one in found), found
+    lines = [one.text for one in found]
+    proven = ("route_mask", "route_virtual", "sampled_rows")
+    assert {f"{name} is proven" for name in proven} <= {*lines}
+    assert "target_steps is absent, decode steps are not captured" in lines

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_parse.engine import outcome, round, shown
 from sglang_parse.engine.failures import GuardedDrafters
-from sglang_parse.sgl.fast_paths import PassFailed
+from sglang_parse.sgl.fast_paths import PassFailed, PassLacksMemory
 from tests.support.fake_engine import LINE, FakeDrafter, FakeServer, FakeTarget
 from tests.support.fake_engine import make_request as make
 
@@ -136,6 +136,26 @@ def test_where_no_pass_can_run_the_target_answers_alone(monkeypatch):
     assert victim.output_ids[1 : 1 + len(DRAFT)] == list(DRAFT)
     assert other.output_ids[1 : 1 + len(DRAFT)] == list(DRAFT)
     assert drafter.num_asked == num_asked
+
+
+def test_a_pass_without_memory_costs_its_draft_alone(monkeypatch):
+    """Red if a shortage in one pass ends drafting, or a request loses a token."""
+    server, _ = serve()
+    verify, failing = server.target.verify, [PassLacksMemory]
+
+    def scarce(*args):
+        if failing:
+            raise failing.pop()
+        return verify(*args)
+
+    monkeypatch.setattr(server.target, "verify", scarce)
+    both = requests()
+    server.round(*both)
+    assert [len(one.output_ids) for one in both] == [2, 2]
+    while len(both[1].output_ids) <= len(DRAFT):
+        server.round(*both)
+    assert [tuple(one.output_ids[1 : 1 + len(DRAFT)]) for one in both] == [DRAFT] * 2
+    assert server.engine.drafters.drafters and not failing
 
 
 def test_a_drafter_that_fails_leaves_the_drafts_before_it_unfinished():

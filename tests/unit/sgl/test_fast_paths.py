@@ -12,13 +12,15 @@ from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.sgl.fast_paths import (
     ABSENT,
     DRAFT_STEPS,
+    LEFT_OUT,
     PASS_GRAPHS,
-    PATHS,
     SAMPLED_ROWS,
     SHORT_PASSES,
     TARGET_STEPS,
     FastPaths,
     PassFailed,
+    PassLacksMemory,
+    RanksDiffer,
     route_path,
 )
 from sglang_parse.sgl.ranks import Ranks
@@ -65,14 +67,72 @@ def test_an_absent_path_is_not_run_and_a_proof_sees_what_raises():
         paths.run("y", raises, lambda: 3)
 
 
-def test_ranks_switch_off_what_is_off_on_any():
-    """Red if ranks replay different graphs after an error of one of them."""
-    paths, ranks = FastPaths(), Ranks(SimpleNamespace(world_size=1))
-    paths.sync(ranks)
-    assert all(map(paths.is_on, PATHS))
-    ranks.agree_on_least = lambda values: [0, *values[1:]]
-    paths.sync(ranks)
-    assert [name for name in PATHS if not paths.is_on(name)] == [PATHS[0]]
+class OtherRank(Ranks):
+    """Agrees with a rank whose paths are `others`."""
+
+    def __init__(self, others):
+        super().__init__(SimpleNamespace(world_size=1))
+        self.others, self.held = others, None
+
+    def agree_on_least(self, values):
+        if self.held is None:  # the other rank's turn
+            self.held = list(values)
+            return self.held
+        return [min(pair) for pair in zip(values, self.held, strict=True)]
+
+
+def test_ranks_that_raised_alike_go_on_and_one_alone_ends_all():
+    """Red if tokens are served behind collectives that may not match, or if an error
+    that all ranks had ends the server."""
+    ours, others = FastPaths(), FastPaths()
+
+    def sync():
+        ranks = OtherRank(others)
+        others.sync(ranks)
+        ours.sync(ranks)
+
+    for error in (Fault(), torch.OutOfMemoryError()):
+        sync()
+        ours.break_off(SHORT_PASSES, error, "")
+        with pytest.raises(RanksDiffer, match=f"{SHORT_PASSES} raised on some"):
+            sync()
+        others.break_off(SHORT_PASSES, error, "")
+        sync()
+    others.break_off(PASS_GRAPHS, Fault(), "")
+    with pytest.raises(RanksDiffer):
+        sync()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+)
+def test_a_shortage_of_memory_leaves_a_path_out_for_a_while(error, caplog):
+    """Red if a shortage that passes switches a path off until the server restarts, is
+    told in each round, or if its tensors are held while the plain path runs."""
+    paths, ranks, asked = FastPaths(), Ranks(SimpleNamespace(world_size=1)), []
+
+    def lacks():
+        asked.append(torch.zeros(1))
+        raise error
+
+    def plain():
+        assert error.__traceback__ is None
+        return 3
+
+    for quantum in range(LEFT_OUT + 1):
+        paths.sync(ranks)
+        assert paths.is_on(SHORT_PASSES) == (quantum in (0, LEFT_OUT))
+        assert paths.run(SHORT_PASSES, lacks, plain) == 3
+    assert len(asked) == len(caplog.records) == 2
+    assert "is left out for 64 quanta, because memory ran out" in caplog.text
+    for _ in range(LEFT_OUT):
+        paths.sync(ranks)
+    assert paths.run(SHORT_PASSES, lambda: 5, plain) == 5
+    assert not paths.states
 
 
 # -- Where the paths are taken -------------------------------------------------------
@@ -104,6 +164,25 @@ def test_a_pass_takes_the_next_route_and_the_last_one_says_so():
         with pytest.raises(PassFailed):
             verifier.verify(None)
     assert not verifier.routes
+
+
+def test_a_pass_without_memory_leaves_its_route_to_be_tried_again(caplog):
+    """Red if routes are given up for a shortage, so that drafting ends; or if each pass
+    under it is told."""
+    verifier, ran = make_verifier(), []
+
+    def verify_by(route, plan, *, by_graphs=True):
+        ran.append(route)
+        raise torch.OutOfMemoryError("out of memory")
+
+    verifier.paths.set(PASS_GRAPHS, ABSENT)
+    verifier.verify_by = verify_by
+    for _ in range(2):
+        with pytest.raises(PassLacksMemory):
+            verifier.verify(None)
+    assert ran == ["virtual", "mask"] * 2 and len(caplog.records) == 2
+    verifier.verify_by = lambda route, plan, **_: route
+    assert verifier.verify(None) == "virtual"
 
 
 def test_a_pass_whose_graph_raises_runs_without():
