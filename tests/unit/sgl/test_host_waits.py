@@ -1,4 +1,5 @@
-"""How often the host waits for the device in one judged round."""
+"""How often the host waits for the device in a round, and that no host memory is
+overwritten before the device has read it: each trace looks at both."""
 
 from __future__ import annotations
 
@@ -9,12 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import sampling_from_probs_torch
+from sglang.srt.managers import schedule_batch as schedule_batch_module
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.sampling import sampling_batch_info
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers import AutoTokenizer
 
 from sglang_parse.drafting import draft_model
 from sglang_parse.drafting.drafter import DrafterResources
 from sglang_parse.drafting.model_drafter import ModelDrafter, ModelMemory
+from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting
@@ -26,6 +38,7 @@ from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.sgl import graphs, readback, sampling, slots, upload
 from sglang_parse.sgl.fast_paths import FastPaths
+from sglang_parse.sgl.grammar import GrammarChain, mask_for_rows
 from sglang_parse.sgl.slots import RoundSlots
 from sglang_parse.verify.layout import PassRequest, build_verify_plan
 from sglang_parse.verify.lm_head import LmHead
@@ -170,20 +183,16 @@ def make_engine(config: ParseConfig) -> tuple[RoundEngine, ModelDrafter]:
     return engine, drafter
 
 
-class Copied:
-    """An event of a device."""
-
-    def synchronize(self) -> None: ...
-
-
 @pytest.fixture
-def no_gpu(monkeypatch):
-    """What would ask for a driver, or for SGLang's pools."""
+def waits(monkeypatch) -> HostWaits:
+    """Nothing here asks for a driver, or for SGLang's pools."""
+    waits = HostWaits()
+    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     taken = {"dtype": torch.int64, "device": "cuda"}
     monkeypatch.setattr(upload, "page_locked", lambda held: held)
     monkeypatch.setattr(readback, "page_locked", torch.ones_like)
-    monkeypatch.setattr(readback, "mark", lambda device: Copied())
+    monkeypatch.setattr(readback, "mark", lambda device: waits.event())
     monkeypatch.setattr(
         slots, "alloc_token_slots", lambda _, n: torch.empty(n, **taken)
     )
@@ -193,16 +202,72 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(draft_model, "draft_rows", lambda *_: GREEDY)
     monkeypatch.setattr(draft_model, "draft_tp_context", lambda _: nullcontext())
     monkeypatch.setattr(draft_model, "draft_pp_context", nullcontext)
+    return waits
 
 
-def waits_of(num: int, monkeypatch) -> HostWaits:
+def sampled_request(row: int) -> Any:
+    """A request with a temperature and a bias, as SGLang's scheduler has it."""
+    params = SamplingParams(temperature=0.7, top_p=0.9, logit_bias={str(row): 1.0})
+    return SimpleNamespace(
+        sampling_params=params,
+        custom_logit_processor=None,
+        return_sampling_mask=False,
+        sampling_logprobs_mode=None,
+        return_logprob=False,
+        return_hidden_states_mode=CaptureHiddenMode.NULL,
+        grammar=None,
+        finished=lambda: row % 2 == 1,
+    )
+
+
+def schedule_batch(first: int, num: int) -> ScheduleBatch:
+    """SGLang's batch of `num` requests, with the sampling that it prepares."""
+    batch = ScheduleBatch(reqs=[sampled_request(first + i) for i in range(num)])
+    batch.device, batch.spec_algorithm = "cuda", SpeculativeAlgorithm.NONE
+    batch.model_config = SimpleNamespace(is_encoder_decoder=False)
+    batch.req_pool_indices_cpu = torch.arange(first, first + num)
+    batch.req_pool_indices = upload.upload(batch.req_pool_indices_cpu, "cuda")
+    batch.seq_lens_cpu = torch.full((num,), SEQ_LEN)
+    batch.seq_lens = upload.upload(batch.seq_lens_cpu, "cuda")
+    batch.orig_seq_lens = batch.seq_lens.int()
+    batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, VOCAB)
+    return batch
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """SGLang's settings that sampling asks for; two ranks agree on tokens."""
+    off = SimpleNamespace(
+        deterministic=SimpleNamespace(enable_deterministic_inference=False),
+        features=SimpleNamespace(
+            enable_custom_logit_processor=False, enable_watermark=False
+        ),
+    )
+    monkeypatch.setattr(sampling_batch_info, "get_exec", lambda: off)
+    for module in (sampling_batch_info, schedule_batch_module):
+        monkeypatch.setattr(module, "is_pin_memory_available", lambda device: False)
+    monkeypatch.setattr(sampling, "agree_across_ranks", lambda: [None])
+    monkeypatch.setattr(draft_model, "draft_rows", sampling.draft_rows)
+
+
+def drawn(output: Any, info: SamplingBatchInfo, *_: Any) -> torch.Tensor:
+    """What SGLang's sampler does with a temperature, without FlashInfer's kernels."""
+    assert info.grammars  # which has it agree
+    probs = (output.next_token_logits / info.temperatures).softmax(dim=-1)
+    return sampling_from_probs_torch(probs)
+
+
+def judge(num: int, waits: HostWaits, *, is_sampled: bool = False) -> HostWaits:
     """A judged round of `num` requests that drafted before, its result included."""
     config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False)
-    waits = HostWaits()
-    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
+    waits.counts.clear()
     with waits:
         engine, drafter = make_engine(config)
         round = make_round(num, config)
+        if is_sampled:
+            round.batch.sampling_info = schedule_batch(0, num).sampling_info
+            drafter.model.runner.sampler = drawn
+            engine.target.verifier.runner.sampler = drawn
         for r in round:
             drafter._memory[r.state] = ModelMemory(SEQ_LEN, SEQ_LEN)
         assert waits.total == 0
@@ -220,15 +285,21 @@ def waits_of(num: int, monkeypatch) -> HostWaits:
     return waits
 
 
-def test_a_judged_round_waits_seldom_and_never_for_each_request(no_gpu, monkeypatch):
+def test_a_judged_round_waits_seldom_and_never_for_each_request(waits):
     """Red if a stage of the round copies from ordinary memory, or reads the device back
     request by request."""
-    found = {num: waits_of(num, monkeypatch) for num in (1, 8, 32)}
-    counts = {num: dict(waits.counts) for num, waits in found.items()}
-    assert found[1].total > 0
-    assert found[1].total == found[8].total == found[32].total, counts
-    assert found[32].total <= BUDGET, counts
-    assert found[32].counts["tolist"] >= 2, counts  # verdicts, samples
+    counts = {num: dict(judge(num, waits).counts) for num in (1, 8, 32)}
+    assert counts[1] == counts[8] == counts[32]
+    assert 0 < sum(counts[32].values()) <= BUDGET, counts
+    assert counts[32]["tolist"] >= 2, counts  # verdicts, samples
+
+
+def test_a_sampled_round_waits_as_seldom(waits, sampled):
+    """Red if temperatures, biases, or the ranks' agreement on tokens make the host wait
+    for each request or token, or mix the host's tensors with the device's."""
+    counts = {num: dict(judge(num, waits, is_sampled=True).counts) for num in (1, 32)}
+    assert counts[1] == counts[32]
+    assert 0 < sum(counts[32].values()) <= BUDGET, counts
 
 
 class Steps:
@@ -242,7 +313,7 @@ class Steps:
 
 
 @pytest.mark.parametrize("num", [1, 32])
-def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
+def test_plain_steps_in_a_row_wait_for_none_that_runs(waits, monkeypatch, num):
     """Red if the device is idle between the steps of a plain round, because the host
     waits for the step before. It may read what is one step older, and the last at the
     end."""
@@ -255,8 +326,6 @@ def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
         return wait
 
     monkeypatch.setattr(readback, "mark", mark)
-    waits = HostWaits()
-    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
     with waits:
         engine, _ = make_engine(ParseConfig())
         engine.target.verifier.target_worker = Steps()
@@ -271,10 +340,8 @@ def test_plain_steps_in_a_row_wait_for_none_that_runs(no_gpu, monkeypatch, num):
 
 
 @pytest.mark.parametrize("num", [1, 32])
-def test_a_short_pass_waits_for_nothing(no_gpu, monkeypatch, num):
+def test_a_short_pass_waits_for_nothing(waits, num):
     """Red if the host waits for the device before a pass that is a decode step."""
-    waits = HostWaits()
-    monkeypatch.setattr(FakeTensor, "tolist", lambda one: waits.tolist(one))
     with waits:
         engine, _ = make_engine(ParseConfig())
         engine.target.verifier.target_worker = Steps()
@@ -288,9 +355,9 @@ def test_a_short_pass_waits_for_nothing(no_gpu, monkeypatch, num):
     assert not waits.counts
 
 
-def test_a_wait_is_counted(no_gpu):
+def test_a_wait_is_counted(waits):
     """Red if the trace sees none where there is one."""
-    with HostWaits() as waits:
+    with waits:
         held = torch.ones(4)
         on_device = held.to("cuda")
         held.to("cuda", non_blocking=True)
@@ -299,3 +366,78 @@ def test_a_wait_is_counted(no_gpu):
         on_device.to("cpu")
         torch.repeat_interleave(on_device.long(), output_size=4)
         assert waits.total == 3
+
+
+# -- Host memory that the device reads late ------------------------------------------
+
+
+class Staging:
+    """The mutant: one page-locked buffer for all uploads of a shape."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[Any, torch.Tensor] = {}
+
+    def __call__(self, held: torch.Tensor) -> torch.Tensor:
+        key = (held.shape, held.dtype)
+        return self.buffers.setdefault(key, held.clone()).copy_(held)
+
+
+def test_a_staging_buffer_that_is_used_again_is_found(waits, monkeypatch):
+    """Red if the trace does not see that a round overwrites what the device has yet to
+    read."""
+    judge(1, waits)
+    assert waits.num_uploads > 10
+    monkeypatch.setattr(upload, "page_locked", Staging())
+    with pytest.raises(AssertionError, match="was overwritten"):
+        judge(1, waits)
+
+
+def test_an_event_covers_what_was_launched_before_it(waits):
+    """Red if waiting for one upload excuses a later one."""
+    first, second = torch.ones(2), torch.ones(3)
+    with pytest.raises(AssertionError, match=r"\[3\]'\]$"), waits:  # noqa: PT012
+        first.to("cuda", non_blocking=True)
+        event = waits.event()
+        second.to("cuda", non_blocking=True)
+        event.synchronize()
+        first.zero_()
+        second.zero_()
+        waits.device_reads()
+
+
+def test_sglang_prepares_a_batch_without_waiting(waits, sampled):
+    """Red if newcomers that join, or requests that leave, make the host wait, or if
+    SGLang uses the host memory of their sampling parameters again."""
+    with waits:
+        running, newcomers = schedule_batch(0, 4), schedule_batch(4, 3)
+        running.merge_batch(newcomers)
+        running.filter_batch()
+        info = sampling.expand_rows(running.sampling_info, [0, 0, 3, 3, 3], "cuda")
+    assert len(running.reqs) == 4 and len(info.temperatures) == 5
+    assert waits.num_uploads >= 12 and not waits.counts, waits.counts
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_masks_of_a_grammar_stay_until_the_device_has_them(
+    waits, monkeypatch, is_reused
+):
+    """Red if a draft's next mask overwrites one that the device has yet to read; with
+    one buffer for all masks it does, and that is found."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET_PATH)
+    backend = XGrammarGrammarBackend(tokenizer, len(tokenizer), model_eos_token_ids=[2])
+    rule = backend.dispatch_regex("ab[cd]e")
+    monkeypatch.setattr(type(rule), "apply_vocab_mask", lambda *_, **__: None)
+    if is_reused:
+        held = rule.allocate_vocab_mask(len(tokenizer), 1, "cuda")
+        monkeypatch.setattr(
+            type(rule), "allocate_vocab_mask", lambda *_: held.fill_(-1)
+        )
+    found = pytest.raises(AssertionError, match="was overwritten")
+    with found if is_reused else nullcontext(), waits:
+        chain = GrammarChain(rule, len(tokenizer), "cuda")
+        logits = torch.empty(1, len(tokenizer), device="cuda")
+        for token in tokenizer.encode("abd", add_special_tokens=False):
+            chain.mask_next(logits)
+            chain.advance(token)
+        mask_for_rows([chain], [0], [1])
+    assert waits.num_uploads >= 3 and not waits.counts
