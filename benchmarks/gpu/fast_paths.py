@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.fast_paths --pair qwen3-32b-1.7b --out DIR
 
-The pair is built in this process, its paths are proven in full, and then each is timed
-on and off in turns, at several numbers of requests. A cell holds both times in
-milliseconds and `gain`, the time off over the time on.
+The pair is built in this process (on a CPU, each of several in one of its own), its
+paths are proven in full, and then each is timed on and off in turns, at several numbers
+of requests. A cell holds both times in milliseconds and `gain`, the time off over the
+time on.
 
 The rule, written before anything was measured: a path whose gain is below 1.03 in every
 cell of a card is deleted.
@@ -13,17 +14,19 @@ cell of a card is deleted.
 from __future__ import annotations
 
 import argparse
+import importlib
+import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.engine import Engine
-from benchmarks.gpu.pairs import PAIRS, model_args
+from benchmarks.gpu.pairs import PAIRS, TINY_PAIRS, model_args, pair_parser
 from benchmarks.gpu.records import Clock, Records, spread, timed
 from sglang_parse.cpu.entry import SWITCH_ENV
 
@@ -33,16 +36,10 @@ ABSENT, OFF = "absent", "off"
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--pair", choices=PAIRS, required=True)
-    p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--models", type=Path, default=Path("build/gpu/models"))
-    p.add_argument("--backend", default=None)
+    p = pair_parser(__doc__.splitlines()[0], PAIRS | TINY_PAIRS, nargs="+")
     p.add_argument("--context", type=int, default=1024)
     p.add_argument("--window", type=int, default=64)
     p.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    p.add_argument("--repeats", type=int, default=9)
-    p.add_argument("--budget-s", type=float, default=240.0)
     p.add_argument(
         "--replay", action="store_true", help="capture on a CPU, to try this script"
     )
@@ -52,21 +49,21 @@ def parser() -> argparse.ArgumentParser:
 class PathBench:
     """One pair: its proof, and the times of its paths."""
 
-    def __init__(self, args: argparse.Namespace, records: Records) -> None:
+    def __init__(self, args: argparse.Namespace, pair: str, records: Records) -> None:
         self.args, self.records, self.clock = args, records, Clock(args.budget_s)
-        flags = model_args(PAIRS[args.pair], args.models)
+        flags = model_args((PAIRS | TINY_PAIRS)[pair], args.models)
         flags += ["--speculative-algorithm", "PARSE"]
         flags += ["--speculative-parse-prove", "full"]
         flags += ["--max-running-requests", str(max(64, *args.batches))]
         flags += ["--cuda-graph-max-bs-decode", str(max(160, *args.batches))]
         if args.replay:
-            replay_on_cpu()
+            flags += ["--dtype", "float32", "--max-total-tokens", "4096"]
         if args.backend:
             flags += ["--attention-backend", args.backend]
         self.engine = Engine(flags)
         self.verifier = self.engine.parse.parts.verifier
         self.paths = self.verifier.paths
-        self.name = f"{args.pair}/{self.engine.args.attention_backend}"
+        self.name = f"{pair}/{self.engine.args.attention_backend}"
 
     def run(self) -> None:
         for name, found in self.paths.as_dict().items():
@@ -151,12 +148,35 @@ def replay_on_cpu() -> None:
     cpu_graphs.install()
 
 
-def main() -> None:
-    args = parser().parse_args()
+def run(args: argparse.Namespace, pair: str) -> None:
     records = Records(args.out / "fast_paths.jsonl")
     # Cells of the proof are found again too: a second run may follow a repair.
-    PathBench(args, records).run()
+    PathBench(args, pair, records).run()
     records.exit_on_errors()
+
+
+def run_forked(args: argparse.Namespace) -> None:
+    """A process for each pair, after what takes longest on a CPU: imports."""
+    replay_on_cpu()
+    importlib.import_module("sglang.srt.models.registry")  # it imports all models
+    for pair in args.pair:
+        child = multiprocessing.get_context("fork").Process(
+            target=run, args=(args, pair)
+        )
+        child.start()
+        child.join()
+        if child.exitcode:
+            sys.exit(f"the pair {pair} ended with exit status {child.exitcode}")
+
+
+def main() -> None:
+    args = parser().parse_args()
+    if args.replay:
+        run_forked(args)
+    else:
+        if len(args.pair) > 1:
+            sys.exit(f"--pair takes one pair without --replay, not {args.pair}.")
+        run(args, args.pair[0])
 
 
 if __name__ == "__main__":

@@ -54,19 +54,23 @@ servers() { # servers NAME LIMIT ARGUMENTS..: whole servers
         --models "$out/models" --logs "$out/$name" --budget-s "$limit" "$@"
 }
 
+pairs=(embedded tiny-latent tiny-windows)
 if [ "$dry" = --dry ]; then
-    tiny=(--pair embedded --context 64 --window 8 --batches 1 2 --repeats 3 --replay)
-    step machine 60 "$python" -c 'import torch; print(torch.__version__)'
-    paths paths-embedded 200 "${tiny[@]}"
+    tiny=(--context 64 --window 8 --batches 1 2 --repeats 3 --replay)
+    step machine 60 uname -a
+    # On a CPU the backend is our own, and these are one process.
+    paths paths-tiny 300 --pair "${pairs[@]}" "${tiny[@]}"
     servers servers 300 --pair embedded --arms target parse-0.9-adaptive --context 64 \
-        --output 32 --window 32 --segment 8 --concurrency 1 --repeats 1
+        --output 16 --window 32 --segment 8 --concurrency 1 --repeats 1
 else
     large=qwen3-32b-1.7b
     step machine 60 nvidia-smi
     # 1. Which paths are right at all, on each attention backend.
-    for backend in flashinfer triton fa3; do
-        paths "paths-$backend" 90 --pair embedded --backend "$backend" \
-            --context 128 --batches 1 8 --repeats 6
+    for pair in "${pairs[@]}"; do
+        for backend in flashinfer triton fa3; do
+            paths "paths-$pair-$backend" 60 --pair "$pair" --backend "$backend" \
+                --context 128 --batches 1 8 --repeats 3
+        done
     done
     # 2. The same with the shapes that users run, and what each path gives.
     paths paths-large 240 --pair "$large" --repeats 6

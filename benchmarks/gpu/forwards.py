@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.engine import Engine, boundaries_of
-from benchmarks.gpu.pairs import PAIRS, model_args, shape_of
+from benchmarks.gpu.pairs import PAIRS, model_args, pair_parser, shape_of
 from benchmarks.gpu.records import Clock, Records, spread, timed
 from sglang_parse.verify.backends.routes import backend_of
 
@@ -33,17 +33,11 @@ DRAFT_STEPS = 64
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--pair", choices=PAIRS, required=True)
-    p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--models", type=Path, default=Path("build/gpu/models"))
-    p.add_argument("--backend", default=None)
+    p = pair_parser(__doc__.splitlines()[0], PAIRS)
     p.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192])
     p.add_argument("--windows", type=int, nargs="+", default=[32, 128, 256, 512, 1024])
     p.add_argument("--segments", type=int, nargs="+", default=[1, 4, 16])
     p.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 32])
-    p.add_argument("--repeats", type=int, default=9)
-    p.add_argument("--budget-s", type=float, default=240.0)
     return p
 
 

@@ -7,8 +7,10 @@ what they mean. Weights are SGLang's `--load-format dummy`.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,51 @@ CONFIGS = {
 CONFIGS |= {f"{name}-eagle3": eagle3(CONFIGS[name]) for name in HEADED}
 
 
+# Of two layers, for the proof of each fast path over other kinds of attention. Widths
+# of heads and of latent vectors are real ones: kernels have no others.
+TINY = {
+    "vocab_size": 640,  # the embedded tokenizer's
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+TINY_CONFIGS = {
+    "tiny-latent": TINY
+    | {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "num_key_value_heads": 16,
+        **{"q_lora_rank": None, "kv_lora_rank": 512, "v_head_dim": 128},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+        **{"first_k_dense_replace": 2, "n_routed_experts": 4, "moe_layer_freq": 1},
+        **{"n_shared_experts": 1, "num_experts_per_tok": 2, "topk_method": "greedy"},
+        "moe_intermediate_size": 64,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            **{"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{"original_max_position_embeddings": 512, "beta_fast": 32},
+            "beta_slow": 1,
+        },
+    },
+    "tiny-windows": TINY
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128},
+        **{"sliding_window": 16, "query_pre_attn_scalar": 128},
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "tie_word_embeddings": True,
+    },
+}
+
+
 @dataclass(frozen=True)
 class PairSpec:
     """target, draft: keys of CONFIGS, or None for the embedded models."""
@@ -90,6 +137,7 @@ class PairSpec:
     name: str
     target: str | None
     draft: str | None
+    flags: tuple[str, ...] = ()
 
 
 PAIRS = {
@@ -98,6 +146,26 @@ PAIRS = {
     "llama-8b-1b": PairSpec("llama-8b-1b", "llama-3.1-8b", "llama-3.2-1b"),
     "embedded": PairSpec("embedded", None, None),
 }
+TINY_PAIRS = {
+    "tiny-latent": PairSpec("tiny-latent", "tiny-latent", None),
+    "tiny-windows": PairSpec(
+        "tiny-windows", "tiny-windows", None, ("--disable-hybrid-swa-memory",)
+    ),
+}
+
+
+def pair_parser(
+    description: str, pairs: Iterable[str], *, nargs: str | None = None
+) -> argparse.ArgumentParser:
+    """The options of all that builds pairs in its own process."""
+    p = argparse.ArgumentParser(description=description)
+    p.add_argument("--pair", choices=list(pairs), nargs=nargs, required=True)
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--models", type=Path, default=Path("build/gpu/models"))
+    p.add_argument("--backend", default=None)
+    p.add_argument("--repeats", type=int, default=9)
+    p.add_argument("--budget-s", type=float, default=240.0)
+    return p
 
 
 def model_folder(name: str | None, root: Path, *, of_draft: bool) -> Path:
@@ -106,7 +174,9 @@ def model_folder(name: str | None, root: Path, *, of_draft: bool) -> Path:
         return DRAFT_PATH if of_draft else TARGET_PATH
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIGS[name], indent=1))
+    (folder / "config.json").write_text(
+        json.dumps((CONFIGS | TINY_CONFIGS)[name], indent=1)
+    )
     for file in TOKENIZER_FILES:
         shutil.copy(TARGET_PATH / file, folder / file)
     return folder
@@ -114,7 +184,8 @@ def model_folder(name: str | None, root: Path, *, of_draft: bool) -> Path:
 
 def model_args(spec: PairSpec, root: Path, *, with_draft: bool = True) -> list[str]:
     """Server flags that name the pair's models."""
-    args = ["--model-path", str(model_folder(spec.target, root, of_draft=False))]
+    target = model_folder(spec.target, root, of_draft=False)
+    args = ["--model-path", str(target), *spec.flags]
     if spec.target is not None:
         args += ["--load-format", "dummy", "--dtype", "bfloat16"]
     if with_draft:
