@@ -46,6 +46,11 @@ paths() { # paths NAME LIMIT ARGUMENTS..: the proof in full, and each path on an
         --out "$out" --models "$out/models" --budget-s "$limit" "$@"
 }
 
+tiny_paths() { # tiny_paths PAIR BACKEND
+    paths "paths-$1-$2" 40 --pair "$1" --backend "$2" --context 128 --batches 1 8 \
+        --repeats 3
+}
+
 servers() { # servers NAME LIMIT ARGUMENTS..: whole servers
     local name=$1 limit=$2
     shift 2
@@ -54,24 +59,22 @@ servers() { # servers NAME LIMIT ARGUMENTS..: whole servers
         --models "$out/models" --logs "$out/$name" --budget-s "$limit" "$@"
 }
 
-pairs=(embedded tiny-latent tiny-windows)
 if [ "$dry" = --dry ]; then
     tiny=(--context 64 --window 8 --batches 1 2 --repeats 3 --replay)
     step machine 60 uname -a
     # On a CPU the backend is our own, and these are one process.
-    paths paths-tiny 300 --pair "${pairs[@]}" "${tiny[@]}"
+    paths paths-tiny 300 --pair embedded tiny-latent tiny-windows "${tiny[@]}"
     servers servers 300 --pair embedded --arms target parse-0.9-adaptive --context 64 \
         --output 16 --window 32 --segment 8 --concurrency 1 --repeats 1
 else
     large=qwen3-32b-1.7b
     step machine 60 nvidia-smi
     # 1. Which paths are right at all, on each attention backend.
-    for pair in "${pairs[@]}"; do
-        for backend in flashinfer triton fa3; do
-            paths "paths-$pair-$backend" 60 --pair "$pair" --backend "$backend" \
-                --context 128 --batches 1 8 --repeats 3
-        done
+    for backend in flashinfer triton fa3; do
+        tiny_paths embedded "$backend"
     done
+    for backend in flashinfer fa3; do tiny_paths tiny-latent "$backend"; done
+    for backend in flashinfer triton; do tiny_paths tiny-windows "$backend"; done
     # 2. The same with the shapes that users run, and what each path gives.
     paths paths-large 240 --pair "$large" --repeats 6
     # 3. Answers of whole servers: exact mode and no drafts equal the target, also with
