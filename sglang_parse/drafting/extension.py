@@ -155,7 +155,7 @@ def create_extension_drafters(
 
 def create_drafter(one: Extension, context: DrafterContext) -> Drafter | None:
     """None where it does not want to serve. Raises ValueError naming the package."""
-    create = one.make(_checked_function)
+    create: Callable[[DrafterContext], Drafter | None] = one.make(lambda found: found)
     try:
         drafter: Drafter | None = create(context)
         if drafter is not None:
@@ -180,10 +180,3 @@ def check_drafter(name: str, drafter: Any) -> None:
         raise ValueError("its max_tokens is 0 and token_level is true")
     if drafter.reads_features or drafter.runners:
         raise ValueError("it has runners or reads_features, which no package may have")
-
-
-def _checked_function(found: Any) -> Callable[[DrafterContext], Drafter | None]:
-    if not callable(found):
-        raise TypeError(f"{type(found).__name__} object is not callable")
-    create: Callable[[DrafterContext], Drafter | None] = found
-    return create

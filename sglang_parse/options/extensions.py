@@ -1,7 +1,7 @@
 """Extensions that installed packages offer by entry points.
 
-Only the packages' metadata is read here, once per process. The module of an extension
-is imported when the extension is first needed.
+Only the packages' metadata is read at first, once per process. The module of an
+extension is imported when a flag or a request first names the extension.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Extension:
         self.dist = f"{dist.name} {dist.version}" if dist else "an unnamed package"
         #: Why it cannot be used, in one sentence, or "".
         self.fault = ""
+        self._loaded: Any = None
         self._made: Any = None
         if not NAME.fullmatch(name) or name in owner.built_in:
             self.fault = self.sentence(
@@ -45,14 +46,32 @@ class Extension:
                 f"long, other than {', '.join(owner.built_in)}",
             )
 
+    def load(self) -> Any:
+        """The object that the entry point names, imported once; None with a `fault`."""
+        if self._loaded is None and not self.fault:
+            try:
+                found = self.entry_point.load()
+            except Exception as e:  # whatever the import of a module may raise
+                self.fault = self.sentence(f"cannot be imported ({described(e)})")
+                return None
+            if self.owner.functions and not callable(found):
+                what = f"is an object of type {type(found).__name__}"
+                self.fault = self.sentence(what)
+                return None
+            self._loaded = found
+        return self._loaded
+
     def make(self, build: Callable[[Any], Any]) -> Any:
-        """What `build` makes of the object behind the entry point, made once.
+        """What `build` makes of the object that the entry point names, made once.
 
         build: raises an error whose text says what the object lacks. Raises ValueError
         with the sentence that `fault` holds from then on.
         """
-        if not self.fault and self._made is None:
-            self._made = self._make(build)
+        if self._made is None and (found := self.load()) is not None:
+            try:
+                self._made = build(found)
+            except Exception as e:  # the object may be a class, which `build` calls
+                self.fault = self.sentence(f"cannot be used ({described(e)})")
         if self.fault:
             raise ValueError(self.fault)
         return self._made
@@ -65,31 +84,23 @@ class Extension:
             f"{owner.group}) {what}; expected {expected or owner.expected}."
         )
 
-    def _make(self, build: Callable[[Any], Any]) -> Any:
-        try:
-            found = self.entry_point.load()
-        except Exception as e:  # whatever the import of a module may raise
-            self.fault = self.sentence(f"cannot be imported ({described(e)})")
-            return None
-        try:
-            return build(found)
-        except Exception as e:  # the object may be a class, which `build` calls
-            self.fault = self.sentence(f"cannot be used ({described(e)})")
-            return None
-
 
 class Extensions:
     """All extensions of one kind.
 
     kind: `segmenter`, `judge` or `drafter`. built_in: names that none may have.
-    expected: what an entry point has to name.
+    expected: what an entry point has to name. functions: whether it has to be callable;
+    a judge may be an object.
     """
 
-    def __init__(self, kind: str, built_in: Sequence[str], expected: str) -> None:
+    def __init__(
+        self, kind: str, built_in: Sequence[str], expected: str, functions: bool = True
+    ) -> None:
         self.kind = kind
         self.group = f"sglang_parse.{kind}s"
         self.built_in = tuple(built_in)
         self.expected = expected
+        self.functions = functions
 
     @cached_property
     def found(self) -> dict[str, Extension]:
@@ -102,12 +113,15 @@ class Extensions:
         return tuple(name for name, one in self.found.items() if not one.fault)
 
     def check(self, name: str, field: str) -> bool:
-        """Whether a package offers the name. Raises ValueError naming `field` if it is
-        broken."""
+        """Whether a package offers the name. Raises ValueError naming `field` if its
+        module cannot be imported, or offers nothing fit of that name."""
         one = self.found.get(name)
-        if one is not None and one.fault:
+        if one is None:
+            return False
+        one.load()
+        if one.fault:
             raise ValueError(f"{field} is {shown(name)}: {one.fault}")
-        return one is not None
+        return True
 
 
 def described(error: Exception) -> str:

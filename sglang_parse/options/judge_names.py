@@ -14,6 +14,7 @@ JUDGE_EXTENSIONS = Extensions(
     built_in=(QUESTION_JUDGE,),
     expected="an object, or a class that is called without arguments, with that `name` "
     "and the methods suffix(tokenizer) and scores(logits)",
+    functions=False,
 )
 
 

@@ -1,7 +1,7 @@
 """Names of segmenters: the built-in ones, `fixed:N`, and those of installed packages.
 
 Only names are known here, so that flags and request fields can be checked without
-loading any rule. The rules are in judging/.
+the built-in rules, which are in judging/.
 """
 
 from __future__ import annotations

@@ -102,8 +102,9 @@ def graphs(tmp_path_factory, expected):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(plugin), prepend=":")
         environment.setenv("XDG_CACHE_HOME", str(folder))
-        with WarmServer((*flags, "16"), "graphs", log) as process:
-            yield Server(process.url), log, broken
+        process = WarmServer((*flags, "16"), "graphs", log)
+    with process:
+        yield Server(process.url), log, broken
 
 
 def paths_of(server):

@@ -60,7 +60,7 @@ def test_bad_offsets_of_a_package_raise_an_extension_error(package):
 
 def test_what_is_no_function_is_refused_when_it_is_loaded(package):
     """Red if the first draft finds out."""
-    with pytest.raises(ValueError, match="'number' of my-package 1.0 .*not callable"):
+    with pytest.raises(ValueError, match="'number' of my-package 1.0 .*of type str"):
         Segmenter("number", TEXTS)
 
 

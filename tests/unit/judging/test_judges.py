@@ -57,7 +57,7 @@ def package(tmp_path, monkeypatch):
     group = {"sglang_parse.judges": values}
     install(tmp_path, "my-package", group, {"parse_test_judges": MODULE})
     monkeypatch.syspath_prepend(tmp_path)
-    extensions = Extensions("judge", ("question",), "a judge")
+    extensions = Extensions("judge", ("question",), "a judge", functions=False)
     for module in (names, judges):
         monkeypatch.setattr(module, "JUDGE_EXTENSIONS", extensions)
     return extensions

@@ -34,9 +34,9 @@ def test_nothing_is_imported_before_it_is_needed(found):
     again."""
     rules = {"parse_test_rules": "def proof(draft):\n    return [1]\n"}
     extensions = found({"proof": "parse_test_rules:proof"}, modules=rules)
-    assert extensions.names() == ("proof",) and extensions.check("proof", "--f")
-    assert not extensions.check("prof", "--f")
+    assert extensions.names() == ("proof",) and not extensions.check("prof", "--f")
     assert "parse_test_rules" not in sys.modules
+    assert extensions.check("proof", "--f")
     rule = made(extensions.found["proof"])
     assert rule(None) == [1] and made(extensions.found["proof"]) is rule
 
@@ -47,13 +47,15 @@ def test_nothing_is_imported_before_it_is_needed(found):
         ("parse_test_missing:proof", "cannot be imported (ModuleNotFoundError: No mod"),
         ("parse_test_broken:proof", "cannot be imported (ZeroDivisionError: division"),
         ("parse_test_rules:prof", "cannot be imported (AttributeError: module"),
-        ("parse_test_rules:number", "cannot be used (TypeError: no function)"),
+        ("parse_test_rules:number", "is an object of type int"),
+        ("parse_test_rules:wrong", "cannot be used (TypeError: no function)"),
     ],
 )
 def test_broken_one_is_told_in_a_sentence(found, target, reason):
     """Red if group, name, package or expectation are missing, or if a name that is
     broken stays on offer."""
-    modules = {"parse_test_broken": "1 / 0", "parse_test_rules": "number = 3"}
+    rules = "number = 3\ndef wrong(draft):\n    return []\n"
+    modules = {"parse_test_broken": "1 / 0", "parse_test_rules": rules}
     extensions = found({"proof": target}, modules=modules)
 
     def build(thing):
@@ -68,7 +70,7 @@ def test_broken_one_is_told_in_a_sentence(found, target, reason):
     )
     assert "\n" not in text
     assert extensions.names() == ()
-    with pytest.raises(ValueError, match="--f is 'proof': the .* cannot be"):
+    with pytest.raises(ValueError, match="--f is 'proof': the .*; expected"):
         extensions.check("proof", "--f")
 
 

@@ -75,9 +75,8 @@ def test_what_works_may_be_asked_for():
 def test_broken_extension_that_a_flag_names_stops_the_server(setting, start):
     """Red if weights are loaded before anybody learns of it, or flag, package and
     expectation are missing."""
-    config = ParseConfig(**setting)
     with pytest.raises(ValueError) as raised:
-        model_checks.check_extensions(None, config)
+        model_checks.check_extensions(None, ParseConfig(**setting))
     text = str(raised.value)
     assert text.startswith(start) and "my-package 1.0 (entry point group" in text
     assert "; expected " in text and text.endswith(".")

@@ -375,7 +375,6 @@ def test_rounds_of_a_head_are_measured():
                 (1,) * num,
                 ended=False,
                 token_level=name != "model",
-                copied=name == "ngram",
             )
         round.num_rows = 5
         round.seconds = {"draft": 0.0, "layout": 0.0, "verify": 0.01, "decide": 0.0}
