@@ -31,16 +31,6 @@ def with_error(problem, step: int) -> str:
     return "".join(lines)
 
 
-def kept_text(entry: dict) -> str:
-    """The client's text up to the first rejected segment."""
-    parts = []
-    for segment in entry["segments"]:
-        if segment["origin"] != "client" or segment["outcome"] != "kept":
-            break
-        parts.append(segment["text"])
-    return "".join(parts)
-
-
 def test_right_draft_is_the_output(parse, problems, asked):
     """Red if a right draft in another phrasing is not kept from its first token."""
     cases = [

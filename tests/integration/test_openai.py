@@ -18,7 +18,7 @@ def client(parse):
 
 @pytest.fixture(scope="module")
 def problems():
-    return make_problems(5, seed=77)
+    return make_problems(4, seed=77)
 
 
 def chat(client, prompt, **options):
@@ -125,14 +125,14 @@ def edited(text: str, kind: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["same", "one line", "insertion", "deletion", "wrong"])
-def test_prediction_is_token_exact(client, problems, answers, kind, stream):
-    """Red if a prediction changes the output, or the counts do not add up."""
-    for problem, answer in zip(problems, answers, strict=True):
+def test_prediction_is_token_exact(client, problems, answers, kind):
+    """Red if a prediction changes the output, or the counts do not add up, streamed or
+    not."""
+    for i, (problem, answer) in enumerate(zip(problems, answers, strict=True)):
         prediction = edited(answer, kind)
         options = predict(prediction) | extra(return_meta_info=True)
-        if stream:
+        if i % 2:
             options |= {"stream": True, "stream_options": {"include_usage": True}}
             chunks = list(chat(client, problem.prompt, **options))
             parts = [c.choices[0] for c in chunks if c.choices]
@@ -198,29 +198,6 @@ def test_prediction_in_parts_and_empty(client, problems, answers):
     details = empty.usage.completion_tokens_details
     assert details.accepted_prediction_tokens == 0
     assert details.rejected_prediction_tokens == 0
-
-
-FORBIDDEN = {
-    "n": 2,
-    "logprobs": True,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "max_completion_tokens": 10,
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-    "modalities": ["text", "audio"],
-}
-
-
-BAD_PREDICTIONS = [
-    5,
-    "text",
-    [],
-    {"type": "other", "content": "x"},
-    {"type": "content"},
-    {"type": "content", "content": 7},
-    {"type": "content", "content": [{"type": "image", "text": "x"}]},
-    {"type": "content", "content": "x" * (1 << 20)},
-]
 
 
 # -- Client drafts and judging ----------
