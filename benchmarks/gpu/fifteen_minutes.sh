@@ -79,7 +79,7 @@ else
     paths paths-large 240 --pair "$large" --repeats 6
     # 3. Answers of whole servers: exact mode and no drafts equal the target, also with
     #    temperature 0.7 and under a grammar.
-    step exactness 240 "$python" -m pytest -x -p no:cacheprovider \
+    step exactness 240 "$python" -m pytest -x -p no:cacheprovider --junitxml "$out/exactness.xml" \
         tests/gpu/test_server_gpu.py -k "default or adaptive or sampled or head"
     # 4. Speed with good drafts and with hostile ones.
     servers servers 560 --pair "$large" --arms target parse-0.9-adaptive hostile

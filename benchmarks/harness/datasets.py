@@ -74,6 +74,13 @@ def _math500(row: Row, number: int) -> Item:
     return Item(name, (prompt,), row["answer"], str(row.get("subject", "")))
 
 
+def _nemo_skills(row: Row, number: int) -> Item:
+    """NeMo-Skills's files; sgl-eval's wheel holds AIME 2024 to 2026 in this form."""
+    prompt = f"{row['problem'].strip()}\n{BOXED}"
+    name = str(row.get("id", f"nemo-skills-{number}"))
+    return Item(name, (prompt,), str(row["expected_answer"]))
+
+
 def _list(row: Row, name: str) -> list[Any]:
     """A field that holds a list. Raises TypeError where it holds something else."""
     value = row[name]
@@ -204,6 +211,7 @@ _TABLE: tuple[DataSet, ...] = (
         *("speed-bench", "nvidia/SPEED-Bench", "qualitative", "test"),
         *(_speed_bench, "none", 1024),
     ),
+    DataSet("nemo-skills", "", None, "", _nemo_skills, "math", 16384),
     DataSet("prompts", "", None, "", _prompts, "answer", 2048),
     DataSet("embedded", "", None, "", _prompts, "embedded", 320),
 )
@@ -257,6 +265,7 @@ def read_rows(path: Path, name: str) -> list[Row]:
     """Rows of a local file, by its ending. Raises DataError."""
     readers: dict[str, Callable[[Path], list[Row]]] = {
         ".jsonl": _read_jsonl,
+        ".txt": _read_jsonl,  # as sgl-eval calls its files
         ".json": lambda p: json.loads(p.read_text(encoding="utf-8")),
         ".csv": _read_csv,
         ".parquet": _read_parquet,

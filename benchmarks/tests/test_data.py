@@ -29,6 +29,12 @@ ROWS = {
         "level": 1,
         "unique_id": "test/prealgebra/1.json",
     },
+    "nemo-skills": {
+        "id": "aime25-0",
+        "problem": "Find the sum of all integer bases $b>9$.",
+        "expected_answer": "70",
+        "reference_solution": "...",
+    },
     "mmlu": {
         "question": "Which is a prime?",
         "subject": "elementary_mathematics",
@@ -100,6 +106,7 @@ ROWS = {
 RIGHT = {
     "gsm8k": "So there are \\boxed{3000} beans.",
     "math500": "Thus $\\boxed{0.5}$.",
+    "nemo-skills": "49 + 21 = \\boxed{70}",
     "mmlu": "7 is prime.\nAnswer: C",
     "mmlu-pro": "The answer is (J).",
     "mmlu-redux": "Answer: B",
@@ -111,6 +118,7 @@ RIGHT = {
 WRONG = {
     "gsm8k": "3001",
     "math500": "Thus $\\boxed{5}$.",
+    "nemo-skills": "\\boxed{71}",
     "mmlu": "Answer: A",
     "mmlu-pro": "Answer: I",
     "mmlu-redux": "Answer: A",

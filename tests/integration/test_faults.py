@@ -1,4 +1,4 @@
-"""Faults of ours at a real server: one request's ends that request, and what nobody
+"""Faults of ours at a real server: one request's ends that request, and what none
 survives ends the server at once and says whose request it was.
 
 The faults come from a plugin of this test, which SGLang finds on PYTHONPATH.

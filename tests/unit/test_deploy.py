@@ -1,7 +1,11 @@
 """The files in deploy/: flags that exist, metrics that exist, queries that parse."""
 
+import hashlib
 import json
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import promql_parser
@@ -180,3 +184,31 @@ def test_compose_understands_every_field():
     text = re.sub(r"\$\{(\w+):[^}]*\}", r"/\1", text)  # as if they were set
     read = specification.PyCompose.from_json(json.dumps(yaml.safe_load(text)))
     assert set(read.service_names()) == set(compose())
+
+
+def test_every_weight_of_the_wheel_has_its_origin():
+    """Red if weights change, or join, without their line in embedded/WEIGHTS.md."""
+    folder = DRAFT_PATH.parent
+    told = dict(
+        re.findall(
+            r"^\| `(\S+)` .* `(\w{64})` \|$", (folder / "WEIGHTS.md").read_text(), re.M
+        )
+    )
+    assert told == {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*.safetensors")
+    }
+
+
+def test_a_release_names_its_repository(tmp_path):
+    """Red if the package index would show links that lead nowhere, or no address."""
+    for name in ("README.md", "pyproject.toml", ".ci/name_repository"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(DEPLOY.parent / name, tmp_path / name)
+    url, tag = "https://github.com/owner/name", "v0.5.23.post1"
+    subprocess.run([tmp_path / ".ci" / "name_repository", url, tag], check=True)
+    readme = (tmp_path / "README.md").read_text()
+    assert f"]({url}/blob/{tag}/docs/recipes.md)" in readme
+    assert not re.findall(r"\]\((?!https://)", readme)
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    assert {"Paper", "Source", "Issues"} < set(urls) and urls["Source"] == url
