@@ -63,7 +63,7 @@ def add_calibrate(commands: Any) -> None:
     tune.add_argument(
         "--chat-template-json",
         dest="chat_template",
-        type=_json_object,
+        type=json_object,
         metavar="JSON",
         help='options of the chat template, as {"enable_thinking": false}',
     )
@@ -92,7 +92,7 @@ def calibrate_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:

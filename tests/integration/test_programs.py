@@ -1,6 +1,7 @@
 """Each program of programs/ against the embedded pair, as a user runs it."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,17 @@ def test_readme_has_a_line_for_every_program():
     programs = sorted(names - {"__init__.py", "common.py"})
     assert len(programs) == 5
     assert all(f"| [{name}]({name}) | " in readme for name in programs)
+
+
+def test_cells_of_the_notebook_run(parse):
+    """Red if a cell of programs/first_steps.ipynb fails, or no longer shows what the
+    text above it says."""
+    cells = json.loads((ROOT / "programs" / "first_steps.ipynb").read_text())["cells"]
+    seen = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), seen)
+            seen["URL"] = parse.url
+    passes, scores = seen["passes"], seen["scores"]
+    assert passes["semantic"] < passes["exact"] < passes["off"]
+    assert scores[0] > 0.5 > scores[1] and len(scores) == len(seen["lines"])

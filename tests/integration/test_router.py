@@ -1,4 +1,5 @@
-"""Two PARSE servers behind sglang-router: what a client gets, and what survives."""
+"""Two PARSE servers behind sglang-router or its successor smg: what a client gets, and
+what survives."""
 
 import contextlib
 import importlib.util
@@ -26,10 +27,7 @@ WAIT_S = 300
 SCALE = "SGLANG_PARSE_TEST_SCALE"
 MODES = ("semantic", "exact", "off") if SCALE in os.environ else ("semantic",)
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("sglang_router") is None,
-    reason="sglang-router is not installed",
-)
+ROUTERS = [name for name in ("sglang_router", "smg") if importlib.util.find_spec(name)]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +44,9 @@ def workers(pool, second):
     return [pool.get("parse").url, second.url]
 
 
-@pytest.fixture(scope="module")
-def url(workers, tmp_path_factory):
-    """sglang-router in front of the workers, which get requests in turn."""
+@pytest.fixture(scope="module", params=ROUTERS)
+def url(request, workers, tmp_path_factory):
+    """A router in front of the workers, which get requests in turn."""
     url = f"http://{HOST}:{free_port()}"
     flags = (
         *("--host", HOST, "--port", url.rpartition(":")[2]),
@@ -56,7 +54,7 @@ def url(workers, tmp_path_factory):
         *("--worker-urls", *workers, "--health-check-interval-secs", "1"),
     )
     with open(tmp_path_factory.mktemp("router") / "log", "wb") as log:
-        command = [sys.executable, "-m", "sglang_router.launch_router", *flags]
+        command = [sys.executable, "-m", f"{request.param}.launch_router", *flags]
         router = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
         wait_ready(url, router)
