@@ -11,13 +11,11 @@ from typing import Any
 from sglang_parse.sgl.names import ALGORITHM
 
 GPU_ATTENTION_BACKEND = "flashinfer"
-# With FlashInfer, SGLang disables the radix cache for deterministic answers.
-DETERMINISTIC_BACKEND = "triton"
 
 
 def default_attention_backend(server_args: Any) -> None:
-    """FlashInfer for servers that name no backend, and Triton if answers are
-    deterministic. A backend that is named for prefills serves decode steps too.
+    """FlashInfer for servers that name no backend. A backend that is named for prefills
+    serves decode steps too.
 
     It runs before the first step that chooses one. On Hopper and Blackwell SGLang would
     choose fa3 or trtllm_mha, whose verify modes know one width per batch and ignore the
@@ -33,8 +31,4 @@ def default_attention_backend(server_args: Any) -> None:
     if config.attention_backend or (prefill and decode):
         return
     backend = prefill or GPU_ATTENTION_BACKEND
-    # SGLang's step lets the second one imply the first.
-    deterministic = config.enable_deterministic_inference or config.rl_on_policy_target
-    if deterministic and not prefill:
-        backend = DETERMINISTIC_BACKEND
     declare_resolution(server_args, ALGORITHM, attention_backend=backend)

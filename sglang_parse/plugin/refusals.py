@@ -57,6 +57,10 @@ SERVED: dict[str, tuple[Any, ...]] = {
     # Each request gets a grammar, and judged text follows none. Its filter of tokens is
     # xgrammar's, which SGLang runs on no CPU, so no test has proven it in exact mode.
     "enable_strict_thinking": UNSET,
+    # A token's logits come from a pass or from a step, which differ in their last bits,
+    # and which of them it is depends on load and time. The first implies the second.
+    "rl_on_policy_target": UNSET,
+    "enable_deterministic_inference": UNSET,
     # Options of SGLang's own verification, which PARSE does not run.
     "speculative_use_rejection_sampling": UNSET,
     "speculative_accept_threshold_single": (1,),

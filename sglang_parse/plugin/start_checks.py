@@ -129,9 +129,11 @@ EARLY_CHECKS = (
     StartCheck("model folders", check_folders),
     StartCheck("context lengths", check_context),
     StartCheck("probe", check_probe_flags),
+    # SGLang would refuse some in the name of what it resolved them to.
+    StartCheck("arguments of SGLang", refusals.check_arguments),
 )
 LATE_CHECKS = (
-    StartCheck("arguments of SGLang", refusals.check_arguments),
+    StartCheck("resolved arguments", refusals.check_arguments),
     StartCheck("environment", refusals.check_environment),
     StartCheck("page size", refusals.check_page_size),
     StartCheck("attention backends", refusals.check_attention_backends),

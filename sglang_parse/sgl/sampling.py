@@ -47,7 +47,7 @@ def expand_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
 
 def draft_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
     """Sampling parameters alone, one row per entry of `index`: temperature, top-p,
-    top-k, min-p and seed. Requests with anything else are not drafted for."""
+    top-k and min-p. Requests with anything else are not drafted for."""
     bare = dataclasses.replace(
         sampling_info,
         acc_additive_penalties=None,
@@ -112,8 +112,8 @@ def sample_rows(
     """The target's own token at each row, sampled as SGLang samples in a decode step.
 
     logits: [rows, vocab], modified in place. sampling_info: one row each
-    (`expand_rows`). positions: [rows] of the token each row was computed from (they
-    key seeded sampling). grammar_mask: GrammarMask of the rows or None.
+    (`expand_rows`). positions: [rows] of the token each row was computed from.
+    grammar_mask: GrammarMask of the rows or None.
     Source: sglang/srt/model_executor/model_runner.py, `sample`.
     """
     output = LogitsProcessorOutput(next_token_logits=logits)

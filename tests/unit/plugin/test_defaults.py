@@ -3,10 +3,7 @@
 import pytest
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
-from sglang_parse.plugin.defaults import (
-    DETERMINISTIC_BACKEND,
-    GPU_ATTENTION_BACKEND,
-)
+from sglang_parse.plugin.defaults import GPU_ATTENTION_BACKEND
 
 PARSE = (
     *("--speculative-algorithm", "parse"),
@@ -33,13 +30,6 @@ def backend_seen_by_sglang(*flags: str) -> str | None:
 def test_parse_takes_flashinfer_where_none_is_named():
     """Red if a Hopper card's default (fa3) is chosen, which PARSE then refuses."""
     assert backend_seen_by_sglang(*PARSE) == GPU_ATTENTION_BACKEND
-
-
-def test_deterministic_answers_take_triton_where_none_is_named():
-    """Red if SGLang names fa3 there, on Hopper, which PARSE then refuses as if the user
-    had; or if the radix cache is lost."""
-    flags = ("--enable-deterministic-inference",)
-    assert backend_seen_by_sglang(*PARSE, *flags) == DETERMINISTIC_BACKEND
 
 
 def test_a_named_backend_is_kept():

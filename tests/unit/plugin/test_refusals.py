@@ -39,6 +39,8 @@ NAMED = (
     "--speculative-accept-threshold-acc 0.5",
     "--speculative-token-map map.pt",
     "--skip-tokenizer-init",
+    "--enable-deterministic-inference",
+    "--rl-on-policy-target fsdp",
     "--speculative-draft-attention-backend flex_attention",
     "--decode-attention-backend flex_attention",
     "--prefill-attention-backend flex_attention",
