@@ -9,8 +9,8 @@ from typing import Any
 import sglang as sgl
 from sglang.lang.chat_template import get_chat_template
 
+from programs.server_template import server_template
 from sglang_parse.embedded.task import Problem, make_problems
-from sglang_parse.frontend.server_template import server_template
 
 SEED = 37  # of the embedded task's held-out problems
 

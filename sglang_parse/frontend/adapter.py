@@ -14,7 +14,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import sglang
 from sglang.lang.interpreter import StreamExecutor
@@ -126,32 +125,6 @@ def install() -> None:
             f"sglang {sglang.__version__} has no usable {SEAM}, which parse_gen and "
             "parse_verify need; install sglang==0.5.23."
         )
-
-
-# Whether a backend's server says that it serves PARSE; None where it does not say.
-_serves_parse: WeakKeyDictionary[Any, bool | None] = WeakKeyDictionary()
-
-
-def check_server(backend: Any) -> None:
-    """Raise ParseUnavailableError before anything is sent to another kind of server."""
-    if backend not in _serves_parse:
-        answer = _ask_algorithm(backend)
-        if answer is False:
-            raise unavailable(backend)  # asked again: it may be started anew
-        _serves_parse[backend] = answer
-
-
-def _ask_algorithm(backend: Any) -> bool | None:
-    """From /server_info, which routers may not have."""
-    if not hasattr(backend, "get_server_info"):
-        return False  # no SGLang behind it
-    try:
-        info = backend.get_server_info()
-    except Exception:  # whatever a foreign endpoint makes of the question
-        return None
-    if not isinstance(info, dict) or "speculative_algorithm" not in info:
-        return None
-    return info["speculative_algorithm"] == "PARSE"
 
 
 def report_of(backend: Any, meta_info: Any) -> dict[str, Any]:

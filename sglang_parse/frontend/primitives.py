@@ -57,8 +57,8 @@ def parse_gen(
     A setting that is looser than the server's, such as a lower threshold, needs a
     server with `--speculative-parse-client-options all`; others refuse the request.
 
-    Raises ValueError on a wrong setting. While the program runs, a server without
-    PARSE is a ParseUnavailableError (`state.error()`).
+    Raises ValueError on a wrong setting. While the program runs, an answer of a server
+    without PARSE is a ParseUnavailableError (`state.error()`).
     """
     options = _custom_params("parse_gen", GEN_KEYWORDS, locals())
     lists_segments = options.pop("parse_report", False)
@@ -125,7 +125,6 @@ class ParseGen(ParseExpr):
     def generate(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
     ) -> Answer:
-        adapter.check_server(backend)
         ours = ParseSamplingParams.of(params, self.custom_params)
         text, meta_info = backend.generate(executor, sampling_params=ours)
         adapter.report_of(backend, meta_info)
@@ -134,7 +133,6 @@ class ParseGen(ParseExpr):
     def generate_stream(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
     ) -> Iterator[Answer]:
-        adapter.check_server(backend)
         ours = ParseSamplingParams.of(params, self.custom_params)
         meta_info: dict[str, Any] = {}
         for text, meta_info in backend.generate_stream(executor, sampling_params=ours):
@@ -148,7 +146,6 @@ class ParseVerify(ParseExpr):
     def generate(
         self, backend: Any, executor: StreamExecutor, params: SglSamplingParams
     ) -> Answer:
-        adapter.check_server(backend)
         # The program's own defaults concern what it generates.
         plain = SglSamplingParams(max_new_tokens=1, temperature=0.0, stop=[])
         ours = ParseSamplingParams.of(plain, self.custom_params)

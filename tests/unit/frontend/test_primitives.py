@@ -23,7 +23,7 @@ from sglang_parse.frontend import (  # noqa: E402
     ParseUnavailableError,
     adapter,
 )
-from sglang_parse.frontend.adapter import check_server, report_of  # noqa: E402
+from sglang_parse.frontend.adapter import report_of  # noqa: E402
 from sglang_parse.options.request import (  # noqa: E402
     REQUEST_TABLE,
     RequestOptions,
@@ -54,17 +54,13 @@ VERDICTS = [
 class FakeBackend(BaseBackend):
     """Says "one two" to everything; remembers what it was asked."""
 
-    def __init__(self, algorithm="PARSE", has_report=True):
+    def __init__(self, has_report=True):
         super().__init__()
         self.chat_template = get_chat_template("chatml")
-        self.algorithm = algorithm
         self.has_report = has_report
         self.asked = []
         self.may_go_on = threading.Event()  # a stream's second half
         self.may_go_on.set()
-
-    def get_server_info(self):
-        return {"speculative_algorithm": self.algorithm}
 
     def _meta_info(self, custom):
         if not self.has_report:
@@ -348,30 +344,15 @@ def failure(state):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_other_servers_are_refused_before_anything_is_sent(stream):
-    backend = FakeBackend(algorithm="EAGLE", has_report=False)
+def test_an_answer_without_a_report_is_an_error(stream):
+    """Red if a server may answer without PARSE and nobody is told."""
+    backend = FakeBackend(has_report=False)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         state = answer.run(question="Q", backend=backend, stream=stream)
         assert "FakeBackend does not serve PARSE" in failure(state)
-    assert not backend.asked
-    assert "answer" not in state or state["answer"] == ""
-
-
-class Foreign(FakeBackend):
-    """As sgl.OpenAI: nothing of SGLang behind it."""
-
-    get_server_info = property()
-
-
-def test_backends_without_an_sglang_server_are_asked_nothing():
-    """Red if another vendor's tokens are paid for before the refusal."""
-    backend = Foreign(has_report=False)
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        state = answer.run(question="Q", backend=backend)
-        assert "Foreign does not serve PARSE" in failure(state)
-    assert not backend.asked
+        assert stream or "answer" not in state or state["answer"] == ""
+        failure(check.run(text=STEPS, backend=backend))
 
 
 def test_programs_that_cut_answers_by_tokens_are_refused():
@@ -389,30 +370,11 @@ def test_programs_that_cut_answers_by_tokens_are_refused():
     assert not backend.asked
 
 
-def test_response_without_report_is_an_error():
-    """Red if a server that does not say what it is may answer without PARSE."""
-    backend = FakeBackend(has_report=False)
-    backend.get_server_info = lambda: None
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        failure(answer.run(question="Q", backend=backend))
-        failure(check.run(text=STEPS, backend=backend))
-
-
 def test_aborted_request_says_so():
     """Red if an operator's abort reads as the wrong kind of server."""
     reason = {"type": "abort", "message": "Abort in waiting queue"}
     with pytest.raises(RuntimeError, match="aborted: Abort in waiting queue"):
         report_of(FakeBackend(), {"finish_reason": reason})
-
-
-def test_server_is_asked_again_after_a_refusal():
-    """Red if a server that was started anew with PARSE is still refused."""
-    backend = FakeBackend(algorithm="EAGLE")
-    with pytest.raises(ParseUnavailableError):
-        check_server(backend)
-    backend.get_server_info = lambda: {"speculative_algorithm": "PARSE"}
-    check_server(backend)
 
 
 def test_primitives_are_ordinary_expressions():
