@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.harness.datasets import Item
 from benchmarks.harness.sandbox import run_program
-from sglang_parse.calibrate.answers import boxed, check_final, check_number
+from sglang_parse.calibrate.answers import boxed, check_final, last_number
 from sglang_parse.embedded import task
 
 # Only the word in any case: "the answer is a bit subtle" names no option, nor does
@@ -104,6 +104,12 @@ def check_own(text: str, gold: str | None) -> bool | None:
 
 def check_embedded(text: str, problem: task.Problem) -> bool:
     return task.check_answer(problem, text)
+
+
+def check_number(text: str, gold: str) -> bool:
+    """Compare the last numbers of both texts (GSM8K's flexible match)."""
+    number = last_number(text)
+    return number is not None and number == last_number(gold)
 
 
 CHECKERS: dict[str, Callable[[str, Any], bool | None]] = {

@@ -76,5 +76,5 @@ def test_labels_are_the_checkers_verdicts_on_every_judged_prefix(seed):
     report.finish(ids)
     found = report.as_dict(ids, lambda ids: "".join(map(chr, ids)))["segments"]
     item = Item(problem.prompt, problem)
-    assert gold_verdicts("embedded", item, found) == expected
-    assert gold_verdicts("gsm8k", item, found) == []
+    assert gold_verdicts(item, found) == expected
+    assert gold_verdicts(Item("a", "b"), found) == []

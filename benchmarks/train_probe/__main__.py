@@ -33,15 +33,17 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, metavar="FILE", help="the probe to write"
     )
     source = train.add_mutually_exclusive_group()
-    source.add_argument("--dataset", help="default: embedded")
-    source.add_argument("--prompts", metavar="FILE", help="lines of JSON with `prompt`")
+    source.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="lines of JSON with `prompt`; default: the embedded task",
+    )
     source.add_argument(
         "--from-traffic",
         type=int,
         metavar="N",
         help="ask nothing; wait until the server's traffic has brought N pairs",
     )
-    train.add_argument("--path", help="local file of the data set")
     train.add_argument("--problems", type=int, help="default: 1000")
     train.add_argument(
         "--temperatures", type=float, nargs="+", metavar="T", help="default: 0 1"
@@ -87,8 +89,6 @@ def parser() -> argparse.ArgumentParser:
 
 def train_command(args: argparse.Namespace) -> None:
     values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
-    if prompts := values.pop("prompts", None):
-        values |= {"dataset": "prompts", "path": prompts}
     for name in ("temperatures", "segmenters"):
         if name in values:
             values[name] = tuple(values[name])

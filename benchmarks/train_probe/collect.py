@@ -20,8 +20,8 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.train_probe.fit import Pairs
-from benchmarks.train_probe.gold import CHECKS, Verdicts, gold_label, gold_verdicts
-from sglang_parse.calibrate.problems import PROBLEM_SETS, Item
+from benchmarks.train_probe.gold import Verdicts, gold_label, gold_verdicts
+from sglang_parse.calibrate.problems import Item
 from sglang_parse.demo.load import (
     LoadError,
     encode_chat,
@@ -43,7 +43,7 @@ class Source(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
     @property
-    def dataset(self) -> str: ...
+    def prompts(self) -> str: ...
     @property
     def temperatures(self) -> tuple[float, ...]: ...
     @property
@@ -240,7 +240,7 @@ async def _ask_all(
                     raise LoadError(f"/generate answered {answer.status}: {told}")
                 found = await answer.json()
             segments = found["meta_info"]["parse"].get("segments", [])
-            gold[ask.rid] = gold_verdicts(source.dataset, ask.item, segments)
+            gold[ask.rid] = gold_verdicts(ask.item, segments)
             bar.update()
 
         async with session:
@@ -251,17 +251,16 @@ async def _ask_all(
 def _body(source: Source, ask: _Ask, tokenizer: Any) -> dict[str, Any]:
     """What is sent to /generate."""
     custom: dict[str, Any] = {"parse_mode": "semantic", "parse_judge": "suffix"}
-    custom["parse_report"] = source.dataset in CHECKS
+    custom["parse_report"] = not source.prompts
     if ask.segmenter is not None:
         custom["parse_segmenter"] = ask.segmenter
-    limit = source.max_new_tokens or PROBLEM_SETS[source.dataset].max_new_tokens
     ids = encode_chat(tokenizer, ask.item.prompt, source.chat_template)
     return {
         "rid": ask.rid,
         "input_ids": list(ids),
         "sampling_params": {
             "temperature": ask.temperature,
-            "max_new_tokens": limit,
+            "max_new_tokens": source.max_new_tokens,
             "custom_params": custom,
         },
     }

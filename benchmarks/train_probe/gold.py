@@ -6,16 +6,13 @@ and in them the text of every judged prefix in the order of the verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.embedded_answers import first_error
 from sglang_parse.calibrate.problems import Item
+from sglang_parse.embedded.task import Problem
 
-#: Data set -> (item, text of a prefix) -> whether the prefix is right so far.
-CHECKS: Mapping[str, Callable[[Item, str], bool]] = {
-    "embedded": lambda item, text: first_error(item.reference, text) is None
-}
 #: A label that nobody knows.
 UNKNOWN = -1
 # A verdict of a report and one of a pair are the same number.
@@ -39,15 +36,14 @@ def judged_prefixes(segments: Sequence[Mapping[str, Any]]) -> list[tuple[float, 
     return found
 
 
-def gold_verdicts(
-    dataset: str, item: Item, segments: Sequence[Mapping[str, Any]]
-) -> Verdicts:
+def gold_verdicts(item: Item, segments: Sequence[Mapping[str, Any]]) -> Verdicts:
     """(score of the question, whether the prefix is right) in the order of verdicts;
-    none where the data set cannot check a prefix."""
-    check = CHECKS.get(dataset)
-    if check is None:
+    none where nothing can check a prefix."""
+    problem = item.reference
+    if not isinstance(problem, Problem):
         return []
-    return [(score, check(item, text)) for score, text in judged_prefixes(segments)]
+    found = judged_prefixes(segments)
+    return [(score, first_error(problem, text) is None) for score, text in found]
 
 
 def gold_label(verdicts: Sequence[tuple[float, bool]], index: int, score: float) -> int:

@@ -21,10 +21,9 @@ from benchmarks.train_probe.collect import (
     wait_for_pairs,
 )
 from benchmarks.train_probe.fit import LABELS, Fit, learn
-from benchmarks.train_probe.gold import CHECKS
 from benchmarks.train_probe.report import report_text
 from benchmarks.train_probe.save import save_probe
-from sglang_parse.calibrate.problems import PROBLEM_SETS, Item, load_items
+from sglang_parse.calibrate.problems import Item, load_items
 from sglang_parse.options.table import flag_name
 from sglang_parse.options.validation import check_choice, check_count, check_number
 from sglang_parse.probe.linear_probe import Probe
@@ -33,21 +32,20 @@ from sglang_parse.probe.linear_probe import Probe
 @dataclass(frozen=True)
 class TrainOptions:
     """least_agreement: with the question, on requests held out. most_false_accepts:
-    share of the prefixes that the question rejects. from_traffic: pairs to wait for, 0
-    to ask a data set. labels: what is learnt, the question's verdicts or the gold
-    labels of the data set.
+    share of the prefixes that the question rejects. prompts: a file to ask, "" for the
+    embedded task. from_traffic: pairs to wait for, 0 to ask. labels: what is learnt,
+    the question's verdicts or the gold labels of the embedded task.
     """
 
     url: str
     out: Path
-    dataset: str = "embedded"
-    path: str = ""
+    prompts: str = ""
     problems: int = 1000
     from_traffic: int = 0
     temperatures: tuple[float, ...] = (0.0, 1.0)
     segmenters: tuple[str, ...] = ()
     concurrency: int = 8
-    max_new_tokens: int = 0
+    max_new_tokens: int = 2048
     labels: str = "question"
     least_agreement: float = 0.95
     most_false_accepts: float = 0.1
@@ -57,12 +55,11 @@ class TrainOptions:
     chat_template: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice(self.dataset, "--dataset", tuple(PROBLEM_SETS))
         check_choice(self.labels, "--labels", LABELS)
-        if self.labels == "gold" and (self.from_traffic or self.dataset not in CHECKS):
+        if self.labels == "gold" and (self.from_traffic or self.prompts):
             raise ValueError(
-                f"--labels is 'gold', and prefixes of --dataset {self.dataset} have no "
-                f"gold labels; expected 'question', or one of {', '.join(CHECKS)}."
+                "--labels is 'gold', and prefixes of --prompts and --from-traffic have "
+                "no gold labels; expected 'question'."
             )
         for name in ("problems", "concurrency"):
             check_count(getattr(self, name), f"--{name}", 1, 1 << 20)
@@ -109,10 +106,7 @@ def collect(options: TrainOptions, items: Sequence[Item] | None) -> Collected:
         return fetch_pairs(options, {})
     if items is None:
         items = load_items(
-            options.dataset,
-            problems=options.problems,
-            seed=options.seed,
-            path=options.path,
+            options.prompts, problems=options.problems, seed=options.seed
         )
     forget_pairs(options)
     return fetch_pairs(options, ask_items(options, items))

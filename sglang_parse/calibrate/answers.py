@@ -46,12 +46,6 @@ def _as_decimal(fraction: re.Match[str]) -> str:
     return f"{whole + over / under:f}"
 
 
-def check_number(text: str, gold: str) -> bool:
-    """Compare the last numbers of both texts (GSM8K's flexible match)."""
-    number = last_number(text)
-    return number is not None and number == last_number(gold)
-
-
 def final_answer(text: str) -> str:
     """The boxed answer, the one after "Answer:", the last number, or the last line."""
     inner = boxed(text)

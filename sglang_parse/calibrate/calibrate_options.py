@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.calibrate.problems import PROBLEM_SETS
 from sglang_parse.calibrate.trials import Setting
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.validation import check_choice, check_count
+from sglang_parse.options.validation import check_count
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.97)
 SEGMENTERS = ("step", "paragraph", "fixed:32")
@@ -25,20 +24,19 @@ def problems_needed(budget: float, confidence: float) -> int:
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """screen: problems that order the settings. problems: fresh ones that test them.
-    max_new_tokens: 0 for the data set's own limit."""
+    """prompts: their file, "" for the embedded task. screen: problems that order the
+    settings. problems: fresh ones that test them."""
 
     url: str
     out: Path
-    dataset: str = "embedded"
-    path: str = ""
+    prompts: str = ""
     problems: int = 700
     screen: int = 100
     concurrency: int = 8
     budget: float = 0.5
     confidence: float = 0.95
     seed: int = 7
-    max_new_tokens: int = 0
+    max_new_tokens: int = 2048
     thresholds: tuple[float, ...] = THRESHOLDS
     segmenters: tuple[str, ...] = SEGMENTERS
     chat_template: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +47,6 @@ class CalibrateOptions:
                 f"--budget {self.budget} and --confidence {self.confidence}: expected "
                 "points above 0 and below 100, and a share from 0.5 to below 1."
             )
-        check_choice(self.dataset, "--dataset", tuple(PROBLEM_SETS))
         for name in ("problems", "screen", "concurrency"):
             check_count(getattr(self, name), f"--{name}", 1, 1 << 20)
         needed = problems_needed(self.budget, self.confidence)

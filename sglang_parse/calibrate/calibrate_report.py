@@ -28,7 +28,7 @@ def write_files(
         "reference": found.reference,
         **{
             name: getattr(options, name)
-            for name in ("dataset", "path", "seed", "concurrency", "url")
+            for name in ("prompts", "seed", "concurrency", "url")
         },
         "served": served,
         "budget": options.budget,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from sglang_parse.calibrate.answers import final_answer
 from sglang_parse.calibrate.calibrate_options import CalibrateOptions
 from sglang_parse.calibrate.calibrate_report import report_text, write_files
-from sglang_parse.calibrate.problems import PROBLEM_SETS, Item, load_items
+from sglang_parse.calibrate.problems import Item, load_items
 from sglang_parse.calibrate.served import served_settings, server_info
 from sglang_parse.calibrate.trials import (
     EXACT,
@@ -42,7 +42,6 @@ from sglang_parse.demo.load import (
 
 WARM_UP = 8
 Ask = Callable[[Setting, Sequence[Item]], Sequence[RequestResult]]
-Check = Callable[[str, Any], bool]
 
 
 def calibrate(
@@ -55,10 +54,9 @@ def calibrate(
     screen, fresh = slice(options.screen), slice(options.screen, None)
     alone = ask(OFF, items)
     has_gold = all(item.reference is not None for item in items)
-    check = PROBLEM_SETS[options.dataset].check if has_gold else None
 
     def graded(part: slice, answers: Sequence[RequestResult]) -> Outcome:
-        return grade(items[part], alone[part], answers, check)
+        return grade(items[part], alone[part], answers, has_gold=has_gold)
 
     def measured(setting: Setting, part: slice) -> Outcome:
         return graded(part, ask(setting, items[part]))
@@ -95,16 +93,16 @@ def grade(
     items: Sequence[Item],
     alone: Sequence[RequestResult],
     answers: Sequence[RequestResult],
-    check: Check | None,
+    *,
+    has_gold: bool,
 ) -> Outcome:
     """Which answers are right, and their seconds.
 
-    alone: the target's own answers, whose final answers are the reference if `check` is
-    None.
+    alone: the target's own answers, whose final answers are the reference without gold.
     """
     right = [
-        check(answer.text, item.reference)
-        if check
+        item.is_right(answer.text)
+        if has_gold
         else final_answer(answer.text) == final_answer(own.text)
         for item, own, answer in zip(items, alone, answers, strict=True)
     ]
@@ -118,12 +116,10 @@ def run_calibration(options: CalibrateOptions) -> str:
     """
     options.settings()  # checks the values before the server is contacted
     count = options.problems + options.screen
-    items = load_items(
-        options.dataset, problems=count, seed=options.seed, path=options.path
-    )
+    items = load_items(options.prompts, problems=count, seed=options.seed)
     if len(items) < count:
         raise ValueError(
-            f"{options.path or options.dataset} has {len(items)} problems, expected "
+            f"--prompts {options.prompts} has {len(items)} problems, expected "
             f"--problems {options.problems} plus --screen {options.screen}."
         )
     info = server_info(options.url)
@@ -153,7 +149,7 @@ def ask_setting(
 ) -> Sequence[RequestResult]:
     """The answers to the items, in order, from an empty radix cache. Raises LoadError
     that names the setting."""
-    limit = options.max_new_tokens or PROBLEM_SETS[options.dataset].max_new_tokens
+    limit = options.max_new_tokens
     prompts = [
         Prompt(None, encode_chat(tokenizer, i.prompt, options.chat_template), limit)
         for i in items

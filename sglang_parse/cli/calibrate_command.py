@@ -21,17 +21,13 @@ def add_calibrate(commands: Any) -> None:
     tune.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="JSON to write"
     )
-    source = tune.add_mutually_exclusive_group()
-    source.add_argument(
-        "--dataset", default="embedded", help="embedded (default) or gsm8k"
-    )
-    source.add_argument(
+    tune.add_argument(
         "--prompts",
         metavar="FILE",
-        help="lines of JSON with `prompt` and perhaps `answer`; without, answers are "
-        "compared with the target's own",
+        help="lines of JSON with `prompt` (or `question`) and perhaps `answer`; "
+        "without answers, the target's own are the reference; default: problems of "
+        "the embedded pair",
     )
-    tune.add_argument("--path", default="", help="local JSONL file of the data set")
     tune.add_argument(
         "--problems",
         type=int,
@@ -45,7 +41,7 @@ def add_calibrate(commands: Any) -> None:
         help="that order settings first; default: 100",
     )
     tune.add_argument("--concurrency", type=int, default=8, help="default: 8")
-    tune.add_argument("--max-new-tokens", type=int, default=0)
+    tune.add_argument("--max-new-tokens", type=int, default=2048)
     tune.add_argument(
         "--budget", type=float, default=0.5, help="points of accuracy; default: 0.5"
     )
@@ -75,14 +71,6 @@ def calibrate_command(args: argparse.Namespace) -> int:
     from sglang_parse.calibrate.calibration import run_calibration
 
     values = {k: v for k, v in vars(args).items() if v is not None and k != "command"}
-    prompts = values.pop("prompts", None)
-    if prompts and args.path:
-        raise ValueError(
-            f"--path {args.path} and --prompts {prompts}: expected one file of the "
-            "two; --path is that of --dataset."
-        )
-    if prompts:
-        values |= {"dataset": "prompts", "path": prompts}
     for name in SWEPT:
         if name in values:
             values[name] = tuple(values[name])

@@ -32,20 +32,15 @@ class Finding:
     text: str
 
 
-def run_checks(target: str, draft: str, draft_url: str = "") -> Iterator[Finding]:
-    """All checks, each as soon as it is done; a failed one does not stop the others.
-
-    draft_url: of a draft server, "" without one.
-    """
+def run_checks(target: str, draft: str) -> Iterator[Finding]:
+    """All checks, each as soon as it is done; a failed one does not stop the others."""
     for check in (check_versions, check_plugin, check_platform, check_hooks):
         yield run(check)
     started: list[Any] = []
     yield run(partial(check_start, target, draft, started))
     for args in started:  # a pair that cannot start has one line, which names the flag
-        for of_pair in (check_tokenizers, check_judge, check_sampling):
+        for of_pair in (check_tokenizers, check_judge):
             yield run(partial(of_pair, args))
-    if draft_url:
-        yield run(partial(check_draft_server, draft_url))
 
 
 def prove_paths(target: str, draft: str) -> Iterator[Finding]:
@@ -188,39 +183,3 @@ def check_judge(args: Any) -> str:
     verdicts = ", ".join(f"{y}={ids[0]} {n}={ids[1]}" for (y, n), ids in pairs)
     text = tokenizer.decode(judge.suffix)
     return f"judge suffix of {len(judge.suffix)} tokens, verdicts {verdicts}: {text!r}"
-
-
-def check_sampling(args: Any) -> str:
-    """The model's own sampling defaults do not switch PARSE off."""
-    from transformers import GenerationConfig
-
-    from sglang_parse.plugin.model_checks import penalty_sentence
-
-    try:
-        defaults = GenerationConfig.from_pretrained(args.model_path).to_dict()
-    except OSError:  # there is none, or a hub cannot be reached
-        if not Path(args.model_path).is_dir():
-            return f"generation_config.json of {args.model_path} cannot be read here"
-        defaults = {}
-    if told := penalty_sentence(defaults):
-        raise ValueError(told)
-    return "the sampling defaults of the target leave chat requests to PARSE"
-
-
-def check_draft_server(url: str) -> str:
-    """It lists its models, with the API key of the environment."""
-    from sglang_parse.options.validation import DRAFT_KEY_ENV, check_url
-    from sglang_parse.remote.remote_protocol import check_key, described, list_models
-
-    check_url(url, "--speculative-parse-draft-url")
-    key = os.environ.get(DRAFT_KEY_ENV, "")
-    check_key(key)
-    try:
-        models = list_models(url, key)
-    except Exception as e:
-        raise ValueError(
-            f"the draft server at {url} cannot be used ({described(e)}); start it, or "
-            f"set its key in {DRAFT_KEY_ENV}."
-        ) from e
-    sent = "with" if key else "without"
-    return f"the draft server {url}, asked {sent} a key, serves {', '.join(models)}"

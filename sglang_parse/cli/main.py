@@ -109,9 +109,6 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this installation and a pair")
     add_models(doctor)
     doctor.add_argument(
-        "--speculative-parse-draft-url", default="", help="a draft server to ask too"
-    )
-    doctor.add_argument(
         "--prove",
         action="store_true",
         help="start a server of the pair, and compare its fast paths with plain ones",
@@ -211,8 +208,7 @@ def doctor_command(args: argparse.Namespace) -> int:
     from sglang_parse.cli.doctor import prove_paths, run_checks
 
     status, pair = 0, (args.model_path, args.speculative_draft_model_path)
-    findings = run_checks(*pair, args.speculative_parse_draft_url)
-    for finding in chain(findings, prove_paths(*pair) if args.prove else ()):
+    for finding in chain(run_checks(*pair), prove_paths(*pair) if args.prove else ()):
         mark = "ok     " if finding.ok else "problem"
         print(f"{mark}  {finding.text}", flush=True)
         status |= not finding.ok

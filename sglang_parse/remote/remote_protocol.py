@@ -5,7 +5,6 @@ Nothing that it sends is trusted: lines and lists are bounded, and no error quot
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -157,20 +156,6 @@ async def read_models(reply: httpx.Response) -> list[ListedModel]:
     if not models:
         raise RemoteError("the list of models is empty")
     return models
-
-
-def list_models(url: str, key: str = "") -> list[str]:
-    """Names of a server's models. Raises RemoteError, or what httpx raises."""
-
-    async def ask() -> list[str]:
-        async with (
-            asyncio.timeout(2 * CONNECT_S),
-            httpx.AsyncClient(timeout=CONNECT_S, headers=headers_with(key)) as client,
-            client.stream("GET", url.rstrip("/") + "/models") as reply,
-        ):
-            return [one.name for one in await read_models(reply)]
-
-    return asyncio.run(ask())
 
 
 async def lines_of(reply: httpx.Response, max_tokens: int) -> AsyncIterator[bytes]:

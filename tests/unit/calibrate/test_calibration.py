@@ -269,7 +269,7 @@ def test_server_without_parse_is_refused(server, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--dataset", "gsm9k"], "--dataset is 'gsm9k'; expected one of"),
+        (["--prompts", "/nowhere"], "'/nowhere' cannot be read as lines of JSON"),
         (["--concurrency", "0"], "--concurrency is 0; expected a whole number from 1"),
         (["--screen", "0"], "--screen is 0; expected a whole number from 1"),
         (["--out", "/"], "--out '/' cannot be written"),
@@ -309,16 +309,6 @@ def test_chat_template_options_reach_the_template(server, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(server, tmp_path / "x.json", "--chat-template-json", "[1]")
     assert "'[1]' is no JSON object" in capsys.readouterr().err
-
-
-def test_one_file_at_a_time(tmp_path, capsys):
-    """Red if --path is left aside without a word."""
-    out = tmp_path / "parse.json"
-    command = ["calibrate", "--out", str(out), "--path", "a.jsonl"]
-    assert cli.main([*command, "--prompts", "b.jsonl"]) == 1
-    assert "expected one file of the two" in capsys.readouterr().err
-    assert cli.main(command) == 1
-    assert "these problems are generated" in capsys.readouterr().err
 
 
 def test_calibration_without_references_asks_for_agreement(server, tmp_path):
