@@ -1,4 +1,4 @@
-"""A chat as drafters read it: its messages, or its prompt in the draft's own template.
+"""A chat as a draft in text reads it: its prompt in the draft's own template.
 
 The HTTP process, which has the messages, puts it into `custom_params`.
 """
@@ -11,20 +11,20 @@ from typing import Any
 
 #: Entries of `custom_params` that begin so are ours; a client's are dropped.
 INTERNAL = "sglang_parse_"
-#: The prompt in the draft's template, and the chat itself.
-PROMPT_KEY, CHAT_KEY = f"{INTERNAL}draft_prompt", f"{INTERNAL}draft_chat"
+#: The prompt in the draft's template.
+PROMPT_KEY = f"{INTERNAL}draft_prompt"
 
 #: Fields of a message that SGLang reads too (entrypoints/openai/protocol.py).
 READ = ("role", "name", "reasoning_content", "tool_calls", "tool_call_id", "tools")
 
 
-def carried(req: Any, key: str) -> Any:
+def carried_prompt(req: Any) -> str | None:
     """What the HTTP process sent with a request of SGLang's; None without, and for one
     that continues a session, whose prompt is not this chat alone."""
     params = req.sampling_params.custom_params
     if not isinstance(params, Mapping) or getattr(req, "session", None) is not None:
         return None
-    return params.get(key)
+    return params.get(PROMPT_KEY)
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_parse.drafting.draft_model import DraftPhase, DraftProposal, DraftRequest
-from sglang_parse.drafting.draft_prompt import PROMPT_KEY, carried
+from sglang_parse.drafting.draft_prompt import carried_prompt
 from sglang_parse.drafting.drafter import (
     Drafter,
     DrafterContext,
@@ -184,7 +184,7 @@ class TextDrafter(Drafter):
     def _remember(self, r: RequestRound) -> DraftedText:
         ids = r.req.origin_input_ids
         prompt = self.pieces.join(ids)
-        if own := carried(r.req, PROMPT_KEY):
+        if own := carried_prompt(r.req):
             ours, theirs = self.marks
             if theirs is not None:
                 own = theirs.fit(own, thinking_state(ours, self.pieces, ids))

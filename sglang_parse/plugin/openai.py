@@ -34,7 +34,7 @@ from sglang_parse.plugin.carried import (
     WITHOUT_OPTIONS,
     take_carried,
 )
-from sglang_parse.plugin.draft_prompts import DraftPrompts
+from sglang_parse.plugin.draft_prompts import draft_with_template, prompt_entries
 from sglang_parse.plugin.flags import config_from_server_args
 from sglang_parse.plugin.request_hooks import (
     Exchange,
@@ -161,11 +161,12 @@ class ParseEndpoints:
         self,
         app: Any,
         config: ParseConfig,
-        prompts: DraftPrompts | None = None,
+        draft_tokenizer: Any = None,
     ) -> None:
+        """draft_tokenizer: of a draft that reads chats in its own template."""
         self.app = app
         self.config = config
-        self.prompts = prompts or DraftPrompts()
+        self.draft_tokenizer = draft_tokenizer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Servers put their root path before the path (--fastapi-root-path).
@@ -199,7 +200,7 @@ class ParseEndpoints:
         try:
             exchange = translate(path, body, self.config)
             if ALIASES.get(path, path) == CHAT:
-                exchange.entries = self.prompts.entries_of(body)
+                exchange.entries = prompt_entries(self.draft_tokenizer, body)
             return exchange, raw if body == before else dump(body)
         except (orjson.JSONEncodeError, RecursionError) as e:
             raise ValueError("The request body is nested too deeply.") from e
@@ -328,5 +329,9 @@ def add_endpoints(server_args: Any, manager: Any, *_: Any, **__: Any) -> None:
     add_pairs_route(app, config)
     # The innermost: after the API key, CORS, the metrics, and decompression.
     app.user_middleware.append(
-        Middleware(ParseEndpoints, config=config, prompts=DraftPrompts.of(server_args))
+        Middleware(
+            ParseEndpoints,
+            config=config,
+            draft_tokenizer=draft_with_template(server_args),
+        )
     )

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from sglang_parse.api import (
@@ -21,13 +20,10 @@ from sglang_parse.api import (
     RequestRound,
     Round,
 )
-from sglang_parse.drafting.draft_prompt import CHAT_KEY, carried
 from sglang_parse.drafting.drafter import room_for
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder, unfinished
-from sglang_parse.drafting.thinking import ThinkingMarks, marks_of, thinking_state
 from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote.breaker import Breaker
-from sglang_parse.remote.remote_protocol import Chat
 from sglang_parse.remote.remote_streams import RemoteStreams
 from sglang_parse.remote.streamed_answer import StreamedAnswer
 from sglang_parse.reporting.telemetry import TELEMETRY
@@ -63,15 +59,13 @@ class RemoteDrafter(Drafter):
         encoder: TextEncoder,
         ranks: Ranks,
         clock: Callable[[], float] = time.monotonic,
-        marks: ThinkingMarks | None = None,
     ) -> None:
-        """streams: None on all ranks but the first. encoder, marks: of the target."""
+        """streams: None on all ranks but the first. encoder: of the target."""
         self.streams = streams
         self.ranks = ranks
         self.pieces = encoder.pieces
         self.writer = DraftWriter(encoder)
         self.answers: dict[RequestState, StreamedAnswer] = {}
-        self.marks = marks
         self._clock = clock
         #: Open where the streams of all requests are useless.
         self._worth = Breaker(
@@ -95,9 +89,7 @@ class RemoteDrafter(Drafter):
                 key=os.environ.get(DRAFT_KEY_ENV, ""),
                 count=partial(TELEMETRY.count, "draft_streams", 1),
             )
-        tokenizer = context.tokenizer
-        encoder = TextEncoder(tokenizer)
-        return cls(streams, encoder, context.ranks, marks=marks_of(tokenizer))
+        return cls(streams, TextEncoder(context.tokenizer), context.ranks)
 
     def open(self, resources: DrafterResources) -> None:
         if self.streams is not None:
@@ -208,17 +200,12 @@ class RemoteDrafter(Drafter):
     # -- Streams -----------------------------------------------------------------
 
     def _remember(self, state: RequestState, req: SchedulerRequest) -> StreamedAnswer:
-        ids = req.origin_input_ids
-        prompt = self.pieces.join(ids).decode(errors="replace")
-        thinking = thinking_state(self.marks, self.pieces, ids)
-        chat = Chat.of(carried(req, CHAT_KEY), thinking)
-        answer = self.answers[state] = StreamedAnswer(req, prompt, chat)
+        prompt = self.pieces.join(req.origin_input_ids).decode(errors="replace")
+        answer = self.answers[state] = StreamedAnswer(req, prompt)
         return answer
 
     def _catch_up(self, answer: StreamedAnswer, output: Sequence[int]) -> None:
         new = output[answer.num_output :]
-        if self.marks is not None and not set(self.marks.ids).isdisjoint(new):
-            answer.chat = None  # a template drops what an answer has thought
         answer.text += self.pieces.join(new)
         answer.num_output += len(new)
 
@@ -237,12 +224,8 @@ class RemoteDrafter(Drafter):
             return
         assert self.streams is not None
         answer.start, answer.begun = len(answer.text), self._clock()
-        text, chat = answer.text.decode(errors="replace"), answer.chat
-        answer.stream = self.streams.begin(
-            answer.prompt + text,
-            min(left, self._max_tokens),
-            replace(chat, answer=chat.answer + text) if chat else None,
-        )
+        text = answer.prompt + answer.text.decode(errors="replace")
+        answer.stream = self.streams.begin(text, min(left, self._max_tokens))
         if answer.stream is None:
             answer.not_before = self._clock() + answer.pause_s
 

@@ -6,9 +6,7 @@ Nothing that it sends is trusted: lines and lists are bounded, and no error quot
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator
 
 import httpx
 
@@ -22,21 +20,10 @@ MAX_LINE = 65_536
 # bytes. Reading costs the scheduler's own core.
 PIECES_A_TOKEN, MORE_PIECES = 8, 256
 BYTES_A_TOKEN, MORE_BYTES = 2_048, 65_536
-# Fields of a message that a draft server is sent.
-MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 # Characters of a model's name.
 MAX_NAME = 200
-# HTTP statuses that refuse this text or chat alone; a client may have caused them.
+# HTTP statuses that refuse this text alone; a client may have caused them.
 REFUSED = (400, 413, 422)
-# HTTP statuses of a server that has no such route.
-NO_ROUTE = (404, 405)
-# Servers whose chats continue an answer that has begun, by the owner of their models,
-# with the fields that they need besides.
-CONTINUING: dict[str, dict[str, Any]] = {
-    # Thinking is to come as part of the text.
-    "sglang": {"separate_reasoning": False},
-    "vllm": {"add_generation_prompt": False},
-}
 
 
 class RemoteError(Exception):
@@ -49,45 +36,6 @@ class RefusedError(RemoteError):
 
 class EndlessError(RemoteError):
     """A reply that goes on without the requested tokens."""
-
-
-class ListedModel(NamedTuple):
-    """A model that a server lists."""
-
-    name: str
-    owner: str
-
-
-@dataclass(frozen=True)
-class Chat:
-    """A chat whose answer has begun."""
-
-    messages: list[Any]
-    #: The answer so far, "" where it has not begun.
-    answer: str = ""
-    #: What the chat template is told (`chat_template_kwargs`).
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, sent: Mapping[str, Any] | None, thinking: str) -> Chat | None:
-        """What the HTTP process sent along; None where another server cannot continue
-        it: it has tools, or thinks already.
-
-        sent: of `drafting.draft_prompt.chat_of`. thinking: of `thinking_state`.
-        """
-        if sent is None or thinking == "open" or sent["tools"]:
-            return None
-        messages = [
-            {k: v for k, v in message.items() if k in MESSAGE_FIELDS}
-            for message in sent["messages"]
-        ]
-        options, answer = sent["options"], ""
-        if thinking == "closed":
-            options = {"enable_thinking": False, "thinking": False} | options
-        if sent["is_continued"]:
-            *messages, last = messages
-            answer = last["content"]
-        return cls(messages, answer, options)
 
 
 def check_key(key: str) -> None:
@@ -124,22 +72,8 @@ def check_reply(reply: httpx.Response) -> None:
         raise RemoteError("the reply is compressed")
 
 
-def asked_of(chat: Chat, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a request that continues a chat. told: of CONTINUING."""
-    asked: dict[str, Any] = {"messages": chat.messages}
-    if chat.answer:
-        begun = {"role": "assistant", "content": chat.answer}
-        asked["messages"] = [*chat.messages, begun]
-        asked |= {"continue_final_message": True, **told}
-    elif "separate_reasoning" in told:
-        asked |= told
-    if chat.options:
-        asked["chat_template_kwargs"] = dict(chat.options)
-    return asked
-
-
-async def read_models(reply: httpx.Response) -> list[ListedModel]:
-    """The models that a server lists, one at least. Raises RemoteError."""
+async def read_models(reply: httpx.Response) -> list[str]:
+    """Names of the models that a server lists, one at least. Raises RemoteError."""
     check_reply(reply)
     body = bytearray()
     async for chunk in reply.aiter_raw():
@@ -147,11 +81,8 @@ async def read_models(reply: httpx.Response) -> list[ListedModel]:
         if len(body) > MAX_LINE:
             raise RemoteError("the list of models is too long")
     try:
-        models = [
-            ListedModel(str(one["id"])[:MAX_NAME], str(one.get("owned_by"))[:MAX_NAME])
-            for one in json.loads(bytes(body))["data"]
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        models = [str(one["id"])[:MAX_NAME] for one in json.loads(bytes(body))["data"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as e:
         raise RemoteError("the list of models cannot be read") from e
     if not models:
         raise RemoteError("the list of models is empty")
@@ -187,8 +118,7 @@ async def lines_of(reply: httpx.Response, max_tokens: int) -> AsyncIterator[byte
 
 def read_event(line: bytes) -> tuple[bytes, str, bool]:
     """New text of one line of a stream, the reason why the answer ends there or "", and
-    whether no line follows. Raises RemoteError on what is no event of a completion or
-    chat."""
+    whether no line follows. Raises RemoteError on what is no event of a completion."""
     if not line.startswith(b"data:"):
         return b"", "", False  # an empty line, a comment or another field
     data = line[5:].strip()
@@ -198,10 +128,7 @@ def read_event(line: bytes) -> tuple[bytes, str, bool]:
         choices = json.loads(data)["choices"]
         if not choices:
             return b"", "", False
-        delta = choices[0].get("delta") or {}
-        if delta.get("reasoning_content") or delta.get("reasoning"):
-            raise RefusedError("the server thinks apart from its answer")
-        text = choices[0].get("text") or delta.get("content") or ""
+        text = choices[0].get("text") or ""
         reason = choices[0].get("finish_reason") or ""
         return text.encode(errors="replace"), str(reason), False
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:

@@ -19,13 +19,9 @@ import httpx
 from sglang_parse.remote.breaker import Breaker
 from sglang_parse.remote.remote_protocol import (
     CONNECT_S,
-    CONTINUING,
-    NO_ROUTE,
-    Chat,
     EndlessError,
     RefusedError,
     RemoteError,
-    asked_of,
     check_reply,
     described,
     headers_with,
@@ -49,14 +45,12 @@ class Stream:
 
     prompt: str
     max_tokens: int
-    #: The prompt as a chat, None where there is none or the server is not sent it.
-    chat: Chat | None = None
     #: UTF-8 that has arrived so far.
     text: bytearray = field(default_factory=bytearray)
     #: Whether nothing more comes, and whether the answer ends there.
     is_done: bool = False
     has_ended: bool = False
-    #: Whether it broke, and whether the server refuses this text or chat.
+    #: Whether it broke, and whether the server refuses this text.
     has_failed: bool = False
     is_refused: bool = False
     _task: Any = None
@@ -85,9 +79,6 @@ class RemoteStreams:
         self.breaker = breaker or Breaker()
         self._count = count
         self._model = model
-        #: Owner of the model, None before it is known; it is in CONTINUING where the
-        #: server is sent chats.
-        self._owner: str | None = None
         self._open: set[Stream] = set()
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(NEXT_TEXT_S, connect=CONNECT_S),
@@ -107,18 +98,13 @@ class RemoteStreams:
         """Whether the server may be sent requests."""
         return not self.breaker.is_open
 
-    def begin(
-        self, prompt: str, max_tokens: int, chat: Chat | None = None
-    ) -> Stream | None:
+    def begin(self, prompt: str, max_tokens: int) -> Stream | None:
         """Have the server continue a text; None where too many streams are open, or the
-        server is left alone.
-
-        chat: sent in place of the text to a server that can continue an answer.
-        """
+        server is left alone."""
         most = 1 if self.breaker.is_failing else self.most
         if not self.is_up or len(self._open) >= most:
             return None
-        stream = Stream(prompt, max_tokens, chat)
+        stream = Stream(prompt, max_tokens)
         self._open.add(stream)
         self._count("begun")
         self._loop.call_soon_threadsafe(self._start, stream)
@@ -179,14 +165,17 @@ class RemoteStreams:
 
     async def _read(self, stream: Stream) -> None:
         async with asyncio.timeout(FIRST_TEXT_S) as limit:
-            if self._owner is None:
+            if not self._model:
                 await self._look_up()
-            route, body = self._request_of(stream)
-            url = f"{self.url}/{route}"
+            body = {
+                "model": self._model,
+                "prompt": stream.prompt,
+                "max_tokens": stream.max_tokens,
+                "temperature": 0,
+                "stream": True,
+            }
+            url = f"{self.url}/completions"
             async with self._client.stream("POST", url, json=body) as reply:
-                if stream.chat and reply.status_code in NO_ROUTE:
-                    self._owner = ""
-                    raise RefusedError(f"HTTP {reply.status_code}")
                 check_reply(reply)
                 async for line in lines_of(reply, stream.max_tokens):
                     text, reason, is_last = read_event(line)
@@ -204,30 +193,11 @@ class RemoteStreams:
                         return
         raise RemoteError("the stream broke off")
 
-    def _request_of(self, stream: Stream) -> tuple[str, dict[str, Any]]:
-        """Route and body; the stream's chat is dropped where the server gets text."""
-        told = CONTINUING.get(self._owner or "")
-        if told is None:
-            stream.chat = None
-        route, asked = "completions", {"prompt": stream.prompt}
-        if stream.chat is not None:
-            route, asked = "chat/completions", asked_of(stream.chat, told or {})
-        sampling = {"max_tokens": stream.max_tokens, "temperature": 0, "stream": True}
-        return route, {"model": self._model, **sampling, **asked}
-
     async def _look_up(self) -> None:
-        """Find the model's name and owner. A server without a list of models gets
-        completions for a model that is named."""
-        try:
-            async with self._client.stream("GET", f"{self.url}/models") as reply:
-                models = await read_models(reply)
-        except RemoteError:
+        """Ask for the list of models, and take the first where none is named."""
+        async with self._client.stream("GET", f"{self.url}/models") as reply:
             if not self._model:
-                raise
-            models = []
-        owners = {one.name: one.owner for one in models}
-        self._model = self._model or models[0].name
-        self._owner = owners.get(self._model, "")
+                self._model = (await read_models(reply))[0]
 
     async def _try_look_up(self) -> None:
         try:

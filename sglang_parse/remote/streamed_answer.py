@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 from sglang_parse.drafting.transcript import common_length
-from sglang_parse.remote.remote_protocol import Chat
 from sglang_parse.remote.remote_streams import Stream
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
@@ -28,8 +27,6 @@ class StreamedAnswer:
     req: SchedulerRequest
     #: The prompt as text.
     prompt: str
-    #: The same as a chat; None where there is none or the answer has thought.
-    chat: Chat | None = None
     #: Bytes of the answer so far, and output tokens that are in them.
     text: bytearray = field(default_factory=bytearray)
     num_output: int = 0
@@ -66,12 +63,11 @@ class StreamedAnswer:
         return bool(text) and behind > MAX_BEHIND
 
     def settle(self, stream: Stream, now: float) -> None:
-        """A stream has ended: when the next one may begin, and as what."""
+        """A stream has ended: when the next one may begin."""
         self.has_failed = stream.has_failed and not stream.text
         if stream.is_refused:
             # Another text of the same request would be refused as well.
-            self.not_before = now if stream.chat else math.inf
-            self.chat = None
+            self.not_before = math.inf
             return
         given = self._given_by(stream)
         if was_worth_it(stream, given):

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.drafting.draft_prompt import (
-    CHAT_KEY,
     PROMPT_KEY,
-    carried,
+    carried_prompt,
     chat_of,
     render,
 )
@@ -122,8 +121,8 @@ def test_what_is_no_chat_in_text_is_left_to_sglang(messages):
     assert chat_of({"messages": messages}) is None
 
 
-def test_fields_that_sglang_drops_reach_no_draft_server():
-    """Red if a client has a draft server read what this server does not."""
+def test_fields_that_sglang_drops_reach_no_template():
+    """Red if a client has a draft read what this server does not."""
     odd = {"image_url": {"url": "http://10.0.0.1"}, "audio": {"id": "x"}, "name": "n"}
     chat = chat_of({"messages": [{**user("hi"), **odd}]})
     assert chat["messages"] == [{**user("hi"), "name": "n"}]
@@ -138,7 +137,7 @@ def request(custom, session=None):
 def test_what_came_along_is_read():
     """Red if a request without a chat stops the scheduler, or one that continues a
     session is drafted for from its last turn alone."""
-    assert carried(request({PROMPT_KEY: "go"}), PROMPT_KEY) == "go"
-    for custom in (None, [], {}, {CHAT_KEY: "x"}):
-        assert carried(request(custom), PROMPT_KEY) is None
-    assert carried(request({PROMPT_KEY: "go"}, session=object()), PROMPT_KEY) is None
+    assert carried_prompt(request({PROMPT_KEY: "go"})) == "go"
+    for custom in (None, [], {}, {"x": "x"}):
+        assert carried_prompt(request(custom)) is None
+    assert carried_prompt(request({PROMPT_KEY: "go"}, session=object())) is None

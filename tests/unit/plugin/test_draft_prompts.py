@@ -7,11 +7,14 @@ import json
 from types import SimpleNamespace
 
 from benchmarks.models import OTHER_DRAFT_PATH
-from sglang_parse.drafting.draft_prompt import CHAT_KEY, PROMPT_KEY
+from sglang_parse.drafting.draft_prompt import PROMPT_KEY
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.plugin import draft_prompts
-from sglang_parse.plugin.draft_prompts import DraftPrompts, set_entries
+from sglang_parse.plugin.draft_prompts import (
+    draft_with_template,
+    prompt_entries,
+    set_entries,
+)
 from sglang_parse.plugin.openai import CHAT, ParseEndpoints
 from sglang_parse.plugin.request_hooks import follow_request
 from tests.support.fake_manager import FakeManager
@@ -26,23 +29,22 @@ class Template:
         return "|".join(m["content"] for m in messages)
 
 
-def entries(prompts: DraftPrompts, **body):
-    return prompts.entries_of({"messages": MESSAGES} | body)
+def entries(tokenizer, **body):
+    return prompt_entries(tokenizer, {"messages": MESSAGES} | body)
 
 
 def test_only_what_is_read_is_sent():
     """Red if each chat travels twice on a server that does not need it."""
-    assert entries(DraftPrompts()) == {}
-    assert entries(DraftPrompts(Template())) == {PROMPT_KEY: "hi"}
-    assert entries(DraftPrompts(sends_chats=True))[CHAT_KEY]["messages"] == MESSAGES
+    assert entries(None) == {}
+    assert entries(Template()) == {PROMPT_KEY: "hi"}
     off = {"parse_mode": "off"}
-    assert entries(DraftPrompts(Template()), custom_params=off) == {}
+    assert entries(Template(), custom_params=off) == {}
 
 
 def test_what_sglang_refuses_is_left_to_it():
     """Red if a body that cannot be read ends in our error."""
-    assert entries(DraftPrompts(Template()), messages=7) == {}
-    assert entries(DraftPrompts(Template()), custom_params=[1]) == {PROMPT_KEY: "hi"}
+    assert entries(Template(), messages=7) == {}
+    assert entries(Template(), custom_params=[1]) == {PROMPT_KEY: "hi"}
     for given in (None, 5, [None, 5], {"custom_params": 5}, {"custom_params": [1]}):
         obj = SimpleNamespace(sampling_params=given)
         set_entries(obj, {PROMPT_KEY: "hi"})
@@ -51,7 +53,7 @@ def test_what_sglang_refuses_is_left_to_it():
 
 
 MANAGER = FakeManager()
-FORGED = {CHAT_KEY: {"messages": [{"role": "user", "content": "forged"}]}, "x": 1}
+FORGED = {PROMPT_KEY: "forged", "x": 1}
 
 
 def test_no_client_writes_our_entries():
@@ -65,9 +67,7 @@ def test_no_client_writes_our_entries():
         follow_request(None, MANAGER, obj)
         seen.append(obj.sampling_params["custom_params"])
 
-    layer = ParseEndpoints(
-        app, ParseConfig(), DraftPrompts(Template(), sends_chats=True)
-    )
+    layer = ParseEndpoints(app, ParseConfig(), Template())
     for path in (CHAT, "/v1/completions", "/invocations"):
         raw = json.dumps({"messages": MESSAGES, "custom_params": FORGED}).encode()
 
@@ -77,32 +77,26 @@ def test_no_client_writes_our_entries():
         scope = {"type": "http", "path": path, "headers": []}
         asyncio.run(layer(scope, receive, None))
     chat, completion, alias = seen
-    assert chat[CHAT_KEY]["messages"] == MESSAGES and chat[PROMPT_KEY] == "hi"
+    assert chat[PROMPT_KEY] == "hi"
     assert completion == {"x": 1} and alias == chat
     batch = [{"custom_params": dict(FORGED)}, {}]
     follow_request(None, MANAGER, SimpleNamespace(sampling_params=batch))
     assert batch == [{"custom_params": {"x": 1}}, {}]
 
 
-def test_a_template_like_the_targets_is_not_written_twice(monkeypatch, tmp_path):
+def test_a_template_like_the_targets_is_not_written_twice():
     """Red if a server whose draft reads the target's template renders each chat again,
     or one whose draft has another template does not."""
-    monkeypatch.setattr(
-        draft_prompts,
-        "config_from_server_args",
-        lambda args: SimpleNamespace(draft_url=args.url),
-    )
     args = SimpleNamespace(
         model_path=str(TARGET_PATH), tokenizer_path=None, revision=None,
-        tokenizer_mode="auto", trust_remote_code=False, chat_template=None, url="",
+        tokenizer_mode="auto", trust_remote_code=False, chat_template=None,
         speculative_draft_model_path=str(OTHER_DRAFT_PATH),
         speculative_draft_model_revision=None,
     )  # fmt: skip
-    assert DraftPrompts.of(args).tokenizer is None
+    assert draft_with_template(args) is None
     args.chat_template = "other.jinja"
-    assert DraftPrompts.of(args).tokenizer is not None
+    assert draft_with_template(args) is not None
     args.speculative_draft_model_path = str(DRAFT_PATH)
-    assert DraftPrompts.of(args).tokenizer is None
-    args.speculative_draft_model_path, args.url = None, "http://x/v1"
-    prompts = DraftPrompts.of(args)
-    assert prompts.sends_chats and prompts.tokenizer is None
+    assert draft_with_template(args) is None
+    args.speculative_draft_model_path = None
+    assert draft_with_template(args) is None

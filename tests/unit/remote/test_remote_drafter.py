@@ -7,17 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.drafting.draft_prompt import CHAT_KEY
 from sglang_parse.drafting.drafter import Prefill, PrefillRequest
 from sglang_parse.drafting.extension import ExtensionDrafter
-from sglang_parse.drafting.thinking import ThinkingMarks
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.remote.remote_drafter import (
     FIRST_TOKENS,
     MAX_USELESS,
     RemoteDrafter,
 )
-from sglang_parse.remote.remote_protocol import Chat
 from sglang_parse.remote.remote_streams import Stream
 from sglang_parse.remote.streamed_answer import (
     COSTLY,
@@ -80,10 +77,10 @@ class Streams:
         self.begun: list[Stream] = []
         self.ended: list[Stream] = []
 
-    def begin(self, prompt: str, max_tokens: int, chat=None) -> Stream | None:
+    def begin(self, prompt: str, max_tokens: int) -> Stream | None:
         if not self.is_up:
             return None
-        stream = Stream(prompt, max_tokens, chat)
+        stream = Stream(prompt, max_tokens)
         text, stream.is_done, stream.has_ended = self.write(prompt)
         stream.text += text
         stream.has_failed = stream.is_done and not text
@@ -417,62 +414,8 @@ def test_other_ranks_take_what_the_first_read():
     assert drafts[0] == drafts[1] and drafts[0].num_by("remote") == 20 - 1 + 1 - 1
 
 
-def asking(custom, *, tokens=()):
-    """Chats of a request's streams at its prefill, and after an answer of `tokens`."""
-    streams = Streams(lambda prompt: (b"", False, False))
-    ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
-    marks = ThinkingMarks("<a>", "</a>", (MARK, MARK + 1))
-    drafter = RemoteDrafter(streams, Encoder(), ranks, lambda: 1.0, marks)
-    req = make_request("exact", prompt=PROMPT, output=())
-    req.input_embeds, req.finished = None, lambda: False
-    req.sampling_params.custom_params = custom
-    batch = [PrefillRequest(req, req.state, 0, 0, 3)]
-    drafter.before_prefill(Prefill(None, batch))
-    memory = drafter.answers[req.state]
-    drafter._catch_up(memory, list(tokens))
-    drafter._begin(memory)
-    return [stream.chat for stream in streams.begun]
-
-
-def test_a_chat_is_asked_for_as_one():
-    """Red if a draft server reads another template's words where it has the messages,
-    or the answer so far is left out of them."""
-    messages = [{"role": "user", "content": "hi"}]
-    chat = {
-        **{"messages": messages, "options": {"x": 1}},
-        **{"is_continued": False, "tools": None},
-    }
-    options = {"x": 1}
-    first, second = asking({CHAT_KEY: chat}, tokens=(4, 5))
-    assert (first.messages, first.answer, first.options) == (messages, "", options)
-    assert second.answer == text_of((4, 5))
-    begun = {"role": "assistant", "content": "So "}
-    continued = chat | {"messages": [*messages, begun], "is_continued": True}
-    first, second = asking({CHAT_KEY: continued}, tokens=(4,))
-    assert (first.messages, first.answer) == (messages, "So ")
-    assert second.answer == "So " + text_of((4,))
-    # What was thought is lost in a template, so the text is asked for from there on.
-    assert asking({CHAT_KEY: chat}, tokens=(4, MARK))[1] is None
-
-
-def test_a_chat_holds_nothing_but_text():
-    """Red if a draft server is sent what a client put into a message beside its text,
-    such as the address of an image, or a chat that it cannot continue."""
-    chat = {"messages": [], "options": {}, "is_continued": False, "tools": None}
-    message = {"role": "user", "content": "hi"}
-    chat["messages"] = [message | {"image_url": "http://10.0.0.1/"}]
-    assert Chat.of(chat, "").messages == [message]
-    assert Chat.of(chat, "closed").options["enable_thinking"] is False
-    assert Chat.of(chat, "open") is None and Chat.of(None, "") is None
-    assert Chat.of(chat | {"tools": [1]}, "") is None
-
-
 def test_what_a_server_refuses_of_one_request_is_not_sent_again():
-    """Red if a chat that is refused is not asked for as text, if a text that is refused
-    is sent again and again, or if other requests get no chat any more."""
-    answer = StreamedAnswer(None, "", chat=Chat([]))
-    refused = {"is_done": True, "has_failed": True, "is_refused": True}
-    answer.settle(Stream("", 9, Chat([]), **refused), now=1.0)
-    assert answer.chat is None and answer.not_before == 1.0 and answer.has_failed
-    answer.settle(Stream("", 9, **refused), now=2.0)
-    assert answer.not_before == math.inf
+    """Red if a text that is refused is sent again and again."""
+    answer = StreamedAnswer(None, "")
+    answer.settle(Stream("", 9, is_done=True, has_failed=True, is_refused=True), 2.0)
+    assert answer.not_before == math.inf and answer.has_failed

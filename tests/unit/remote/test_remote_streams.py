@@ -14,7 +14,6 @@ from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote import remote_streams
 from sglang_parse.remote.breaker import MAX_FAILURES, REST_S, Breaker
 from sglang_parse.remote.remote_protocol import (
-    Chat,
     RemoteError,
     check_key,
     read_event,
@@ -38,7 +37,6 @@ class Fake:
 
     def __init__(self, answer, status: int = 200, headers=(), owner: str = "") -> None:
         self.bodies: list[dict] = []
-        self.routes: list[str] = []
         self.keys: list[str | None] = []
         self.gone = threading.Event()
         fake = self
@@ -56,8 +54,7 @@ class Fake:
                 size = int(self.headers["content-length"])
                 fake.bodies.append(json.loads(self.rfile.read(size)))
                 fake.keys.append(self.headers["authorization"])
-                fake.routes.append(self.path.removeprefix("/v1/"))
-                self.send_response(status(self.path) if callable(status) else status)
+                self.send_response(status)
                 for name, value in headers:
                     self.send_header(name, value)
                 self.end_headers()
@@ -118,87 +115,14 @@ def test_a_stream_reads_to_the_end(serve):
     assert fake.keys == [f"Bearer {KEY}"]
 
 
-def delta(text: str, reason: str | None = None, key: str = "content") -> bytes:
-    body = {"choices": [{"delta": {key: text}, "finish_reason": reason}]}
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
-
-
-MESSAGES = [{"role": "user", "content": "hi"}]
-CHATS, TEXTS = "chat/completions", "completions"
-
-
-def either(body):
-    """Answers chats and completions."""
-    yield (delta if "messages" in body else event)("so", "stop")
-
-
-@pytest.mark.parametrize("owner", ["sglang", "vllm"])
-@pytest.mark.parametrize("settings", [{}, {"model": "small"}], ids=["first", "named"])
-def test_a_server_that_continues_answers_is_asked_for_chats(serve, owner, settings):
-    """Red if a server that has the route reads the target's template as text, or begins
-    its answer anew behind one that has begun."""
-    fake, streams = serve(either, owner=owner, **settings)
-    assert done(streams.begin("text", 5, Chat(MESSAGES))).text == b"so"
-    chat = Chat(MESSAGES, "Well, ", {"enable_thinking": False})
-    assert done(streams.begin("text", 5, chat)).has_ended
-    assert done(streams.begin("text", 5)).text == b"so"
-    assert fake.routes == [CHATS, CHATS, TEXTS]
-    first, second, third = fake.bodies
-    assert first["messages"] == MESSAGES and "prompt" not in first
-    assert "continue_final_message" not in first
-    begun = {"role": "assistant", "content": "Well, "}
-    assert second["messages"] == [*MESSAGES, begun]
-    assert second["continue_final_message"] is True
-    # SGLang would take it for the target's, vLLM refuses the other without it.
-    assert ("add_generation_prompt" in second) == (owner == "vllm")
-    assert second["chat_template_kwargs"] == {"enable_thinking": False}
-    assert third["prompt"] == "text"
-    assert {one["model"] for one in fake.bodies} == {"small"}
-
-
-@pytest.mark.parametrize("owner", ["", "openai", "library"])
-def test_other_servers_are_asked_for_completions(serve, owner):
-    """Red if a server that cannot go on from an answer is asked for a chat."""
-    fake, streams = serve(either, owner=owner)
-    assert done(streams.begin("text", 5, Chat(MESSAGES, "Well, "))).text == b"so"
-    assert fake.routes == [TEXTS] and fake.bodies[0]["prompt"] == "text"
-
-
-def thinks(body):
-    yield delta("hm", key="reasoning_content") if "messages" in body else event("so")
-    yield event("", "stop")
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "is_served"),
-    [
-        (either, 400, True),
-        (thinks, 200, True),
-        (either, 404, False),
-        (either, 405, False),
-    ],
-)
-def test_a_refused_chat_says_nothing_of_others(serve, answer, status, is_served):
-    """Red if one chat that a server refuses sends all others as text, or opens the
-    breaker; or if a server without the route is sent one chat after the other."""
-    fake, streams = serve(
-        answer,
-        status=lambda path: status if path.endswith(CHATS) else 200,
-        owner="vllm",
-    )
-    refused = done(streams.begin("text", 5, Chat(MESSAGES)))
-    assert refused.has_failed and refused.is_refused
-    for _ in range(MAX_FAILURES):
-        done(streams.begin("text", 5, Chat(MESSAGES)))
-    route = CHATS if is_served else TEXTS
-    assert fake.routes == [CHATS] + [route] * MAX_FAILURES and streams.is_up
-    assert done(streams.begin("text", 5)).text == b"so"
+def short(body):
+    yield event("so", "stop")
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_text_that_is_refused_is_not_the_servers_failure(serve, status):
     """Red if clients' over-long texts have the server left alone."""
-    _, streams = serve(either, status=status)
+    _, streams = serve(short, status=status)
     for _ in range(MAX_FAILURES + 1):
         stream = done(streams.begin("text", 5))
         assert stream.has_failed and stream.is_refused
@@ -217,8 +141,8 @@ def test_a_key_that_no_header_holds_ends_the_start(key):
 
 def test_a_named_model_needs_no_list(serve):
     """Red if a hosted server without a list of models cannot draft."""
-    fake, streams = serve(either, model="named", owner="x" * 100_000)
-    assert done(streams.begin("text", 5, Chat(MESSAGES))).text == b"so"
+    fake, streams = serve(short, model="named", owner="x" * 100_000)
+    assert done(streams.begin("text", 5)).text == b"so"
     assert fake.bodies[0]["model"] == "named"
 
 
