@@ -32,6 +32,13 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the probe to write"
     )
+    train.add_argument(
+        "--pairs",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="that the server writes (--speculative-parse-probe-collect)",
+    )
     source = train.add_mutually_exclusive_group()
     source.add_argument(
         "--prompts",
@@ -40,9 +47,8 @@ def parser() -> argparse.ArgumentParser:
     )
     source.add_argument(
         "--from-traffic",
-        type=int,
-        metavar="N",
-        help="ask nothing; wait until the server's traffic has brought N pairs",
+        action="store_true",
+        help="ask nothing; the pairs are of the server's traffic",
     )
     train.add_argument("--problems", type=int, help="default: 1000")
     train.add_argument(
@@ -72,13 +78,6 @@ def parser() -> argparse.ArgumentParser:
         help="of what the question rejects, else nothing is written; default: 0.1",
     )
     train.add_argument("--seed", type=int)
-    train.add_argument(
-        "--wait",
-        dest="wait_s",
-        type=float,
-        metavar="S",
-        help="for traffic; default: 3600",
-    )
     train.add_argument("--api-key", help="the server's admin key, or its API key")
     train.set_defaults(command=train_command)
     show = actions.add_parser("show", help="print what a probe is bound to")

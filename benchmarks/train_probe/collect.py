@@ -1,4 +1,4 @@
-"""A running server's pairs for a probe: have it judge drafts, and fetch what it kept.
+"""A running server's pairs for a probe: have it judge drafts, and read what it wrote.
 
 Where the data set can check a prefix, each pair gets a gold label too.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -30,9 +29,6 @@ from sglang_parse.demo.load import (
 )
 from sglang_parse.options.table import flag_name
 from sglang_parse.probe.linear_probe import Learnt, TargetHashes
-
-PAIRS = "/parse/probe/pairs"
-WAIT_S = 2.0
 
 
 class Source(Protocol):
@@ -53,10 +49,6 @@ class Source(Protocol):
     @property
     def max_new_tokens(self) -> int: ...
     @property
-    def from_traffic(self) -> int: ...
-    @property
-    def wait_s(self) -> float: ...
-    @property
     def chat_template(self) -> Mapping[str, Any]: ...
 
 
@@ -71,130 +63,50 @@ class Collected:
     segmenters: tuple[str, ...]
 
 
-def forget_pairs(source: Source) -> None:
-    """Have the server begin anew. Raises ValueError where it keeps none."""
-    call(source, PAIRS, method="DELETE")
-
-
-def call(source: Source, path: str, *, method: str = "GET") -> Any:
-    """A JSON answer of the server. Raises ValueError where it gives none."""
-    request = urllib.request.Request(
-        source.url + path, headers=source.headers, method=method
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as e:
-        if e.code in (401, 403):
-            raise ValueError(
-                f"--url {source.url} refuses {path} ({e.code}); give its --api-key."
-            ) from e
-        raise ValueError(
-            f"--url {source.url}: the server there keeps no pairs ({e.code}); start "
-            f"it with {flag_name('probe_collect')} 20000."
-        ) from e
-    except (urllib.error.URLError, OSError, ValueError) as e:
-        raise ValueError(
-            f"--url {source.url}: no SGLang server answers there ({e})."
-        ) from e
-
-
-def wait_for_pairs(source: Source) -> None:
-    """Until the traffic has brought enough. Raises ValueError after wait_s seconds."""
-    end = time.monotonic() + source.wait_s
-    with tqdm(total=source.from_traffic, unit="pair") as bar:
-        while True:
-            (one, *_) = call(source, f"{PAIRS}?start={(1 << 20)}")
-            bar.n = min(one["total"], source.from_traffic)
-            bar.refresh()
-            if one["total"] >= source.from_traffic:
-                return
-            if time.monotonic() > end:
-                raise ValueError(
-                    f"--from-traffic {source.from_traffic}: {one['total']} pairs came "
-                    f"in {source.wait_s:.0f} s; expected more traffic, or a larger "
-                    f"{flag_name('probe_collect')}."
-                )
-            time.sleep(WAIT_S)
-
-
-class _Parts:
-    """Answers of the endpoint, put together."""
-
-    def __init__(self, gold: Mapping[str, Verdicts]) -> None:
-        self._gold = gold
-        self._states: list[torch.Tensor] = []
-        self._scores: list[float] = []
-        self._labels: list[int] = []
-        self._owners: list[int] = []
-        self._kinds: list[int] = []
-        self._numbers: dict[tuple[int, str], int] = {}
-        self._segmenters: dict[str, int] = {}
-        self._about: dict[str, Any] = {}
-
-    def add(self, rank: int, one: dict[str, Any]) -> int:
-        """The pairs of one answer; how many they are. rank: data-parallel."""
-        self._about = one
-        width = (len(one["layers"]) + 1) * one["hidden_size"]
-        if raw := bytearray(base64.b64decode(one["states"])):
-            part = torch.frombuffer(raw, dtype=torch.float16)
-            self._states.append(part.view(-1, width).float())
-        self._scores += one["scores"]
-        found = zip(one["requests"], one["indices"], one["scores"], strict=True)
-        for rid, index, score in found:
-            self._labels.append(gold_label(self._gold.get(rid, ()), index, score))
-            numbers = self._numbers
-            self._owners.append(numbers.setdefault((rank, rid), len(numbers)))
-        for name in one["segmenters"]:
-            kinds = self._segmenters
-            self._kinds.append(kinds.setdefault(name, len(kinds)))
-        return len(one["scores"])
-
-    def collected(self) -> Collected | None:
-        """All of it, None where there are no pairs."""
-        if not self._states:
-            return None
-        learnt = self._about["learnt"]
-        pairs = Pairs(
-            torch.cat(self._states),
-            torch.tensor(self._scores),
-            torch.tensor(self._owners),
-            torch.tensor(self._kinds),
-            torch.tensor(self._labels),
-        )
-        return Collected(
-            pairs,
-            Learnt(
-                TargetHashes(**learnt["target"]),
-                learnt["question"],
-                tuple(learnt["suffix"]),
-                learnt["threshold"],
-            ),
-            tuple(self._about["layers"]),
-            self._about["hidden_size"],
-            tuple(self._segmenters),
-        )
-
-
-def fetch_pairs(source: Source, gold: Mapping[str, Verdicts]) -> Collected:
-    """All pairs that the server keeps, of all its data-parallel ranks.
+def read_pairs(path: Path, gold: Mapping[str, Verdicts]) -> Collected:
+    """The pairs of a file of `--speculative-parse-probe-collect`.
 
     gold: what is known of requests, by their ids. Raises ValueError where it has none.
     """
-    parts, start = _Parts(gold), 0
-    while True:
-        answers = call(source, f"{PAIRS}?start={start}")
-        num = max(parts.add(rank, one) for rank, one in enumerate(answers))
-        if not num:
-            break
-        start += num
-    found = parts.collected()
-    if found is None:
+    try:
+        about, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError) as e:
         raise ValueError(
-            f"--url {source.url}: the server there has kept no pairs; expected "
+            f"--pairs {str(path)!r} holds no pairs ({e}); start the server with "
+            f"{flag_name('probe_collect')} {path}."
+        ) from e
+    if not rows:
+        raise ValueError(
+            f"--pairs {str(path)!r}: the server has written no pairs; expected "
             "requests whose drafts it judges by its own question."
         )
-    return found
+    states = bytearray(b"".join(base64.b64decode(row["state"]) for row in rows))
+    labels = [
+        gold_label(gold.get(row["request"], ()), row["index"], row["score"])
+        for row in rows
+    ]
+    owners = {rid: k for k, rid in enumerate({row["request"]: 0 for row in rows})}
+    kinds = {name: k for k, name in enumerate({row["segmenter"]: 0 for row in rows})}
+    pairs = Pairs(
+        torch.frombuffer(states, dtype=torch.float16).view(len(rows), -1).float(),
+        torch.tensor([row["score"] for row in rows]),
+        torch.tensor([owners[row["request"]] for row in rows]),
+        torch.tensor([kinds[row["segmenter"]] for row in rows]),
+        torch.tensor(labels),
+    )
+    learnt = about["learnt"]
+    return Collected(
+        pairs,
+        Learnt(
+            TargetHashes(**learnt["target"]),
+            learnt["question"],
+            tuple(learnt["suffix"]),
+            learnt["threshold"],
+        ),
+        tuple(about["layers"]),
+        about["hidden_size"],
+        tuple(kinds),
+    )
 
 
 def ask_items(source: Source, items: Sequence[Item]) -> dict[str, Verdicts]:
@@ -202,8 +114,16 @@ def ask_items(source: Source, items: Sequence[Item]) -> dict[str, Verdicts]:
 
     Returns what is known of their verdicts, by request id. Raises LoadError.
     """
-    info = call(source, "/server_info")
-    tokenizer = load_tokenizer(info["tokenizer_path"])
+    request = urllib.request.Request(
+        source.url + "/server_info", headers=source.headers
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            tokenizer = load_tokenizer(json.load(answer)["tokenizer_path"])
+    except (OSError, ValueError) as e:
+        raise ValueError(
+            f"--url {source.url}: no SGLang server answers there ({e})."
+        ) from e
     return asyncio.run(_ask_all(source, items, tokenizer))
 
 

@@ -1,8 +1,8 @@
 """`train`: a probe from the verdicts of a running server.
 
-The server keeps pairs of hidden states and verdicts of the judge's question. They come
-from the problems of a data set, which are asked here, or from the server's own traffic.
-No text leaves the server. A probe that is worse than asked is not written.
+The server writes pairs of hidden states and verdicts of the judge's question. They come
+from problems, which are asked here, or from the server's own traffic. A probe that is
+worse than asked is not written.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any
 from benchmarks.train_probe.collect import (
     Collected,
     ask_items,
-    fetch_pairs,
-    forget_pairs,
-    wait_for_pairs,
+    read_pairs,
 )
 from benchmarks.train_probe.fit import LABELS, Fit, learn
 from benchmarks.train_probe.report import report_text
@@ -33,15 +31,17 @@ from sglang_parse.probe.linear_probe import Probe
 class TrainOptions:
     """least_agreement: with the question, on requests held out. most_false_accepts:
     share of the prefixes that the question rejects. prompts: a file to ask, "" for the
-    embedded task. from_traffic: pairs to wait for, 0 to ask. labels: what is learnt,
-    the question's verdicts or the gold labels of the embedded task.
+    embedded task. pairs: the server's file. from_traffic: whether the pairs are there
+    already. labels: what is learnt, the question's verdicts or the gold labels of the
+    embedded task.
     """
 
     url: str
     out: Path
+    pairs: Path
     prompts: str = ""
     problems: int = 1000
-    from_traffic: int = 0
+    from_traffic: bool = False
     temperatures: tuple[float, ...] = (0.0, 1.0)
     segmenters: tuple[str, ...] = ()
     concurrency: int = 8
@@ -50,7 +50,6 @@ class TrainOptions:
     least_agreement: float = 0.95
     most_false_accepts: float = 0.1
     seed: int = 11
-    wait_s: float = 3600.0
     api_key: str = ""
     chat_template: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,7 +62,6 @@ class TrainOptions:
             )
         for name in ("problems", "concurrency"):
             check_count(getattr(self, name), f"--{name}", 1, 1 << 20)
-        check_count(self.from_traffic, "--from-traffic", 0, 1 << 20)
         for name in ("least_agreement", "most_false_accepts"):
             flag = "--" + name.replace("_", "-")
             check_number(getattr(self, name), flag, 0.0, 1.0)
@@ -102,14 +100,12 @@ def run_training(options: TrainOptions, items: Sequence[Item] | None = None) -> 
 def collect(options: TrainOptions, items: Sequence[Item] | None) -> Collected:
     """The server's pairs: of its traffic, or of the items, which it is asked."""
     if options.from_traffic:
-        wait_for_pairs(options)
-        return fetch_pairs(options, {})
+        return read_pairs(options.pairs, {})
     if items is None:
         items = load_items(
             options.prompts, problems=options.problems, seed=options.seed
         )
-    forget_pairs(options)
-    return fetch_pairs(options, ask_items(options, items))
+    return read_pairs(options.pairs, ask_items(options, items))
 
 
 def shortfall(options: TrainOptions, found: Collected, fit: Fit) -> str:

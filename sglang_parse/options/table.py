@@ -280,12 +280,11 @@ class ServerOptions(SharedOptions):
         number(0.0, 1.0),
         "Agreement with the question below which the probe is not used.",
     )
-    probe_collect: int = option(
-        0,
-        whole(0, 1 << 20),
-        "Pairs of hidden states and verdicts that are kept in memory for "
-        "`benchmarks.train_probe`, the last ones. 0 keeps none, and closes the "
-        "endpoint that hands them out.",
+    probe_collect: str = option(
+        "",
+        place("a file to write", "FILE"),
+        "Where pairs of hidden states and verdicts are written, 20,000 at most, for "
+        "`benchmarks.train_probe`. They tell of the texts of clients.",
     )
     verify_route: str = option(
         "auto",

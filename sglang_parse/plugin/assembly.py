@@ -147,7 +147,8 @@ def open_parts(
     verifier.shows_features = any(d.reads_features for d in drafters)
     texts = padded_texts(build_token_texts(tokenizer), model_config.vocab_size)
     judge = open_judge(config.judge, tokenizer, config.verdict_pairs)
-    probe = open_probe(server_args, config, judge, verifier)
+    writes = ranks.is_first and not get_parallel().dp_rank
+    probe = open_probe(server_args, config, judge, verifier, writes=writes)
     counters.guard = probe.guard
     requests = RequestStates(
         config,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_parse.probe.pairs_route import add_pairs
 from sglang_parse.reporting.round_log import ROUND_LOG
 from sglang_parse.reporting.telemetry import TELEMETRY
 from sglang_parse.sgl.compat.request_changes import count_in_log
@@ -13,13 +12,9 @@ from sglang_parse.sgl.compat.request_changes import count_in_log
 logger = logging.getLogger(__name__)
 
 
-def add_internal_state(
-    result: Any, scheduler: Any = None, recv_req: Any = None, *_: Any, **__: Any
-) -> Any:
-    """AFTER hook on Scheduler.get_internal_state: /server_info shows our part, and the
-    endpoint of pairs receives those that it requests."""
+def add_internal_state(result: Any, *_: Any, **__: Any) -> Any:
+    """AFTER hook on Scheduler.get_internal_state: /server_info shows our part."""
     result.internal_state["parse"] = TELEMETRY.as_dict()
-    add_pairs(result, recv_req)
     return result
 
 

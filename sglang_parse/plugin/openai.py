@@ -41,7 +41,6 @@ from sglang_parse.plugin.request_hooks import (
     check_params,
     current_exchange,
 )
-from sglang_parse.probe.pairs_route import add_pairs_route
 from sglang_parse.sgl.compat.model_changes import hide_media
 from sglang_parse.sgl.families import reads_images_of
 
@@ -326,7 +325,6 @@ def add_endpoints(server_args: Any, manager: Any, *_: Any, **__: Any) -> None:
     names = manager.model_config.hf_config.architectures or [""]
     hide_media(manager.model_config, images=reads_images_of(names[0]))
     config = config_from_server_args(server_args)
-    add_pairs_route(app, config)
     # The innermost: after the API key, CORS, the metrics, and decompression.
     app.user_middleware.append(
         Middleware(

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from msgspec import Meta
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ class Learnt:
 
     target: TargetHashes
     question: str
-    suffix: tuple[int, ...]
+    suffix: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)]
     threshold: float
 
 

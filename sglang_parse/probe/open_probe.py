@@ -1,8 +1,9 @@
-"""Opens the probe of a server: its file, its layers, its guard and its collector."""
+"""Opens the probe of a server: its file, its layers, its guard and its pairs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
@@ -12,16 +13,13 @@ from sglang_parse.options.request import RequestOptions
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import flag_name
 from sglang_parse.options.validation import shown
-from sglang_parse.probe.linear_probe import Probe, ProbeError, usual_layers
-from sglang_parse.probe.pair_collector import PairCollector
-from sglang_parse.probe.pairs_route import open_collector
+from sglang_parse.probe.linear_probe import Learnt, Probe, ProbeError, usual_layers
+from sglang_parse.probe.pair_file import PairFile
 from sglang_parse.probe.probe_file import load_probe
 from sglang_parse.probe.probe_guard import ProbeGuard
 from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
 from sglang_parse.probe.target_fingerprint import fingerprint
 from sglang_parse.sgl.architecture import has_recurrent_state
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class OpenedProbe:
     config: ParseConfig
     probe: Probe | None = None
     guard: ProbeGuard | None = None
-    collector: PairCollector | None = None
+    pairs: PairFile | None = None
 
     def judge_kind(self, options: RequestOptions) -> str:
         """What gives a request's verdicts: `suffix` or `probe`.
@@ -59,25 +57,31 @@ class OpenedProbe:
         return "suffix" if told or options.judge == "suffix" else "probe"
 
     def verdicts(self, parts: RoundParts) -> VerdictSource:
-        if self.probe is None and self.collector is None:
+        if self.probe is None and self.pairs is None:
             return SuffixVerdicts(parts.judge, parts.on_error)
         return ProbeVerdicts(
             parts.judge,
             parts.on_error,
             self.probe,
             self.guard,
-            self.collector,
+            self.pairs,
             self.config.judge_suffix,
         )
 
 
 def open_probe(
-    server_args: Any, config: ParseConfig, judge: ServerJudge, verifier: Any
+    server_args: Any,
+    config: ParseConfig,
+    judge: ServerJudge,
+    verifier: Any,
+    *,
+    writes: bool = True,
 ) -> OpenedProbe:
     """Read the server's probe, and have passes show what it reads.
 
-    verifier: the `TargetVerifier`, before graphs are captured. Raises ValueError where
-    the target cannot show it, or the probe is for another target or question.
+    verifier: the `TargetVerifier`, before graphs are captured. writes: whether this
+    rank writes pairs. Raises ValueError where the target cannot show what is read, or
+    the probe is for another target or question.
     """
     probe = read_probe(server_args, config)
     if probe is None and not config.probe_collect:
@@ -108,13 +112,40 @@ def open_probe(
     guard = None
     if probe is not None and config.probe_check:
         guard = ProbeGuard(share=config.probe_check, least=config.probe_agreement)
-    collector = open_collector(server_args, config, layers, judge, model)
-    return OpenedProbe(config, probe, guard, collector)
+    pairs = None
+    if config.probe_collect:
+        pairs = _open_pairs(server_args, config, layers, judge, model, writes=writes)
+    return OpenedProbe(config, probe, guard, pairs)
+
+
+def _open_pairs(
+    server_args: Any,
+    config: ParseConfig,
+    layers: Sequence[int],
+    judge: ServerJudge,
+    model_config: Any,
+    *,
+    writes: bool,
+) -> PairFile:
+    """Raises ValueError where the target has no fingerprint, or nothing is written."""
+    target = fingerprint(server_args.model_path, getattr(server_args, "revision", None))
+    suffix = judge.ask(config.judge_suffix).suffix
+    learnt = Learnt(target, config.judge_suffix, tuple(suffix), config.threshold)
+    about = {"learnt": asdict(learnt), "layers": list(layers)}
+    about["hidden_size"] = model_config.hidden_size
+    path = config.probe_collect
+    try:
+        return PairFile(path if writes else "", about)
+    except OSError as e:
+        raise ValueError(
+            f"{flag_name('probe_collect')} {path!r} cannot be written ({e.strerror}); "
+            "expected a file in a folder that exists."
+        ) from e
 
 
 def check_probe_flags(server_args: Any, config: ParseConfig) -> None:
-    """Raises ValueError, naming the flag, where a probe or a collector cannot be used
-    with the server's other flags."""
+    """Raises ValueError, naming the flag, where a probe or pairs do not go with the
+    server's other flags."""
     for name in ("probe", "probe_collect"):
         value = getattr(config, name)
         if value and config.judge != QUESTION_JUDGE:
@@ -124,14 +155,6 @@ def check_probe_flags(server_args: Any, config: ParseConfig) -> None:
                 "are trained on."
             )
     read_probe(server_args, config)
-    keys = (server_args.api_key, getattr(server_args, "admin_api_key", None))
-    host = server_args.host or "127.0.0.1"
-    if config.probe_collect and not any(keys) and host not in LOOPBACK:
-        raise ValueError(
-            f"{flag_name('probe_collect')} is {config.probe_collect} and --host is "
-            f"{host!r} without an API key; expected --api-key or --admin-api-key, as "
-            "hidden states tell of the texts of clients."
-        )
 
 
 def read_probe(server_args: Any, config: ParseConfig) -> Probe | None:

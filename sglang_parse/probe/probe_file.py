@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import math
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from sglang_parse.options.validation import shown
-from sglang_parse.probe.linear_probe import (
-    Learnt,
-    Probe,
-    ProbeError,
-    TargetHashes,
-)
+from sglang_parse.probe.linear_probe import Learnt, Probe, ProbeError
 
 FORMAT = "sglang_parse.probe/1"
 MAX_BYTES = 1 << 20
 KEY = "probe"
 _NOT_ONE = "is no file of `python -m benchmarks.train_probe`"
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class ProbePoint(msgspec.Struct):
+    """Where a probe cuts under one segmenter."""
+
+    cutoff: Annotated[float, Meta(ge=0, le=1)]
+
+
+class ProbeMetadata(msgspec.Struct):
+    """The JSON in a file's metadata. Every value is checked, as the file may come from
+    anybody."""
+
+    format: Literal["sglang_parse.probe/1"]
+    learnt: Learnt
+    layers: tuple[Count, ...]
+    hidden_size: Count
+    points: dict[str, ProbePoint]
+    figures: dict[str, Any]
 
 
 def load_probe(path: str | Path) -> Probe:
@@ -38,50 +51,23 @@ def load_probe(path: str | Path) -> Probe:
         if found.st_size > MAX_BYTES:
             raise ProbeError(f"has {found.st_size} bytes; expected at most {MAX_BYTES}")
         with safe_open(file, framework="pt") as opened:
-            about = json.loads((opened.metadata() or {})[KEY])
+            text = (opened.metadata() or {})[KEY]
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        about = msgspec.json.decode(text, type=ProbeMetadata)
         return _probe_of(about, tensors)
     except ProbeError:
         raise
-    except (OSError, ValueError) as e:
-        if isinstance(e, OSError):
-            raise ProbeError(f"cannot be read ({e.strerror or e})") from e
+    except OSError as e:
+        raise ProbeError(f"cannot be read ({e.strerror or e})") from e
+    except (SafetensorError, LookupError, RecursionError) as e:
         raise ProbeError(_NOT_ONE) from e
-    except (SafetensorError, LookupError, TypeError, AttributeError) as e:
-        raise ProbeError(_NOT_ONE) from e
-    except RecursionError:
-        raise ProbeError(_NOT_ONE) from None
+    except msgspec.MsgspecError as e:
+        raise ProbeError(f"{_NOT_ONE} ({e})") from e
 
 
-def _probe_of(about: dict[str, Any], tensors: dict[str, Tensor]) -> Probe:
-    """Every value is checked, as the file may come from anybody."""
-    _check(about["format"], "format", lambda x: x == FORMAT, repr(FORMAT))
-    learnt, layers, size = about["learnt"], about["layers"], about["hidden_size"]
-    for name in ("config", "weights"):
-        _check(learnt["target"][name], f"target's {name}", _is_text, "a hash")
-    _check(learnt["question"], "question", _is_text, "text")
-    _check(
-        learnt["suffix"],
-        "suffix",
-        lambda x: bool(x) and all(_is_count(token, 0) for token in x),
-        "a list of token ids",
-    )
-    _check(learnt["threshold"], "threshold", _is_finite, "a number")
-    _check(
-        layers,
-        "layers",
-        lambda x: all(_is_count(n, 1) for n in x) and x == sorted({*x}),
-        "rising whole numbers from 1",
-    )
-    _check(size, "hidden_size", lambda x: _is_count(x, 1), "a whole number from 1")
-    cutoffs = {name: point["cutoff"] for name, point in about["points"].items()}
-    for name, value in cutoffs.items():
-        _check(
-            value,
-            f"cutoff of {name!r}",
-            lambda x: _is_finite(x) and 0 <= x <= 1,
-            "a number from 0 to 1",
-        )
+def _probe_of(about: ProbeMetadata, tensors: dict[str, Tensor]) -> Probe:
+    if list(about.layers) != sorted({*about.layers}):
+        raise ProbeError(f"has the layers {about.layers}; expected rising ones")
     for name in ("weight", "bias"):
         tensor = tensors[name]
         if tensor.dtype != torch.float32 or not bool(tensor.isfinite().all()):
@@ -91,37 +77,11 @@ def _probe_of(about: dict[str, Any], tensors: dict[str, Tensor]) -> Probe:
                 "expected finite torch.float32"
             )
     return Probe(
-        learnt=Learnt(
-            TargetHashes(**learnt["target"]),
-            learnt["question"],
-            tuple(learnt["suffix"]),
-            learnt["threshold"],
-        ),
-        layers=tuple(layers),
-        hidden_size=size,
-        cutoffs=cutoffs,
+        learnt=about.learnt,
+        layers=about.layers,
+        hidden_size=about.hidden_size,
+        cutoffs={name: point.cutoff for name, point in about.points.items()},
         weight=tensors["weight"],
         bias=tensors["bias"],
-        figures=about["figures"],
+        figures=about.figures,
     )
-
-
-def _check(value: Any, name: str, holds: Callable[[Any], bool], expected: str) -> None:
-    try:
-        held = holds(value)
-    except TypeError:
-        held = False
-    if not held:
-        raise ProbeError(f"has the {name} {shown(value)}; expected {expected}")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)

@@ -17,7 +17,7 @@ from sglang_parse.engine.outcome import ScoreRows, suffix_scores, suffix_verdict
 from sglang_parse.engine.verdict_source import Scores
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.probe.linear_probe import Probe
-from sglang_parse.probe.pair_collector import PairCollector
+from sglang_parse.probe.pair_file import PairFile
 from sglang_parse.probe.probe_guard import ProbeGuard
 from sglang_parse.requests.round_records import RequestRound, Round, Verdict
 
@@ -46,8 +46,8 @@ class ProbeVerdicts:
     """`VerdictSource`: chooses who judges each boundary, and merges the verdicts.
 
     judge: scores verdict rows. on_error: told what it raises. probe: None where the
-    server only collects pairs. guard: None where nothing compares the probe. collector:
-    None where no pairs are kept; question: whose verdicts it keeps.
+    server only writes pairs. guard: None where nothing compares the probe. pairs: None
+    where none are written; question: whose verdicts they hold.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class ProbeVerdicts:
         on_error: Callable[[ExtensionError], None],
         probe: Probe | None,
         guard: ProbeGuard | None = None,
-        collector: PairCollector | None = None,
+        pairs: PairFile | None = None,
         question: str = "",
     ) -> None:
         self.judge = judge
         self.on_error = on_error
         self.probe = probe
         self.guard = guard
-        self.collector = collector
+        self.pairs = pairs
         self.question = question
 
     # -- Before the pass -------------------------------------------------------
@@ -130,10 +130,10 @@ class ProbeVerdicts:
         """Keep the target's verdicts on drafts; a client's text is none."""
         options, asked = r.state.options, r.segments.suffix_boundaries
         usual = options.judge_suffix == self.question
-        if self.collector is None or not (usual and asked) or r.state.client:
+        if self.pairs is None or not (usual and asked) or r.state.client:
             return
         states = round.output.states_at([r.root_row + b for b in asked])
-        self.collector.add(
+        self.pairs.add(
             r.state,
             states,
             r.verdict.scores,

@@ -1,13 +1,10 @@
 """Verdicts from hidden states on a real server, held to plain prefills elsewhere."""
 
-import json
-import urllib.error
-import urllib.request
-
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from benchmarks.train_probe.collect import read_pairs
 from benchmarks.train_probe.save import save_probe
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.judging.prompt import build_judge_prompt
@@ -20,7 +17,6 @@ from tests.support.warm_servers import WarmServer
 
 LAYERS = (5, 12, 20)  # one of them is a layer of the EAGLE-3 head
 SIZE = 128
-KEY = "secret"
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +61,12 @@ def server(probe, tmp_path_factory):
         *(*COMMON, *PARSE, *EAGLE, "--no-speculative-parse-adaptive"),
         *("--speculative-parse-probe", str(folder / "probe.safetensors")),
         *("--speculative-parse-probe-check", "0"),
-        *("--speculative-parse-probe-collect", "500"),
-        *("--admin-api-key", KEY),
+        *("--speculative-parse-probe-collect", str(folder / "pairs")),
     )
     with WarmServer(flags, "probe", folder / "probe.log") as process:
-        yield Server(process.url)
+        found = Server(process.url)
+        found.pairs = folder / "pairs"
+        yield found
 
 
 def kept(prompt, result):
@@ -118,16 +115,9 @@ def test_a_probe_judges_nothing_it_was_not_learnt_for(server, prompts, custom):
         server.generate_all(prompts[:1], 1, custom={**custom, "parse_judge": "probe"})
 
 
-def test_pairs_are_handed_to_the_admin_alone(server, model, prompts):
-    """Red if anybody may read the hidden states, or a pair is none."""
-    url = server.url + "/parse/probe/pairs"
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(url)
-    assert refused.value.code in (401, 403)
-    headers = {"Authorization": f"Bearer {KEY}"}
+def test_pairs_are_written(server, model, prompts):
+    """Red if nothing can be learnt from a server's pairs."""
     server.generate_all(prompts[:2], 2, custom={"parse_judge": "suffix"})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
-        (found,) = json.load(answer)
-    assert found["total"] == len(found["scores"]) > 4
-    assert found["layers"] == list(LAYERS)
-    assert found["learnt"]["question"] == DEFAULT_JUDGE_SUFFIX
+    found = read_pairs(server.pairs, {})
+    assert len(found.pairs.scores) > 4 and found.layers == LAYERS
+    assert found.learnt.question == DEFAULT_JUDGE_SUFFIX

@@ -268,7 +268,7 @@ class FakeServer:
         on_error: Callable[[str], None] = lambda name: None,
         probe=None,
         guard=None,
-        collector=None,
+        pairs=None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config or ParseConfig(segmenter="line", adaptive=False)
@@ -282,13 +282,13 @@ class FakeServer:
             self.config, self.ranks, self.slots, drafters, context_len=100_000
         )
         verdicts = None
-        if probe is not None or collector is not None:
+        if probe is not None or pairs is not None:
             verdicts = ProbeVerdicts(
                 question_scores,
                 on_error,
                 probe,
                 guard,
-                collector,
+                pairs,
                 self.config.judge_suffix,
             )
         self.engine = RoundEngine(

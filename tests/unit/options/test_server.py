@@ -38,7 +38,7 @@ BAD = {
     "probe": [7, None, ["file"]],
     "probe_check": [-0.1, 1.1, "0.1", None, True],
     "probe_agreement": [-0.1, 1.1, "0.9", None],
-    "probe_collect": [-1, 0.5, "9", True, None, 10**7],
+    "probe_collect": [7, None, ["file"]],
     "prove": ["", "on", "FULL", None, True],
     "verify_route": ["", "masks", "AUTO", None, 1],
 }

@@ -1,5 +1,6 @@
 """A server's probe is opened only where it fits, and told in one sentence elsewhere."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,9 +18,7 @@ from tests.support.fake_engine import make_request
 
 CONFIG = ParseConfig(segmenter="step", threshold=0.5)
 SUFFIX = (5, 6)
-SERVER = SimpleNamespace(
-    model_path=str(TARGET_PATH), api_key=None, admin_api_key=None, host="0.0.0.0"
-)
+SERVER = SimpleNamespace(model_path=str(TARGET_PATH))
 
 
 def make(layers=(1, 2), size=4, suffix=SUFFIX):
@@ -54,7 +53,7 @@ def test_layers_of_the_probe_are_shown_and_the_guard_is_optional(opened):
     """Red if other layers are shown, or a guard runs that is switched off."""
     found, shown = opened(make())
     assert shown == ((1, 2), "--speculative-parse-probe")
-    assert found.guard is not None and found.collector is None
+    assert found.guard is not None and found.pairs is None
     assert opened(make(), probe_check=0.0)[0].guard is None
 
 
@@ -71,6 +70,20 @@ def test_a_probe_that_the_target_cannot_feed_is_refused(opened, probe, told):
     """Red if such a probe is served."""
     with pytest.raises(ValueError, match=f"--speculative-parse-probe '.*' {told}"):
         opened(make(**probe))
+
+
+def test_a_file_of_pairs_begins_with_what_they_are_bound_to(opened, tmp_path):
+    """Red if a probe could be learnt for another question or target, or a server starts
+    that can write nothing."""
+    path = tmp_path / "pairs"
+    found, _ = opened(make(), probe_collect=str(path))
+    found.pairs.add(make(), torch.ones(1, 12), [0.5], segmenter="step", rid="r")
+    about, pair = map(json.loads, path.read_text().splitlines())
+    assert about["layers"] == [1, 2] and about["hidden_size"] == 4
+    assert about["learnt"]["suffix"] == [5, 6]
+    assert (pair["request"], pair["index"], pair["score"]) == ("r", 0, 0.5)
+    with pytest.raises(ValueError, match="probe-collect '/no/x' cannot be written"):
+        opened(make(), probe_collect="/no/x")
 
 
 def test_a_recurrent_state_has_no_probe(opened, monkeypatch):
@@ -90,7 +103,6 @@ def test_a_recurrent_state_has_no_probe(opened, monkeypatch):
         ({"threshold": 0.7}, "threshold 0.5, and --speculative-parse-threshold is 0.7"),
         ({"segmenter": "line"}, "and --speculative-parse-segmenter is 'line'"),
         ({"judge_suffix": "Why?"}, "and --speculative-parse-judge-suffix is 'Why\?'"),
-        ({"probe_collect": 9}, "--host is '0.0.0.0' without an API key"),
     ],
 )
 def test_flags_that_do_not_go_with_a_probe_are_refused(tmp_path, flags, told):

@@ -1,13 +1,16 @@
 """Verdicts without rows: who judges each boundary, and what is kept because of it."""
 
+import base64
 import itertools
+import json
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from sglang_parse.probe.linear_probe import Learnt, Probe, TargetHashes
-from sglang_parse.probe.pair_collector import PairCollector
+from sglang_parse.probe.pair_file import PairFile
 from sglang_parse.probe.probe_guard import ProbeGuard
 from tests.support.fake_engine import (
     LINE,
@@ -137,18 +140,19 @@ def test_kinds_of_judges_stand_side_by_side_in_a_batch():
             assert bool(r.verdict.judged_by) == (r.state.judge_kind != "suffix")
 
 
-def test_pairs_are_the_states_and_scores_of_the_boundaries():
+def test_pairs_are_the_states_and_scores_of_the_boundaries(tmp_path):
     """Red if a pair joins the state of one prefix with the verdict of another."""
     target = FakeTarget(own, judge, lambda tokens: [float(len(tokens))])
-    pairs = PairCollector(100)
-    server = FakeServer(target, [drafts(*LINES)], collector=pairs)
+    pairs = PairFile(str(tmp_path / "pairs"), {})
+    server = FakeServer(target, [drafts(*LINES)], pairs=pairs)
     req = make_request(prompt=(10, 11), output=(12,))
     (r,) = server.round(req).requests
-    found = pairs.pairs
-    assert [float(one.state) for one in found] == [3 + b for b in r.boundaries]
-    scores = [one.score for one in found]
+    _, *found = map(json.loads, (tmp_path / "pairs").read_text().splitlines())
+    states = [np.frombuffer(base64.b64decode(p["state"]), np.float16) for p in found]
+    assert [state.tolist() for state in states] == [[3 + b] for b in r.boundaries]
+    scores = [one["score"] for one in found]
     assert scores == pytest.approx([0.95, 0.95, 0.05, 0.05])
-    told = [(one.request, one.index, one.segmenter) for one in found]
+    told = [(one["request"], one["index"], one["segmenter"]) for one in found]
     assert told == [("r", k, "line") for k in range(4)]
 
 
