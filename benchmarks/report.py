@@ -26,7 +26,7 @@ from tqdm import tqdm
 from benchmarks.harness.stats import equivalence
 from benchmarks.report_page import ALONE, SERVED, report_page
 from sglang_parse.calibrate.calibration import WARM_UP, grade
-from sglang_parse.calibrate.problems import PROBLEM_SETS, load_items
+from sglang_parse.calibrate.problems import load_items
 from sglang_parse.calibrate.served import server_info
 from sglang_parse.cli.calibrate_command import json_object
 from sglang_parse.cli.common import check_writable
@@ -50,9 +50,8 @@ Answers = Sequence[RequestResult]
 def run_report(options: argparse.Namespace) -> None:
     """Measure the server and write the page. Raises ValueError before any request is
     sent, LoadError or RuntimeError when one fails."""
-    url, name = options.url, "prompts" if options.prompts else options.dataset
-    path = options.prompts or options.path
-    items = load_items(name, problems=options.problems, seed=options.seed, path=path)
+    url, path = options.url, options.prompts
+    items = load_items(path, problems=options.problems, seed=options.seed)
     info = server_info(url)
     parse = ((info.get("internal_states") or [{}])[0]).get("parse")
     if not parse:
@@ -61,14 +60,15 @@ def run_report(options: argparse.Namespace) -> None:
             "--speculative-algorithm PARSE."
         )
     tokenizer = load_tokenizer(info["tokenizer_path"])
-    limit = options.max_new_tokens or PROBLEM_SETS[name].max_new_tokens
+    limit = options.max_new_tokens
     encoded = [encode_chat(tokenizer, i.prompt, options.chat_template) for i in items]
     prompts = [Prompt(None, ids, limit) for ids in encoded]
     found, walls = in_turns(url, prompts, options.concurrency)
     alone, served = found[ALONE], found[SERVED]
     has_gold = all(item.reference is not None for item in items)
-    check = PROBLEM_SETS[name].check if has_gold else None
-    right = {arm: grade(items, alone, found[arm], check).right for arm in ARMS}
+    right = {
+        arm: grade(items, alone, found[arm], has_gold=has_gold).right for arm in ARMS
+    }
     planted = plant(alone, right[ALONE], random.Random(options.seed))
     with ThreadPoolExecutor(options.concurrency) as threads:
         for row, scores in zip(
@@ -105,7 +105,7 @@ def run_report(options: argparse.Namespace) -> None:
             "target": shown_path(info["model_path"]),
             "draft": shown_path(info.get("speculative_draft_model_path") or ""),
             "settings": parse["settings"],
-            "questions": Path(path).name if path else name,
+            "questions": Path(path).name if path else "embedded",
             "right_by": "its reference"
             if has_gold
             else "the target's own final answer",
@@ -240,10 +240,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
     parser.add_argument("--out", type=Path, required=True, help="HTML to write")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompts", default="", help="lines of JSON")
-    source.add_argument("--dataset", choices=("embedded", "gsm8k"), default="embedded")
-    parser.add_argument("--path", default="", help="local file of the data set")
+    parser.add_argument(
+        "--prompts", default="", help="lines of JSON; default: the embedded task"
+    )
     parser.add_argument("--problems", type=int, default=200, help="default: 200")
     parser.add_argument("--concurrency", type=int, default=8, help="default: 8")
     parser.add_argument(
@@ -253,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="points of accuracy within which answers are as good; default: 1",
     )
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--max-new-tokens", type=int, default=0)
+    parser.add_argument("--max-new-tokens", type=int, default=2048)
     parser.add_argument("--chat-template-json", dest="chat_template", type=json_object)
     options = parser.parse_args(argv)
     options.url = options.url.rstrip("/")
