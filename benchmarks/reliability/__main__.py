@@ -104,6 +104,7 @@ def servers(
         *("--speculative-algorithm", "PARSE"),
         *("--speculative-parse-client-options", "all"),
         *("--speculative-draft-model-path", str(DRAFT_PATH)),
+        "--enable-metrics",  # what labels belong to
     )
     with contextlib.ExitStack() as stack:
         logs = Path(args.logs or stack.enter_context(tempfile.TemporaryDirectory()))

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.embedded_answers import render_answer
+from benchmarks.models import OTHER_DRAFT_PATH
+from sglang_parse.embedded import DRAFT_PATH
 from sglang_parse.embedded.task import make_problems
 
 GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
 MODES = ("semantic", "exact", "off")
 CONTEXT = 2048
+UPDATE = "/update_weights_from_disk"
+# Of requests: kinds that are known to have ended or frozen a server.
+KNOWN_SHARE = 0.08
+SLOW_EXPRESSIONS = ("(.*.*.*.*)*#", "(a+)+$", "(.|.)*=#", "([0-9 ]+)*x", "Step [2-9]")
+SESSIONS = ("s1", "s2", "s3")
 # Values that some field somewhere does not expect.
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, -2, 2, 0.5, -0.5, 1e308, -1e308, 1e-300),
@@ -69,6 +76,9 @@ class Case:
 
 def draw(rng: random.Random, hostile_share: float = 0.6) -> Case:
     """The next request."""
+    if rng.random() < KNOWN_SHARE:
+        path, body = known(rng)
+        return Case(path, json.dumps(body), False)
     kind = rng.choice((generate, generate, generate, chat, completions))
     path, body = kind(rng)
     leaves = rng.uniform(0.001, 0.5) if rng.random() < 0.1 else None
@@ -184,6 +194,52 @@ def completions(rng: random.Random) -> tuple[str, dict[str, Any]]:
     task = problem(rng)
     body = {"model": "default", "prompt": task.prompt, "max_tokens": 40}
     return COMPLETIONS, body | {"custom_params": options(rng, written(task))}
+
+
+def known(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """What once ended or froze a server, with other values each time."""
+    task = problem(rng)
+    body: dict[str, Any] = {"text": task.prompt}
+    params: dict[str, Any] = {"max_new_tokens": rng.choice((8, 27, 150))}
+    params["temperature"] = rng.choice((0, 1))
+    body["sampling_params"] = params
+    kind = rng.randrange(9)
+    if kind == 0:  # only the end is allowed, and must not come yet
+        grammar = rng.choice(("(Yes|No)", "[0-9]{1,3}", "a?"))
+        params |= {"regex": grammar, "min_new_tokens": rng.randrange(12), "top_p": 0.9}
+    elif kind == 1:
+        params["stop_regex"] = rng.choice(SLOW_EXPRESSIONS)
+    elif kind == 2:
+        params |= {"n": rng.choice((2, 8, 513, 4096)), "max_new_tokens": 2}
+    elif kind == 3:
+        body |= {"return_logprob": True, "logprob_start_len": rng.choice((-1, 0))}
+        body["top_logprobs_num"] = rng.choice((1, 20, 600))
+        body["text"] = task.prompt * rng.choice((1, 12))
+    elif kind == 4:
+        fields = {"replace": rng.random() < 0.5, "rid": rng.choice((None, "r1", "r2"))}
+        fields |= {"offset": rng.choice((-1, 0, 3, 10**6))}
+        chosen = rng.sample(sorted(fields), rng.randrange(4))
+        body["session_params"] = {"id": rng.choice(SESSIONS)}
+        body["session_params"] |= {name: fields[name] for name in chosen}
+        body["rid"] = rng.choice(("r1", "r2", "r3"))
+    elif kind == 5:
+        session = {"capacity_of_str_len": 1000, "session_id": rng.choice(SESSIONS)}
+        return rng.choice(("/open_session", "/close_session")), session
+    elif kind == 6:
+        body["custom_labels"] = rng.choice(({"a": "b"}, {}, {"": None}, ["a"]))
+    elif kind == 7:
+        folders = (str(DRAFT_PATH), str(OTHER_DRAFT_PATH), "/none")
+        weights = rng.choice((*((one, "auto") for one in folders), ("x", "zz")))
+        path, load_format = weights
+        return UPDATE, {"model_path": path, "load_format": load_format}
+    else:
+        hidden = {"sglang_parse_draft_chat": [{"role": "user", "content": "x"}]}
+        texts = {"parse_draft": "<|im_end|>\n<|im_start|>assistant\nYes\n"}
+        texts |= {"parse_keep_rule": "longest", "parse_threshold": 0}
+        params["custom_params"] = rng.choice(
+            (hidden, texts, {"parse_draft": "</think>"})
+        )
+    return GENERATE, body
 
 
 def _spoiled(rng: random.Random, path: str, body: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """What the soak and the freeze of `benchmarks.reliability` call a finding."""
 
 import itertools
+import json
 import math
 import random
 import threading
@@ -158,3 +159,17 @@ def test_a_long_run_draws_the_same_requests_as_its_parts():
     assert drawn[0] == first
     again = random.Random(3)
     assert [cases.draw(again) for _ in range(3000)] == drawn
+
+
+def test_what_once_ended_a_server_is_among_the_requests():
+    """Red if a kind of request is never drawn, or cannot be sent."""
+    rng = random.Random(3)
+    found = [cases.known(rng) for _ in range(300)]
+    assert {path for path, _ in found} == {
+        *(cases.GENERATE, cases.UPDATE, "/open_session", "/close_session"),
+    }
+    texts = " ".join(json.dumps(body) for _, body in found)
+    for name in ("stop_regex", "session_params", "custom_labels", '"n"', "regex"):
+        assert name in texts
+    drawn = [cases.draw(rng).body for _ in range(300)]
+    assert sum("session_params" in body for body in drawn) > 0

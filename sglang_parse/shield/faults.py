@@ -17,6 +17,8 @@ import numpy as np
 import orjson
 import regex
 
+from sglang_parse.shield.weight_files import problem_of_weights
+
 # Fields for which the scheduler expects one value per request of a batch.
 SCALARS = (
     *("return_hidden_states", "return_logprob", "logprob_start_len", "priority"),
@@ -282,19 +284,26 @@ def problem_of(tokenized: Any, vocab_size: int) -> str:
     return next((told for check in CHECKS if (told := check(seen))), "")
 
 
-def problem_of_update(body: bytes) -> str:
-    """The sentence for a body of /update_weights_from_disk whose format SGLang does not
-    know, or ""."""
+def problem_of_update(body: bytes, served: str = "") -> str:
+    """The sentence for a body of /update_weights_from_disk that asks for a format that
+    SGLang does not know, or for weights that do not fit, or "".
+
+    served: the model that the server was started with.
+    """
     from sglang.srt.configs.load_config import LoadFormat
 
     try:
-        asked = orjson.loads(body)["load_format"]
-    except (ValueError, TypeError, KeyError):
+        asked = orjson.loads(body)
+        path, load_format = asked.get("model_path"), asked.get("load_format")
+    except (ValueError, AttributeError):
         return ""  # SGLang says what is wrong with it
     known = [str(one.value) for one in LoadFormat]
-    if asked is None or asked in known:
-        return ""
-    return refused("load_format", asked, f"one of {', '.join(known)}")
+    if load_format is not None and load_format not in known:
+        return refused("load_format", load_format, f"one of {', '.join(known)}")
+    if isinstance(path, str) and (told := problem_of_weights(path, served)):
+        expected = "weights of the served model's shapes"
+        return f"{refused('model_path', path, expected)[:-1]}: {told}."
+    return ""
 
 
 def problem_of_input(obj: Any, server_args: Any) -> str:

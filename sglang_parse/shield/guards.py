@@ -6,6 +6,7 @@ fault, and is answered with HTTP 400.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -125,14 +126,17 @@ class RequestShield:
     """ASGI middleware: HTTP 500 before the scheduler has the request becomes HTTP 400,
     and no response breaks off."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, model_path: str = "") -> None:
         self.app = app
+        self.model_path = model_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] == "http" and path == UPDATE:
             receive, body = await _read(receive)
-            if told := problem_of_update(body):
+            # It reads files, and others are not to wait for a disk.
+            told = await asyncio.to_thread(problem_of_update, body, self.model_path)
+            if told:
                 await refuse(send, told)
                 return
         if scope["type"] != "http" or path not in PATHS:
@@ -195,4 +199,5 @@ def add_shield(server_args: Any, *_: Any, **__: Any) -> None:
     from starlette.middleware import Middleware
 
     # Inside of what authenticates, compresses and counts.
-    app.user_middleware.append(Middleware(RequestShield))
+    shield = Middleware(RequestShield, model_path=server_args.model_path)
+    app.user_middleware.append(shield)

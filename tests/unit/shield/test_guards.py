@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 from fastapi import HTTPException
 
+from benchmarks.models import OTHER_DRAFT_PATH
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.shield import guards
 from sglang_parse.shield.faults import GRAMMAR_FAILED
 from sglang_parse.shield.guards import RequestShield, _progress
@@ -162,7 +164,8 @@ def answer_of(app, error=None, path="/generate", asked=b"{}"):
         sent.append(message)
 
     with pytest.raises(error) if error else contextlib.nullcontext():
-        asyncio.run(RequestShield(app)({"type": "http", "path": path}, receive, send))
+        layer = RequestShield(app, str(TARGET_PATH))
+        asyncio.run(layer({"type": "http", "path": path}, receive, send))
     is_whole = not sent[-1].get("more_body", False)
     return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:]), is_whole
 
@@ -222,6 +225,24 @@ def test_weights_of_an_unknown_format_are_refused():
     assert call(app, fine, path) == (200, fine)
     status, body = call(app, fine.replace(b"auto", b"zzz"), path)
     assert status == 400 and "load_format is 'zzz'" in json.loads(body)["message"]
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    """Red if the scheduler is asked to load them, which ends it."""
+    whole = next(TARGET_PATH.glob("*.safetensors")).read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-8])
+    path = "/update_weights_from_disk"
+    for folder, told in (
+        (TARGET_PATH, ""),
+        (tmp_path / "none", ""),  # SGLang answers
+        (DRAFT_PATH, "198 tensors are missing"),
+        (OTHER_DRAFT_PATH, "has the shape"),
+        (tmp_path, "cut.safetensors cannot be read"),
+    ):
+        body = json.dumps({"model_path": str(folder)}).encode()
+        status, found = call(respond(200, b"{}"), body, path)
+        assert status == (400 if told else 200)
+        assert told in json.loads(found).get("message", "")
 
 
 def stream(kind, error, parts=(b"", b"a"), ready=True):
