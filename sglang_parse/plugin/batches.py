@@ -135,7 +135,7 @@ class Batches:
         return Emitted(r=last)
 
     def _tell(self, round: Round) -> None:
-        """Count the time of a round by stage, and the rows of a judged pass by kind."""
+        """Count the time of a round by stage, and its rows by kind."""
         seconds = dict(round.seconds)
         if "layout" in seconds:
             seconds["verify"] += seconds.pop("layout")
@@ -145,5 +145,7 @@ class Batches:
             draft = round.num_draft_rows
             self.telemetry.count("pass_rows", draft, "draft")
             self.telemetry.count("pass_rows", round.num_rows - draft, "verdict")
+        if round.num_read:
+            self.telemetry.count("pass_rows", round.num_read, "read")
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("PARSE round: %s", round_timing(round))

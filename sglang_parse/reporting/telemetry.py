@@ -23,7 +23,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "fallbacks": ("Finished requests not served in the mode asked for.",),
     "segments": ("Judged segments by outcome (kept, rejected).", "outcome"),
     "stage_seconds": ("Seconds of rounds by stage.", "stage"),
-    "pass_rows": ("Rows of judged passes by kind (draft, verdict).", "kind"),
+    "pass_rows": ("Rows of passes by kind (draft, verdict, read).", "kind"),
     "drafted": ("Tokens drafted, by drafter.", "drafter"),
     "kept": ("Drafted tokens in outputs, by drafter.", "drafter"),
     "extension_errors": ("Errors of drafters, segmenters, judges.", "kind", "name"),

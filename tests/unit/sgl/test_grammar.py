@@ -185,6 +185,12 @@ def pending_request(grammar, text, window: int, *, ended: bool = True) -> Reques
     return r
 
 
+def thinking(grammar) -> tuple[int, ...]:
+    """Where a grammar is that begins behind thinking."""
+    names = "tokens_in_think", "tokens_after_end", "_matched_think_end_tokens"
+    return tuple(getattr(grammar, name) for name in names)
+
+
 @pytest.mark.parametrize("budget", [-1, 9])
 @pytest.mark.parametrize("text", ["so it</think>So 3", "</think>So 3\n", "x" * 12])
 def test_masks_across_the_end_of_thinking(backend, text, budget):
@@ -210,8 +216,15 @@ def test_masks_across_the_end_of_thinking(backend, text, budget):
     is_cut = "x" in text and budget > 0 and backend.is_support_token_filter
     assert num == (budget if is_cut else len(ids(text.removesuffix("\n"))))
     chain.rewind()
-    for token, mask in zip(tokens[:num], chain.masks, strict=False):
+    for k, (token, mask) in enumerate(zip(tokens[:num], chain.masks, strict=False)):
         assert torch.equal(mask, one_by_one.masks[-1])
+        for end in range(k, num + 1):
+            # A draft that is cut there, in thinking, in its end or behind it.
+            cut = GrammarChain(chain.grammar, VOCAB, CPU)
+            assert cut.walk(tokens[k:end]) == end - k
+            cut.rewind()
+            assert thinking(chain.grammar) == thinking(one_by_one.grammar)
+            assert torch.equal(chain._fill(), mask)
         for grammar in (chain.grammar, one_by_one.grammar):
             grammar.accept_token(token)
         one_by_one.masks.append(one_by_one._fill())
