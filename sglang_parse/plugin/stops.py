@@ -8,12 +8,12 @@ answer, so the end is found before SGLang gets the tokens.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
+from sglang_parse.shield.bounded_stops import SEARCH
 
 
 def num_kept(
@@ -90,18 +90,9 @@ def _text_end(req: SchedulerRequest, tokens: Sequence[int]) -> int:
         )
     for end in range(first, len(tokens) + 1):
         text = decode(ids[max(0, begin + end - width) : begin + end])
-        if has_string(text) or any(_matches(one, text) for one in expressions):
+        if has_string(text) or any(SEARCH.ends(req, one, text) for one in expressions):
             return end
     return len(tokens)
-
-
-def _matches(expression: str, text: str) -> bool:
-    """Whether the expression ends the answer. SGLang ends a request with an error whose
-    expression fails."""
-    try:
-        return re.search(expression, text) is not None
-    except (re.error, RecursionError):
-        return True
 
 
 def _decodes_evenly(tokenizer: Any, strings: Sequence[str]) -> bool:

@@ -48,6 +48,13 @@ class BoundedSearch:
             raise re.error(TOO_LONG)
         return found
 
+    def ends(self, req: Any, expression: str, text: str) -> bool:
+        """Whether the expression ends an answer behind `text`; it does where time is
+        up, and SGLang's own search ends the request."""
+        self.req = req
+        is_late = self._is_late()
+        return is_late or self._search(expression, text) is not None or self._is_late()
+
     def _search(self, expression: str, text: str) -> Any:
         started = time.thread_time()
         try:
@@ -64,7 +71,7 @@ class BoundedSearch:
         return self.spent.get(self.req, 0.0) > allowed
 
 
-_search = BoundedSearch()
+SEARCH = BoundedSearch()
 
 
 def bound_search(req: Any, *args: Any, **kwargs: Any) -> None:
@@ -73,5 +80,5 @@ def bound_search(req: Any, *args: Any, **kwargs: Any) -> None:
     from sglang.srt.runtime_context import get_server_args
 
     if req.sampling_params.stop_regex_strs and is_shielded(get_server_args()):
-        schedule_batch.re = _search  # type: ignore[assignment]
-        _search.begin(req)
+        schedule_batch.re = SEARCH  # type: ignore[assignment]
+        SEARCH.begin(req)

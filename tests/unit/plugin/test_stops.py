@@ -1,6 +1,7 @@
 """Where a step's tokens end, against single tokens, on SGLang's own Req."""
 
 import inspect
+import time
 
 import pytest
 from sglang.srt.managers.schedule_batch import Req
@@ -8,6 +9,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.plugin.stops import look_at_last_token, num_kept
 from sglang_parse.requests.state import stop_token_ids
+from sglang_parse.shield import bounded_stops
 
 TEXT = "Observation: foo\n\nThought: bar baz"
 
@@ -189,3 +191,16 @@ def test_text_that_later_tokens_change_is_searched_token_by_token():
     req = request([], stop=["o "])
     req.tokenizer = Cleans()
     assert num_kept(req, Letters().encode("foo . bar"), ()) == 4
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_expression_takes_bounded_time(monkeypatch, is_late):
+    """Red if the search in a step's tokens freezes the scheduler, or if an answer goes
+    on whose search SGLang is to end."""
+    text = [ord(c) for c in "a" * 24 + " and"]
+    req = request(text[:-4], stop_regex=["(.|.)*=#"])
+    if is_late:
+        monkeypatch.setattr(bounded_stops, "ANSWER_S", -1.0)
+    started = time.thread_time()
+    assert num_kept(req, text[-4:], set()) == (1 if is_late else 4)
+    assert time.thread_time() - started < 5 * bounded_stops.SEARCH_S

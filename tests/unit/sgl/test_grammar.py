@@ -185,6 +185,16 @@ def pending_request(grammar, text, window: int, *, ended: bool = True) -> Reques
     return r
 
 
+def test_strict_thinking_runs_on_no_cpu():
+    """Red if SGLang can filter tokens of thinking on a CPU: then the flag, which is
+    refused because no test can prove it, is to be tested."""
+    assert not make_backend("llguidance").is_support_token_filter
+    backend = make_backend("xgrammar")
+    mask = backend.allocate_vocab_mask(VOCAB, 1, CPU)
+    with pytest.raises(RuntimeError, match="Unsupported device: cpu"):
+        backend.apply_vocab_mask(torch.zeros(1, VOCAB), mask)
+
+
 def thinking(grammar) -> tuple[int, ...]:
     """Where a grammar is that begins behind thinking."""
     names = "tokens_in_think", "tokens_after_end", "_matched_think_end_tokens"
