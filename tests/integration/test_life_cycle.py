@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
+from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import chat_ids, outcome, report
 
@@ -106,13 +106,10 @@ def abort(server, rids):
 
 
 def update_weights(server, rids):
-    """Those that do not fit, none, and the served ones again."""
-    for path, status in ((DRAFT_PATH, 400), ("/none", 400), (TARGET_PATH, 200)):
-        time.sleep(0.2)
-        body = {"model_path": str(path), "abort_all_requests": False}
-        reply = server.post("/update_weights_from_disk", body)
-        assert reply.status_code == status, reply.text
-        assert path != DRAFT_PATH or "are missing" in reply.json()["message"]
+    time.sleep(0.5)
+    body = {"model_path": str(TARGET_PATH), "abort_all_requests": False}
+    reply = server.post("/update_weights_from_disk", body)
+    assert reply.status_code == 200, reply.text
 
 
 def flush(server, rids):
