@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "matrix.md"
 FOLDERS = ("tests/integration", "tests/gpu")
-FAMILIES = "tests/integration/test_models.py"
+FAMILIES = ("tests/integration/test_models.py", "tests/integration/test_images.py")
 SCALE = "SGLANG_PARSE_TEST_SCALE"
 # What the tests of a family are about, by how their names begin.
 ASPECTS = {
@@ -54,7 +54,7 @@ def families() -> dict[str, set[str]]:
     before = os.environ.get(SCALE)
     os.environ[SCALE] = "1"
     try:
-        module = runpy.run_path(str(ROOT / FAMILIES))
+        module, images = (runpy.run_path(str(ROOT / file)) for file in FAMILIES)
     finally:
         os.environ.pop(SCALE)
         if before is not None:
@@ -66,6 +66,8 @@ def families() -> dict[str, set[str]]:
             usual = module["CASES"] if takes_all else ()
             for family in marks.get("served", marks.get("name", usual)):
                 found[family].add(name)
+    for family in images["NAMES"]:
+        found[family].add("test_prompts_with_images")
     return found
 
 
