@@ -303,7 +303,6 @@ def plain_request(mode: str) -> Any:
         grammar=None,
         return_logprob=False,
         return_hidden_states=False,
-        return_sampling_mask=False,
     )
 
 

@@ -162,8 +162,6 @@ def strongest_mode(req: Any) -> tuple[str, str]:
         ("multimodal_input", getattr(req, "multimodal_inputs", None) is not None),
         ("logprobs", req.return_logprob),
         ("hidden_states", bool(req.return_hidden_states)),
-        # What a token is drawn from; a judged one is not drawn.
-        ("sampling_mask", bool(req.return_sampling_mask)),
         ("logit_bias", bool(params.logit_bias)),
     )
     for mode, reasons in (("off", off), ("exact", exact)):

@@ -28,7 +28,6 @@ from sglang_parse.requests.request_states import RequestStates
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.sgl.compat.request_changes import emits_passes
-from sglang_parse.sgl.sampling import wants_more
 from sglang_parse.sgl.scheduler_types import SchedulerBatch
 
 logger = logging.getLogger(__name__)
@@ -102,7 +101,6 @@ class Batches:
             host_lens=batch.seq_lens_cpu,
             return_logprob=batch.return_logprob,
             return_hidden_states=batch.return_hidden_states,
-            reqs=batch.reqs,
         )
 
     def _run(
@@ -111,6 +109,7 @@ class Batches:
         """A quantum of the requests at `index`; a single round where others wait for a
         pass beside it, or where more than tokens is asked for, of which a result has
         those of one pass. Returns the rounds of the passes."""
+        wants_more = batch.return_logprob or batch.return_hidden_states
         open_now = partial(
             open_round,
             batch,
@@ -118,7 +117,7 @@ class Batches:
             index,
             has_state=self.requests.has_recurrent_state,
         )
-        if len(index) == len(states) and not wants_more(batch):
+        if len(index) == len(states) and not wants_more:
             rounds = self.engine.run_quantum(open_now)
         else:
             rounds = [done] if (done := self.engine.run(open_now())).requests else []

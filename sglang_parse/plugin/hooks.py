@@ -123,13 +123,6 @@ HOOKS = (
         "a request may add to the tokens of its prefill",
     ),
     Hook(
-        AROUND,
-        "sglang.srt.managers.scheduler.validate_spec_sampling_mask_request",
-        "sglang_parse.plugin.scheduler_hooks:check_sampling_mask",
-        "`return_sampling_mask` is served",
-        "registered algorithms may serve it",
-    ),
-    Hook(
         AFTER,
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
         "sglang_parse.plugin.metrics_hooks:add_internal_state",

@@ -18,7 +18,6 @@ from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from sglang_parse.sgl.compat.request_changes import keep_from_cache
 from sglang_parse.sgl.sampling import ROW_LISTS
-from sglang_parse.sgl.sampling_masks import empty_rows, lay_out
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
 from sglang_parse.sgl.upload import upload
 
@@ -111,9 +110,7 @@ class HostResult(GenerationBatchResult):
         self, return_logprob: bool, return_hidden_states: bool = True
     ) -> None:
         """Only what the requests asked for besides has to be copied."""
-        output = self.logits_output
-        has_masks = output is not None and output.sampling_mask_output is not None
-        if return_logprob or return_hidden_states or has_masks:
+        if return_logprob or return_hidden_states:
             super().copy_to_cpu(return_logprob, return_hidden_states)
         else:
             self.copy_done = None
@@ -127,15 +124,12 @@ def build_result(
     host_lens: Tensor,
     return_logprob: bool,
     return_hidden_states: bool,
-    reqs: Sequence[SchedulerRequest] = (),
 ) -> HostResult:
     """Pad the tokens to one stride (sglang/srt/managers/utils.py).
 
     round: of the requests of the last pass, None without one. seq_lens, host_lens: [bs]
-    before the round, on the device and on the host. reqs: of the batch, to be asked
-    which of them want to know what their tokens are drawn from.
+    before the round, on the device and on the host.
     """
-    device = seq_lens.device
     lens = [len(one.tokens) for one in emitted]
     stride = max(1, *lens)
     tokens = [[*one.tokens, *[0] * (stride - len(one.tokens))] for one in emitted]
@@ -148,14 +142,13 @@ def build_result(
         _fill_logprobs(output, emitted, round)
     if round is not None and return_hidden_states:
         _fill_hidden_states(output, emitted, round, stride)
-    _fill_sampling_masks(output, emitted, round, reqs, device)
     return HostResult(
         logits_output=output,
         next_token_ids=torch.tensor(tokens).flatten(),
         accept_lens=num_new.to(torch.int32),
         cap_lens=torch.tensor(num_drafted, dtype=torch.int32),
         speculative_output_stride=stride,
-        lens=seq_lens + upload(num_new, device),
+        lens=seq_lens + upload(num_new, seq_lens.device),
         host_lens=host_lens + num_new,
         num_more_passes=sum(max(0, len(one.passes) - 1) for one in emitted),
         next_draft_input=ParseDraftInput(),
@@ -218,27 +211,3 @@ def _num_sampled(r: RequestRound) -> int:
     if not r.draft.tokens:
         return len(r.kept.places)
     return r.decision.num_matched + 1
-
-
-def _fill_sampling_masks(
-    output: LogitsProcessorOutput,
-    emitted: Sequence[Emitted],
-    round: Round | None,
-    reqs: Sequence[SchedulerRequest],
-    device: Any,
-) -> None:
-    """What the tokens of the requests that asked are drawn from. These are followed
-    token by token, so each of their tokens was sampled in this round."""
-    asking = [
-        (req, one)
-        for req, one in zip(reqs, emitted, strict=False)
-        if req.return_sampling_mask
-    ]
-    if not asking:
-        return
-    masks = round.sampled.sampling_mask_output if round is not None else None
-    output.sampling_mask_output = lay_out(
-        empty_rows(0, device) if masks is None else masks,
-        [one.r.kept.places[: len(one.tokens)] if one.r else [] for _, one in asking],
-        [req.sampling_logprobs_mode == "support" for req, _ in asking],
-    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from sglang_parse.options.request import CLIENT_TEXTS, wants_verdict_only
+from sglang_parse.options.request import CLIENT_TEXTS
 from sglang_parse.plugin.rounds import QUEUE, Queue
 from sglang_parse.sgl.capacity import longest_pass
 from sglang_parse.sgl.compat.request_changes import count_in_log, set_lens
@@ -83,23 +83,6 @@ def admit_texts(
 
             return AddReqResult.OTHER
     return original(adder, req, *args, **kwargs)
-
-
-def check_sampling_mask(
-    original: Callable[..., Any], req: SchedulerRequest, *_: Any
-) -> str | None:
-    """AROUND hook on validate_spec_sampling_mask_request: why a request cannot have
-    `return_sampling_mask`, or None.
-
-    PARSE serves such a request token by token, and samples each token as SGLang does in
-    a decode step.
-    """
-    if wants_verdict_only(req):
-        return (
-            "return_sampling_mask is true beside custom_params.parse_verify, which "
-            "samples nothing; leave one of them out."
-        )
-    return None
 
 
 def text_rows(req: SchedulerRequest) -> int:

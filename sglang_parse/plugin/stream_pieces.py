@@ -20,8 +20,6 @@ TOKEN_LISTS = (
     "output_token_logprobs",
     "output_top_logprobs",
     "output_token_ids_logprobs",
-    "output_token_sampling_mask",
-    "output_token_sampling_logprobs",
 )
 # Characters by which text may differ from its tokens' before a cut is not found.
 SLACK = 8

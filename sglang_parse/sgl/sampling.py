@@ -16,7 +16,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
-from sglang_parse.sgl import sampling_masks
 from sglang_parse.sgl.scheduler_types import RoundBatch
 from sglang_parse.sgl.upload import upload
 
@@ -55,9 +54,6 @@ def draft_rows(sampling_info: Any, index: list[int], device: Any) -> Any:
         logit_bias=None,
         has_custom_logit_processor=False,
         custom_logit_processor=None,
-        return_sampling_masks=None,
-        sampling_mask_batch_indices=None,
-        sampling_support_logprobs_capture_indices=None,
     )
     rows = expand_rows(bare, index, device)
     rows.grammars = agree_across_ranks()
@@ -81,23 +77,14 @@ class TokenNeeds:
     return_logprob: bool
     top_logprobs_nums: list[int]
     token_ids_logprobs: list[list[int] | None]
-    #: Whether any request of the round wants to know what its tokens are drawn from.
-    sampling_masks: bool = False
 
 
 def token_needs(batch: RoundBatch, owner: Sequence[int]) -> TokenNeeds:
     """What the batch's requests want to know, a row per sampled row."""
     tops, ids = batch.top_logprobs_nums, batch.token_ids_logprobs
-    masks = batch.sampling_info.sampling_mask_batch_indices is not None
     if not batch.return_logprob or tops is None or ids is None:
-        return TokenNeeds(False, [], [], masks)
-    return TokenNeeds(True, [tops[i] for i in owner], [ids[i] for i in owner], masks)
-
-
-def wants_more(batch: RoundBatch) -> bool:
-    """Whether any request of the batch wants more than its tokens."""
-    masks = batch.sampling_info.sampling_mask_batch_indices is not None
-    return batch.return_logprob or batch.return_hidden_states or masks
+        return TokenNeeds(False, [], [])
+    return TokenNeeds(True, [tops[i] for i in owner], [ids[i] for i in owner])
 
 
 def sample_rows(
@@ -130,10 +117,6 @@ def sample_rows(
         positions,
     )
     output.next_token_logits = None  # rows by vocabulary: not kept with the logprobs
-    if needs.sampling_masks:
-        output.sampling_mask_output = sampling_masks.spread(
-            output.sampling_mask_output, sampling_info, tokens.device
-        )
     return tokens.to(torch.int64), output
 
 
@@ -147,16 +130,12 @@ ROW_LISTS = (
 
 
 def join_outputs(outputs: Sequence[LogitsProcessorOutput]) -> LogitsProcessorOutput:
-    """The logprobs and supports of several `sample_rows`, their rows one after the
-    other.
+    """The logprobs of several `sample_rows`, their rows one after the other.
 
     SGLang fills a list only where some row of the call wants it, with tensors
     (layers/logprob_processor.py); the rows of the other calls are empty then.
     """
     joined = LogitsProcessorOutput(next_token_logits=None)
-    masks = [output.sampling_mask_output for output in outputs]
-    if masks and masks[0] is not None:
-        joined.sampling_mask_output = sampling_masks.join(masks)
     values = [output.next_token_logprobs for output in outputs]
     if values and values[0] is not None:
         joined.next_token_logprobs = torch.cat(values)

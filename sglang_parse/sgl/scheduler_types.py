@@ -74,9 +74,6 @@ class SchedulerRequest(Protocol):
     custom_logit_processor: Any
     return_logprob: bool
     return_hidden_states: bool
-    return_sampling_mask: bool
-    #: Which logprobs it wants with its sampling masks.
-    sampling_logprobs_mode: str | None
     input_embeds: Any
     positional_embed_overrides: Any
     #: Its images and the like, None where it is text alone.

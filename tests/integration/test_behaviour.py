@@ -179,63 +179,12 @@ def test_logprobs_equal_target(target, parse, prompts, custom):
     assert {report(r)["mode"] for r in results} == {"exact"}
 
 
-def support_of(result):
-    """The tokens that each output token was drawn from, and their logprobs."""
-    meta = result["meta_info"]
-    masks = meta["output_token_sampling_mask"]
-    logprobs = meta["output_token_sampling_logprobs"]
-    return [dict(zip(*pair, strict=True)) for pair in zip(masks, logprobs, strict=True)]
-
-
-@pytest.mark.parametrize("custom", AS_TARGET.values(), ids=AS_TARGET.keys())
-def test_greedy_sampling_masks_equal_target(target, parse, prompts, custom):
-    """Red if `return_sampling_mask` is refused, or a stop inside a draft leaves one
-    token without its support."""
-    top = {"return_sampling_mask": True}
-    for more in ({}, {"stop": [" makes"]}, {"max_new_tokens": 1}):
-        expected = target.generate_all(prompts[:3], 3, top=top, **more)
-        results = parse.generate_all(prompts[:3], 3, top=top, custom=custom, **more)
-        for ours, theirs in zip(results, expected, strict=True):
-            assert outcome(ours) == outcome(theirs)
-            masks = ours["meta_info"]["output_token_sampling_mask"]
-            assert masks == theirs["meta_info"]["output_token_sampling_mask"]
-            assert masks == [[token] for token in ours["output_ids"]]
-            assert report(ours)["mode"] in ("exact", "off")
-
-
-@pytest.mark.parametrize("mode", ["semantic", "exact", "off"])
-def test_sampled_tokens_are_of_the_targets_support(target, parse, prompts, mode):
-    """Red if a token is told the support of another row, or the mask is that of the
-    draft model. A request with other parameters runs beside it."""
-    top = {"return_sampling_mask": True, "sampling_logprobs_mode": "support"}
-    drawn = {"temperature": 1.2, "top_k": 7, "top_p": 0.95}
-    whole = drawn | {"max_new_tokens": 40, "custom": {"parse_mode": mode}}
-    beside = {"custom": {"parse_mode": mode}, "top": {"return_sampling_mask": True}}
-    cases = [(prompts[0], whole | {"top": top}), (prompts[1], beside), (prompts[2], {})]
-    result, greedy, plain = parse.run_all(cases, 3)
-    assert len(support_of(result)) == len(result["output_ids"])
-    assert len(greedy["output_ids"]) == len(
-        greedy["meta_info"]["output_token_sampling_mask"]
-    )
-    assert "output_token_sampling_mask" not in plain["meta_info"]
-    for place, (token, support) in enumerate(
-        zip(result["output_ids"], support_of(result), strict=True)
-    ):
-        assert token in support and len(support) <= 7
-        before = [*prompts[0], *result["output_ids"][:place]]
-        if place % 8 == 5:
-            told = target.generate(before, top=top, **drawn, max_new_tokens=1)
-            (expected,) = support_of(told)
-            assert support == pytest.approx(expected, abs=ATOL)
-
-
-def test_a_sampling_mask_of_what_is_not_sampled_is_refused(parse, prompts):
-    """Red if a text to verify beside `return_sampling_mask` ends in HTTP 500."""
-    custom, top = {"parse_verify": "a b"}, {"return_sampling_mask": True}
-    body = parse.body(prompts[0], custom=custom, top=top, max_new_tokens=1)
+def test_a_sampling_mask_is_refused(parse, prompts):
+    """Red if `return_sampling_mask` ends in HTTP 500, or is left aside."""
+    body = parse.body(prompts[0], top={"return_sampling_mask": True})
     reply = parse.post("/generate", body)
     assert reply.status_code == 400, reply.text[:300]
-    assert "parse_verify" in reply.text
+    assert "return_sampling_mask" in reply.text
 
 
 def test_who_asks_for_more_beside_long_client_texts(target, parse, prompts):

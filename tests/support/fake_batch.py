@@ -13,7 +13,6 @@ def plain_sampling(vocab_size: int, **more: Any) -> SimpleNamespace:
             "acc_additive_penalties": None,
             "acc_scaling_penalties": None,
             "has_custom_logit_processor": False,
-            "sampling_mask_batch_indices": None,
         }
         | more
     )

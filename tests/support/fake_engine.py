@@ -249,7 +249,6 @@ def request_options(req, config: ParseConfig) -> RequestOptions:
         "custom_logit_processor",
         "return_logprob",
         "return_hidden_states",
-        "return_sampling_mask",
     ):
         setattr(req, name, None)
     return RequestOptions.of(req, config, has_draft_model=True, has_token_level=True)

@@ -19,7 +19,6 @@ def request(custom_params=None, **overrides):
         "positional_embed_overrides": None,
         "return_logprob": False,
         "return_hidden_states": False,
-        "return_sampling_mask": False,
         "custom_logit_processor": None,
         "multimodal_inputs": None,
     }

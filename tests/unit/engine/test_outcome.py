@@ -98,7 +98,7 @@ def follow(monkeypatch):
     def run(requests, own, top_nums=None):
         batch = SimpleNamespace(
             seq_lens=torch.tensor([r[0] for r in requests]),
-            sampling_info=SimpleNamespace(sampling_mask_batch_indices=None),
+            sampling_info=SimpleNamespace(),
             return_logprob=True,
             top_logprobs_nums=top_nums or [0] * len(requests),
             token_ids_logprobs=[None] * len(requests),
@@ -199,7 +199,6 @@ def options(mode: str = "semantic", **settings) -> RequestOptions:
         ),
         input_embeds=None, positional_embed_overrides=None, grammar=None,
         custom_logit_processor=None, return_logprob=False, return_hidden_states=False,
-        return_sampling_mask=False,
     )  # fmt: skip
     return RequestOptions.of(req, ParseConfig(**settings))
 

@@ -221,7 +221,6 @@ EXACT = {
     "grammar": {"grammar": object()},
     "logprobs": {"return_logprob": True},
     "hidden_states": {"return_hidden_states": True},
-    "sampling_mask": {"return_sampling_mask": True},
     "logit_bias": {"logit_bias": {"5": 1.0}},
     "input_embeds": {"input_embeds": [[0.0]]},
     "multimodal_input": {"multimodal_inputs": object()},

@@ -20,7 +20,6 @@ WAITS, FAILS, DRAFTS = "waits", "fails", "drafts"
 
 class Req:
     grammar = to_finish = None
-    return_sampling_mask = False
     rid, vocab_size = "r", 100
     sampling_params = SamplingParams(max_new_tokens=100)
 
@@ -70,7 +69,7 @@ def decode(monkeypatch):
     view = "sglang_parse.sgl.views.expand_rows"
     monkeypatch.setattr(view, lambda info, rows, device: info)
 
-    def run(*kinds: str, num_passes=1, has_mail=False, masks=None, ready=()):
+    def run(*kinds: str, num_passes=1, has_mail=False, ready=()):
         reqs = [Req(kind) for kind in kinds]
         states = {
             req: RequestState(
@@ -103,7 +102,7 @@ def decode(monkeypatch):
             req_pool_indices=torch.arange(num),
             req_pool_indices_cpu=torch.arange(num) + 10,
             seq_lens=torch.full((num,), 5), seq_lens_cpu=torch.full((num,), 5),
-            sampling_info=plain_sampling(9, sampling_mask_batch_indices=masks),
+            sampling_info=plain_sampling(9),
             device="cpu",
             return_logprob=False, return_hidden_states=False,
             top_logprobs_nums=None, token_ids_logprobs=None,
@@ -196,7 +195,6 @@ def test_what_was_decided_ahead_is_given_without_a_pass(decode):
     [
         (("",), {"has_mail": True}),
         (("", WAITS), {}),
-        (("",), {"masks": [0]}),
     ],
 )
 def test_the_scheduler_is_asked_behind_one_round(decode, kinds, more):

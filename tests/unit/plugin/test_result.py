@@ -123,16 +123,13 @@ def test_tokens_are_padded_to_one_stride():
     assert result.accept_lens.tolist() == [0]
 
 
-@pytest.mark.parametrize("asked", ["", "logprobs", "hidden", "masks"])
+@pytest.mark.parametrize("asked", ["", "logprobs", "hidden"])
 def test_what_the_host_has_is_not_waited_for(asked):
     """Red if SGLang waits for a copy from the device, or reads what requests asked
     for besides before it is there."""
     recorded = []
     result = result_of([Emitted((5,))], None)
     result.copy_done = SimpleNamespace(record=lambda: recorded.append(1))
-    if asked == "masks":
-        masks = SimpleNamespace(map_device_tensors=lambda copy: None)
-        result.logits_output.sampling_mask_output = masks
     result.copy_to_cpu(asked == "logprobs", asked == "hidden")
     assert (result.copy_done is None) == (not asked)
     assert recorded == [1] * bool(asked)

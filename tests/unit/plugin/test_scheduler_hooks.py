@@ -134,12 +134,3 @@ def test_texts_of_one_prefill_fit_into_one_pass(admit):
     assert admit([text_request("a" * 99)], text_request("b" * 99, output=[1]))
     judged = text_request("a" * 99, field="parse_verify")
     assert admit([judged], text_request("b" * 10))
-
-
-def test_sampling_masks_are_served_unless_nothing_is_sampled():
-    """Red if SGLang's refusal for speculative decoding remains, or if a text to verify
-    is let in."""
-    check = scheduler_hooks.check_sampling_mask
-    req, verify = text_request("a"), text_request("a", field="parse_verify")
-    assert check(lambda *_: "no", req, None) is None
-    assert "parse_verify" in check(lambda *_: None, verify, None)

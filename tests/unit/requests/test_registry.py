@@ -28,7 +28,6 @@ class Request:
         self.tokenizer = self.refusal = None
         self.rid = "r"
         self.return_logprob = self.return_hidden_states = False
-        self.return_sampling_mask = False
         self.eos_token_ids, self.output_ids = {9}, []
         self.vocab_size = 640
 

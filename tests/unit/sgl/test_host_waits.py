@@ -62,7 +62,6 @@ class Sampling:
     acc_scaling_penalties: Any = None
     grammars: Any = None
     has_custom_logit_processor: bool = False
-    sampling_mask_batch_indices: Any = None
     vocab_size: int = VOCAB
 
     def __len__(self) -> int:
@@ -128,7 +127,6 @@ def make_round(num: int, config: ParseConfig) -> Round:
             origin_input_ids=[5] * SEQ_LEN,
             output_ids=[6],
             grammar=None,
-            return_sampling_mask=False,
             multimodal_inputs=None,
             vocab_size=VOCAB,
             kv=SimpleNamespace(kv_allocated_len=SEQ_LEN + 1),
@@ -211,8 +209,6 @@ def sampled_request(row: int) -> Any:
     return SimpleNamespace(
         sampling_params=params,
         custom_logit_processor=None,
-        return_sampling_mask=False,
-        sampling_logprobs_mode=None,
         return_logprob=False,
         return_hidden_states_mode=CaptureHiddenMode.NULL,
         grammar=None,

@@ -15,12 +15,10 @@ def test_needs_follow_the_rows():
         return_logprob=True,
         top_logprobs_nums=[0, 5],
         token_ids_logprobs=[None, [3, 4]],
-        sampling_info=SimpleNamespace(sampling_mask_batch_indices=None),
     )
     needs = token_needs(batch, [1, 1, 0])
     assert needs.top_logprobs_nums == [5, 5, 0]
     assert needs.token_ids_logprobs == [[3, 4], [3, 4], None]
-    assert not needs.sampling_masks
     batch.return_logprob = False
     assert not token_needs(batch, [0]).return_logprob
 

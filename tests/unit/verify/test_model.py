@@ -65,7 +65,7 @@ def make_round(num_steps: int, places=PLACES, **more) -> Round:
     batch = SimpleNamespace(
         reqs=[req] * len(places), req_pool_indices=torch.arange(len(places)),
         seq_lens=torch.zeros(len(places)),
-        sampling_info=SimpleNamespace(sampling_mask_batch_indices=None),
+        sampling_info=SimpleNamespace(),
         return_hidden_states=False, return_logprob=False,
     )  # fmt: skip
     return Round(batch, requests, num_steps=num_steps, head_rests=True, **more)
