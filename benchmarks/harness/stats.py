@@ -11,6 +11,7 @@ import numpy as np
 from scipy.stats import binomtest, rankdata
 
 from sglang_parse.calibrate.loss_bounds import loss_bound, tango_interval, upper_bound
+from sglang_parse.demo.figures import Z95
 
 RESAMPLES = 10_000
 SEED = 20260521
@@ -246,3 +247,14 @@ def roc_points(
         passes = s >= threshold
         points.append((threshold, passes[~v].mean().item(), passes[v].mean().item()))
     return points
+
+
+def wilson_interval(num_right: float, total: int) -> tuple[float, float]:
+    """95% score interval of a share (Wilson 1927); (0, 1) of nothing."""
+    if total == 0:
+        return 0.0, 1.0
+    share, z2 = num_right / total, Z95 * Z95
+    center = share + z2 / (2 * total)
+    spread = Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    scale = 1 + z2 / total
+    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)

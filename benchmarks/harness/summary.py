@@ -22,13 +22,9 @@ from benchmarks.harness.stats import (
     judge_quality,
     paired_difference,
     speed_ratio,
-)
-from sglang_parse.demo.figures import (
-    ArmSummary,
-    RequestResult,
-    summarise,
     wilson_interval,
 )
+from sglang_parse.demo.figures import ArmSummary, RequestResult, summarise
 
 Ratio = tuple[float, float, float]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from sglang_parse.demo.servers import connections, descendants
+from sglang_parse.demo.servers import descendants
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def pid_listening_on(port: int) -> int | None:
     """The process of this machine that listens on a port, None if it is not seen."""
     for process in psutil.process_iter():
         try:
-            found = connections(process)
+            found = process.net_connections(kind="tcp")
         except psutil.Error:
             continue
         listens = psutil.CONN_LISTEN

@@ -152,22 +152,16 @@ def progress_bar(console: Console) -> Progress:
 
 
 def results_tables(summaries: Sequence[ArmSummary]) -> list[Table]:
-    """One table, or one per concurrency where there are more than two arms.
-
-    A column per arm and concurrency; narrow enough for 80 characters.
-    """
-    if len({s.arm for s in summaries}) > 2:
-        steps = dict.fromkeys(s.concurrency for s in summaries)
-        groups = [[s for s in summaries if s.concurrency == c] for c in steps]
-    else:
-        groups = [list(summaries)]
+    """One per concurrency, a column per arm."""
+    steps = dict.fromkeys(s.concurrency for s in summaries)
+    groups = [[s for s in summaries if s.concurrency == c] for c in steps]
     tables = []
     for group in groups:
         table = Table(title=f"{group[0].problems} problems", header_style="bold")
-        table.add_column("concurrency", no_wrap=True)
+        table.add_column(f"concurrency {group[0].concurrency}", no_wrap=True)
         for s in group:
             style = "green" if s.arm.startswith("parse") else None
-            table.add_column(f"{s.concurrency}\n{s.arm}", justify="right", style=style)
+            table.add_column(s.arm, justify="right", style=style)
         columns = [table_column(s) for s in group]
         for row in columns[0]:
             table.add_row(row, *(column[row] for column in columns))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest
 
 Z95 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
 
@@ -58,26 +60,6 @@ class ArmSummary:
         return asdict(self)
 
 
-def wilson_interval(num_right: float, total: int) -> tuple[float, float]:
-    """95% score interval of a share (Wilson 1927); (0, 1) of nothing."""
-    if total == 0:
-        return 0.0, 1.0
-    share, z2 = num_right / total, Z95 * Z95
-    center = share + z2 / (2 * total)
-    spread = Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
-    scale = 1 + z2 / total
-    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """Linear interpolation between the order statistics, as numpy.quantile."""
-    ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def target_passes(result: RequestResult) -> int:
     """Decode passes of the target; the prefill, which gives token 1, is not one."""
     if result.report is not None:
@@ -110,7 +92,7 @@ def summarise(
     if not results:
         raise ValueError(f"Arm {arm!r} at concurrency {concurrency} has no results.")
     num_right = sum(r.correct for r in results)
-    low, high = wilson_interval(num_right, len(results))
+    low, high = binomtest(num_right, len(results)).proportion_ci(method="wilson")
     output_tokens = sum(r.num_tokens for r in results)
     latencies = [r.latency_s for r in results]
     ttfts = [r.ttft_s for r in results]
@@ -126,10 +108,10 @@ def summarise(
         output_tokens=output_tokens,
         output_tok_s=rate,
         requests_s=len(results) / wall_s,
-        latency_p50_s=quantile(latencies, 0.5),
-        latency_p95_s=quantile(latencies, 0.95),
-        ttft_p50_s=quantile(ttfts, 0.5),
-        ttft_p95_s=quantile(ttfts, 0.95),
+        latency_p50_s=float(np.quantile(latencies, 0.5)),
+        latency_p95_s=float(np.quantile(latencies, 0.95)),
+        ttft_p50_s=float(np.quantile(ttfts, 0.5)),
+        ttft_p95_s=float(np.quantile(ttfts, 0.95)),
         kept_per_pass=kept_per_pass(results),
         passes_per_answer=sum(map(target_passes, results)) / len(results),
         ratio=rate / baseline_tok_s if baseline_tok_s else None,

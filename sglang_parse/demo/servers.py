@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import psutil
 
@@ -151,7 +150,7 @@ class ServerProcess:
         while True:
             self.check_alive()
             elapsed = time.monotonic() - self._started
-            if is_healthy(self.url) and self.is_listening():
+            if is_healthy(self.url):
                 self.ready_s = elapsed
                 return
             if elapsed > self.timeout_s:
@@ -172,18 +171,6 @@ class ServerProcess:
             f"The {self.name} server ended after {elapsed:.0f} s with {how}; "
             f"{self._log_note()}"
         )
-
-    def is_listening(self) -> bool:
-        """Whether this server listens on the port, and not another program. True if the
-        system does not show us."""
-        try:
-            return any(
-                c.status == psutil.CONN_LISTEN and c.laddr.port == self.port
-                for process in self.processes()
-                for c in connections(process)
-            )
-        except psutil.AccessDenied:
-            return True
 
     def processes(self) -> list[psutil.Process]:
         """The server and its descendants; [] if it does not run."""
@@ -246,15 +233,6 @@ def is_healthy(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def connections(process: psutil.Process) -> list[Any]:
-    """The TCP sockets of a process; [] if it has ended."""
-    try:
-        found: list[Any] = process.net_connections(kind="tcp")
-    except psutil.NoSuchProcess:
-        return []
-    return found
 
 
 def descendants(pid: int) -> list[psutil.Process]:

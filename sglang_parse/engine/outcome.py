@@ -39,11 +39,6 @@ def wave_width(num_requests: int) -> int:
     return min(max(least, WAVE_ROWS // num_requests), most)
 
 
-def largest_wave(num_requests: int) -> int:
-    """Rows of the target's logits at a time, of up to so many requests."""
-    return max(WAVE_ROWS, num_requests * wave_width(num_requests))
-
-
 def suffix_scores(
     round: Round,
     logits: Tensor,

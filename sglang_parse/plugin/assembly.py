@@ -24,7 +24,6 @@ from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.thinking import closing_ids
 from sglang_parse.engine.client_pass import ClientPass
 from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
-from sglang_parse.engine.outcome import largest_wave
 from sglang_parse.engine.prefill import PrefillEngine
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.segmenting import Segmenting, padded_texts
@@ -43,12 +42,7 @@ from sglang_parse.probe.probe_verdicts import RoundParts
 from sglang_parse.reporting import telemetry
 from sglang_parse.requests.request_states import RequestStates
 from sglang_parse.sgl.architecture import check_architecture, has_recurrent_state
-from sglang_parse.sgl.capacity import (
-    describe_pools,
-    longest_prefill,
-    pass_rows,
-    warn_of_logits,
-)
+from sglang_parse.sgl.capacity import longest_prefill, pass_rows
 from sglang_parse.sgl.compat.request_changes import hold, release
 from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.sgl.slots import RoundSlots
@@ -88,12 +82,6 @@ class Parts:
     @property
     def has_recurrent_state(self) -> bool:
         return has_recurrent_state(self.verifier.runner)
-
-    @property
-    def max_judge_tokens(self) -> int:
-        """Judge suffix tokens of one request in one pass."""
-        suffix = self.judge.ask(self.config.judge_suffix).suffix
-        return self.config.max_segments * len(suffix)
 
 
 def open_parts(
@@ -226,7 +214,6 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
         release=release,
         step_rows=longest_prefill(),
     )
-    _log_pools(parts, num_requests=req_to_token_pool.size)
     return Batches(
         engine,
         prefills=PrefillEngine(
@@ -260,23 +247,6 @@ def _open_drafters(parts: Parts, slots: RoundSlots) -> None:
     )
     for drafter in parts.drafters:
         drafter.open(resources)
-
-
-def _log_pools(parts: Parts, *, num_requests: int) -> None:
-    runner = parts.verifier.runner
-    warn_of_logits(
-        num_rows=largest_wave(num_requests),
-        vocab_size=runner.model_config.vocab_size,
-        free_bytes=_free_bytes(runner),
-    )
-    logger.info(
-        describe_pools(
-            target_pool=runner.token_to_kv_pool,
-            draft_pools=[r.runner.token_to_kv_pool for r in parts.draft_runners],
-            window=parts.config.window,
-            max_judge_tokens=parts.max_judge_tokens,
-        )
-    )
 
 
 def _free_bytes(runner: Any) -> int:

@@ -59,10 +59,6 @@ def take_carried(path: str, body: dict[str, Any]) -> None:
         body[name] = rest
     else:
         body.pop(name)
-    if "prediction" in found and "max_completion_tokens" in body:
-        # The router's own name for max_tokens; OpenAI has no such limit beside a
-        # prediction.
-        _put(body, "max_tokens", body.pop("max_completion_tokens"), name)
     for key in fields:
         if key in found:
             _put(body, key, found.pop(key), name)

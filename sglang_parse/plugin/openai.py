@@ -49,19 +49,6 @@ ALIASES = {"/invocations": CHAT}
 PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS, GENERATE)
 NDJSON = b"application/x-ndjson"  # Ollama's streams
 RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
-# Fields that OpenAI does not allow beside a prediction, with the values it does allow.
-BESIDE_PREDICTION: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (lambda v: v == 1, "1"),
-    "logprobs": (lambda v: v is False, "false"),
-    "top_logprobs": (lambda v: v == 0, "0"),
-    "presence_penalty": (lambda v: _at_most_zero(v), "at most 0"),
-    "frequency_penalty": (lambda v: _at_most_zero(v), "at most 0"),
-    "max_completion_tokens": (lambda v: False, "none (max_tokens is allowed)"),
-    "tools": (lambda v: v == [], "none"),
-    "functions": (lambda v: v == [], "none"),
-    "audio": (lambda v: False, "none"),
-    "modalities": (lambda v: v == ["text"], '["text"]'),
-}
 
 
 def translate(path: str, body: dict[str, Any], config: ParseConfig) -> Exchange:
@@ -103,12 +90,6 @@ def translate(path: str, body: dict[str, Any], config: ParseConfig) -> Exchange:
 def _take_prediction(body: dict[str, Any]) -> None:
     """Turn a chat's `prediction` into an option. Raises ValueError."""
     text = _prediction_text(body.pop("prediction"))
-    for name, (is_allowed, expected) in BESIDE_PREDICTION.items():
-        value = body.get(name)
-        if value is not None and not is_allowed(value):
-            raise ValueError(
-                f"{name} is {shown(value)}; expected {expected} with prediction."
-            )
     custom = body.get("custom_params") or {}
     if not isinstance(custom, Mapping):
         raise ValueError(f"custom_params is {shown(custom)}; expected an object.")
@@ -147,10 +128,6 @@ def _prediction_text(prediction: Any) -> str:
     if not joined.strip():
         return ""
     return check_text(joined, "prediction.content", MAX_CLIENT_CHARS)
-
-
-def _at_most_zero(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value <= 0
 
 
 class ParseEndpoints:

@@ -59,9 +59,9 @@ class Exchange:
                 part["meta_info"] = {"parse": [*self.reports.values()]}
         usage = body.get("usage")
         if self.add_usage and usage and self.reports:
-            (report, *_) = self.reports.values()
-            accepted = report.get("accepted_client_text_tokens", 0)
-            total = report.get("client_text_tokens", 0)
+            reports = self.reports.values()
+            accepted = sum(r.get("accepted_client_text_tokens", 0) for r in reports)
+            total = sum(r.get("client_text_tokens", 0) for r in reports)
             details = usage.get("completion_tokens_details") or {}
             usage["completion_tokens_details"] = details | {
                 "accepted_prediction_tokens": accepted,

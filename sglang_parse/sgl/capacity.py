@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.runtime_context import get_exec, get_schedule
 
 from sglang_parse.sgl.architecture import has_recurrent_state
@@ -105,52 +103,9 @@ def check_feature_room(
         )
 
 
-def warn_of_logits(*, num_rows: int, vocab_size: int, free_bytes: int) -> None:
-    """Warn where the logits of a wave of rows may not fit.
-
-    num_rows: of the largest wave (engine/outcome.py). Logits are float32, and sampling
-    takes two copies more. free_bytes: left beside weights and pools.
-    """
-    wanted = 3 * 4 * num_rows * vocab_size
-    if wanted > free_bytes:
-        logger.warning(
-            "The logits of %d rows need %.2f GB and %.2f GB are free; lower "
-            "--max-running-requests or --mem-fraction-static.",
-            num_rows,
-            wanted / 1e9,
-            free_bytes / 1e9,
-        )
-
-
 def bytes_per_token(pool: Any) -> int:
     """Bytes of K and V that one token takes in a KV pool, as allocated; with a pool of
     its own for sliding windows, on the average. Latent KV is one tensor."""
     size = pool.get_kv_size_bytes()
     total = sum(size) if isinstance(size, tuple) else size
     return int(total // (pool.size + pool.page_size))
-
-
-def describe_pools(
-    *,
-    target_pool: Any,
-    draft_pools: Sequence[Any],
-    window: int,
-    max_judge_tokens: int,
-) -> str:
-    """What the KV pools hold and what PARSE takes of them, in one line.
-
-    draft_pools: of the draft model and the head, where there are. window: draft tokens
-    a round, 0 for no limit. max_judge_tokens: suffix tokens a request may have
-    judged in one pass.
-    """
-    target_bytes = bytes_per_token(target_pool)
-    draft_bytes = sum(map(bytes_per_token, draft_pools))
-    total = target_pool.size * (target_bytes + draft_bytes) / 1e9
-    drafted = f"up to {window} slots" if window else "slots for its whole response"
-    return (
-        f"KV pools: {target_pool.size} tokens of {target_bytes} bytes for the target "
-        f"and {draft_bytes} for what drafts, {total:.2f} GB. In a round a request "
-        f"takes {drafted} to draft and up to {max_judge_tokens} for judge suffixes, "
-        f"which go back after the pass; between rounds it holds "
-        f"{get_alloc_reserve_per_decode()} spare ones."
-    )

@@ -10,9 +10,8 @@ from torch import Tensor
 from sglang_parse.options.table import flag_name
 from sglang_parse.verify.backends.mask import MAX_MASK_CELLS
 from sglang_parse.verify.backends.rows import FA3, TORCH_NATIVE
-from sglang_parse.verify.backends.triton import TRITON
 from sglang_parse.verify.backends.verify_backend import ParseVerifyInput, VerifyBackend
-from sglang_parse.verify.backends.virtual import CPU, FLASHINFER
+from sglang_parse.verify.backends.virtual import CPU, FLASHINFER, TRITON
 from sglang_parse.verify.layout import VerifyPlan
 
 BACKENDS = {row.name: row for row in (CPU, FLASHINFER, TRITON, FA3, TORCH_NATIVE)}

@@ -96,6 +96,19 @@ class ExtendVerifyInput(VirtualVerifyInput):
         }
 
 
+#: Its verify mode knows one width per batch. Its extend kernel takes a sequence's own
+#: keys from the pass, and those before them from the request's row of req_to_token,
+#: where the layer has just written the draft's (triton_backend.py, `forward_extend`).
+TRITON = VerifyBackend(
+    "triton",
+    {"virtual": ExtendVerifyInput},
+    (
+        IndexBuffer("", "kv_indptr", num_extra=1),
+        IndexBuffer("", "qo_indptr", num_extra=1),
+        # None where the target has no sliding windows.
+        IndexBuffer("", "window_kv_indptr", num_extra=1),
+    ),
+)
 FLASHINFER = VerifyBackend(
     "flashinfer",
     {"virtual": VirtualVerifyInput, "mask": MaskedVerifyInput},

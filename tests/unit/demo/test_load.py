@@ -11,10 +11,8 @@ from sglang_parse.demo import load
 from sglang_parse.demo.figures import (
     RequestResult,
     kept_per_pass,
-    quantile,
     summarise,
     target_passes,
-    wilson_interval,
 )
 from sglang_parse.demo.load import LoadError, encode_prompts, measure, read_result
 from sglang_parse.embedded.task import make_problems
@@ -30,26 +28,6 @@ def make_result(**changes):
         "ttft_s": 0.1,
     }
     return RequestResult(**{**fields, **changes})
-
-
-@pytest.mark.parametrize(
-    ("num_right", "total", "low", "high"),
-    [
-        # Newcombe 1998, table I, score method without continuity correction.
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0000, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ],
-)
-def test_wilson_interval_equals_published_values(num_right, total, low, high):
-    assert wilson_interval(num_right, total) == pytest.approx((low, high), abs=5e-5)
-
-
-@pytest.mark.parametrize(("q", "expected"), [(0, 1), (0.5, 2.5), (0.95, 3.85), (1, 4)])
-def test_quantile_interpolates_and_sorts(q, expected):
-    assert quantile([4, 1, 3, 2], q) == pytest.approx(expected)
-    assert quantile([7], q) == 7
 
 
 def test_summary_of_target_counts_a_pass_per_decoded_token():

@@ -60,15 +60,6 @@ def test_verify_is_a_text_or_a_list(given, read):
     assert body["custom_params"]["parse_verify"] == read
 
 
-def test_the_routers_name_of_the_limit_is_read():
-    """Red if a prediction behind a router is refused for a limit the router renamed."""
-    body = {"metadata": {"prediction": "a"}, "max_completion_tokens": 9}
-    assert taken(CHAT, body) == {
-        "prediction": {"type": "content", "content": "a"},
-        "max_tokens": 9,
-    }
-
-
 def test_generates_session_params_are_read():
     """Red if an option of /generate is lost behind a router, or SGLang sees it as a
     session."""

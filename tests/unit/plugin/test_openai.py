@@ -321,10 +321,10 @@ def test_the_layer_is_the_innermost(monkeypatch):
 def test_refusal_names_the_field():
     """Red if a forbidden combination reaches SGLang."""
     app = App([], b"")
-    body = json.dumps({**prediction("text"), "n": 2}).encode()
-    status, _, out = call(app, body)
+    both = prediction("text") | {"custom_params": {"parse_draft": "a"}}
+    status, _, out = call(app, json.dumps(both).encode())
     assert status == 400 and app.body is None
-    assert "n is 2; expected 1 with prediction." in json.loads(out)["message"]
+    assert "custom_params.parse_draft are both given" in json.loads(out)["message"]
 
 
 def test_other_paths_and_lifespan_pass():

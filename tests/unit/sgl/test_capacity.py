@@ -5,9 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.engine.outcome import largest_wave
 from sglang_parse.sgl import capacity
-from tests.support.kv_pools import pool_of_draft
 
 pytestmark = pytest.mark.usefixtures("plugins")
 
@@ -38,36 +36,6 @@ def test_a_pass_is_no_longer_than_memory_is_left_for(
     monkeypatch.setattr(capacity, "get_schedule", lambda: schedule)
     monkeypatch.setattr(capacity, "get_exec", lambda: execution)
     assert capacity.longest_pass() == rows
-
-
-def test_line_says_what_pools_hold_and_rounds_take(monkeypatch):
-    """Red if the start-up line loses a number an operator plans with."""
-    monkeypatch.setattr(capacity, "get_alloc_reserve_per_decode", lambda: 4)
-    pool = pool_of_draft(torch.float32, num_tokens=1000)
-    size = capacity.bytes_per_token(pool)
-    line = capacity.describe_pools(
-        target_pool=pool, draft_pools=[pool, pool], window=256, max_judge_tokens=304
-    )
-    for number in (1000, size, 256, 304):
-        assert str(number) in line
-    assert f"{3 * 1000 * size / 1e9:.2f} GB" in line
-    alone = capacity.describe_pools(
-        target_pool=pool, draft_pools=[], window=0, max_judge_tokens=0
-    )
-    assert "0 for what drafts" in alone and "whole response" in alone
-
-
-def test_logits_that_may_not_fit_are_told(caplog):
-    """Red if nothing is said of Qwen3's logits where `--mem-fraction-static` leaves
-    less than 0.94 GB."""
-    rows = largest_wave(32)
-    assert rows == 512 and largest_wave(1) == 512 and largest_wave(128) == 1024
-    wanted = 3 * 512 * 151936 * 4
-    capacity.warn_of_logits(num_rows=rows, vocab_size=151936, free_bytes=wanted)
-    assert not caplog.text
-    capacity.warn_of_logits(num_rows=rows, vocab_size=151936, free_bytes=wanted - 1)
-    assert "512 rows need 0.93 GB" in caplog.text
-    assert "--mem-fraction-static" in caplog.text
 
 
 def a_state_pool():
