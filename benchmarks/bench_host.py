@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.demo.provenance import provenance
+from benchmarks.provenance import provenance
 from sglang_parse.judging.decide import Decision, choose_cut, decide
 from sglang_parse.judging.segmenter import Segmenter
 from sglang_parse.reporting.report import RequestReport, RoundRecord

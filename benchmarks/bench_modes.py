@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.harness.arms import ARMS as BENCH_ARMS
 from benchmarks.harness.arms import make_hostile_draft
+from benchmarks.provenance import provenance
 from sglang_parse.cli.demo_run import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED
 from sglang_parse.demo.figures import ArmSummary, summarise
 from sglang_parse.demo.load import (
@@ -30,7 +31,6 @@ from sglang_parse.demo.load import (
     load_tokenizer,
     measure,
 )
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess, running
 from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems

@@ -32,12 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import provenance
 from benchmarks.real_model import RealModels, real_models
 from benchmarks.real_model.demo import draft_args, head_args
 from benchmarks.real_model.prompts import conversations
 from sglang_parse.demo.figures import summarise
 from sglang_parse.demo.load import Prompt, load_tokenizer, measure
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess, running
 
 KINDS = {

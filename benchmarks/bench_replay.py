@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import torch
 
-from sglang_parse.demo.provenance import provenance
+from benchmarks.provenance import provenance
 from sglang_parse.recurrent.gated_delta import LinearInputs, LinearState, run_layer
 
 KEY_HEADS, VALUE_HEADS, WIDTH, KERNEL = 16, 32, 128, 4

@@ -25,8 +25,8 @@ import sglang as sgl
 from transformers import AutoTokenizer
 
 from benchmarks.embedded_answers import render_answer
+from benchmarks.provenance import provenance
 from sglang_parse import parse_verify
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems

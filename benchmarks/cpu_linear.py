@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from benchmarks.provenance import provenance
 from sglang_parse.cpu.linear import multiply, packed_weight
-from sglang_parse.demo.provenance import provenance
 
 HIDDEN, INNER, VOCAB, LAYERS = 576, 1536, 49152, 30
 SHAPES = ((960, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from sglang_parse.demo.provenance import provenance
+from benchmarks.provenance import provenance
 from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_mtp import NAMES, build_with_mtp
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import provenance
 from benchmarks.train_probe.embedded import PROBE_PATH
 from sglang_parse.cli.demo_run import EVAL_SEED, SERVER_ARGS, WARM_UP_SEED
 from sglang_parse.demo.load import Prompt, encode_prompts, load_tokenizer, measure
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess, running
 from sglang_parse.embedded import (
     CONFIG_PATH,

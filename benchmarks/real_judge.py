@@ -27,9 +27,9 @@ from benchmarks.judge_steps import (
     auc_interval,
     make_steps,
 )
+from benchmarks.provenance import provenance
 from sglang_parse.calibrate.served import server_info
 from sglang_parse.cli.demo_run import load_tokenizer
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.judging.prompt import build_judge_prompt
 
 WORDINGS = (

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from benchmarks.models import OTHER_DRAFT_PATH
+from benchmarks.provenance import provenance
 from benchmarks.real_model import built_models
 from sglang_parse.demo.load import load_tokenizer
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.transcript import Transcript
 from sglang_parse.embedded import TARGET_PATH

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.judged_samples import Answer
+from benchmarks.provenance import provenance
 from benchmarks.train_probe.fit import Fit, Pairs, learn, split_requests
-from sglang_parse.demo.provenance import provenance
 
 THRESHOLD = 0.5
 WINDOWS = (32, 64, 320)

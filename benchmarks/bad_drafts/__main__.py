@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bad_drafts.server import CASES, draft_server
+from benchmarks.provenance import provenance
 from sglang_parse.demo.figures import RequestResult
 from sglang_parse.demo.load import (
     Prompt,
@@ -33,7 +34,6 @@ from sglang_parse.demo.load import (
     load_tokenizer,
     measure,
 )
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import HOST, ServerProcess, free_port, running
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import make_problems

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.demo.provenance import shown_path
+from benchmarks.provenance import shown_path
 
 PACKAGES = ("sglang", "torch", "flashinfer-python", "triton", "sglang-parse")
 

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.gpu.arms import Arm, arms_of, servers_of
 from benchmarks.gpu.pairs import PAIRS
 from benchmarks.gpu.records import Clock, Records, spread
-from sglang_parse.demo.provenance import shown_path
+from benchmarks.provenance import shown_path
 from sglang_parse.demo.servers import ServerProcess
 
 MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here

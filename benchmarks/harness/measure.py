@@ -20,8 +20,8 @@ from benchmarks.harness.conversation import Chat, ask_all, named_errors
 from benchmarks.harness.datasets import DATA_SETS, Item, load_items
 from benchmarks.harness.plan import cell_spec
 from benchmarks.harness.procedures import Answer, Client
+from benchmarks.provenance import provenance
 from sglang_parse.demo.load import LoadError, flush_cache, open_session
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.judging.prompt import JudgePrompt, build_judge_prompt
 from sglang_parse.options.server import ParseConfig
 

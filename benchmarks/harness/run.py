@@ -25,8 +25,8 @@ from benchmarks.harness.plan import (
     plan_cells,
 )
 from benchmarks.harness.summary import Graded
+from benchmarks.provenance import gpu_names
 from sglang_parse.demo.load import load_tokenizer
-from sglang_parse.demo.provenance import gpu_names
 
 
 def run_benchmark(config: BenchConfig) -> Path:

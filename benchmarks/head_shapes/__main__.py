@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.head_shapes.drafts import Chains, TextDrafts, Trees
-from sglang_parse.demo.provenance import provenance
+from benchmarks.provenance import provenance
 from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 

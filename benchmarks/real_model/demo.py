@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.table import Table
 
+from benchmarks.provenance import provenance
 from benchmarks.real_model import RealModels, real_models
 from benchmarks.real_model.prompts import conversations
 from sglang_parse.cli.demo_run import SERVER_ARGS, progress_bar, table_column
 from sglang_parse.demo.figures import ArmSummary, RequestResult, summarise
 from sglang_parse.demo.load import Prompt, load_tokenizer, measure
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess, running
 
 # Without the kind of 4,000 tokens, whose prefill would be most of the time.

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks import embedded_answers
+from benchmarks.provenance import provenance
 from benchmarks.train_pair.data import Examples, collate
 from benchmarks.train_pair.decode import generate
 from benchmarks.train_pair.export import load, load_head
@@ -32,7 +33,6 @@ from benchmarks.train_pair.train_head import (
     head_batches,
     target_texts,
 )
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH, task
 from sglang_parse.embedded.task import Problem
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from benchmarks.judged_samples import QUESTION, Answer, Sampler
+from benchmarks.provenance import provenance
 from benchmarks.train_probe.collect import Collected
 from benchmarks.train_probe.fit import LABELS, Pairs, gold_report, learn
 from benchmarks.train_probe.report import report_text
 from benchmarks.train_probe.save import save_probe
 from benchmarks.train_probe.training import probe_of
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from sglang_parse.probe.linear_probe import Learnt, Probe

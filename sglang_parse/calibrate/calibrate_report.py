@@ -8,7 +8,6 @@ from typing import Any
 
 from sglang_parse.calibrate.calibrate_options import CalibrateOptions
 from sglang_parse.calibrate.trials import Calibration, Trial
-from sglang_parse.demo.provenance import provenance
 
 
 def write_files(
@@ -36,7 +35,6 @@ def write_files(
         "exact": _trial_row(found.floor),
         "screened": [_trial_row(t) for t in found.screened],
         "tested": [_trial_row(t) for t in found.tested],
-        "provenance": provenance(),
     }
     path = options.out.with_suffix(".report.json")
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

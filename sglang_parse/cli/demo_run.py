@@ -26,7 +26,6 @@ from sglang_parse.demo.load import (
     load_tokenizer,
     measure,
 )
-from sglang_parse.demo.provenance import provenance, shown_path
 from sglang_parse.demo.servers import ServerProcess, running
 from sglang_parse.embedded import CONFIG_PATH, DRAFT_PATH, HEAD_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
@@ -220,14 +219,13 @@ def manual_commands(options: DemoOptions, question: str) -> tuple[str, str]:
 
 
 def write_json(options: DemoOptions, summaries: Sequence[ArmSummary]) -> None:
-    """The figures as data, with what was measured, if a file was asked for."""
+    """The figures as data, if a file was asked for."""
     if options.json_path is None:
         return
     data = {
         "arms": [s.as_dict() for s in summaries],
-        "target": shown_path(options.target),
-        "draft": shown_path(options.draft),
-        "head": shown_path(options.head) if options.compose == "eagle3" else None,
-        "provenance": provenance(),
+        "target": options.target,
+        "draft": options.draft,
+        "head": options.head if options.compose == "eagle3" else None,
     }
     options.json_path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
-from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS, check_custom_params
@@ -43,6 +42,8 @@ from sglang_parse.plugin.request_hooks import (
 )
 from sglang_parse.sgl.compat.model_changes import hide_media
 from sglang_parse.sgl.families import reads_images_of
+from sglang_parse.shield.guards import read_body, replay
+from sglang_parse.shield.held_answer import refuse
 
 # SageMaker's name for it.
 ALIASES = {"/invocations": CHAT}
@@ -150,20 +151,20 @@ class ParseEndpoints:
         if scope["type"] != "http" or path not in PATHS:
             await self.app(scope, receive, send)
             return
-        raw = await _read_body(receive)
+        raw = await read_body(receive)
         if path == GENERATE and b"parse_" not in raw:
-            await self.app(scope, _replay(raw, receive), send)
+            await self.app(scope, replay(raw, receive), send)
             return
         try:
             exchange, raw = self._translate(path, raw)
         except ValueError as e:
-            await _refuse(str(e), scope, receive, send)
+            await refuse(send, str(e))
             return
         scope = {**scope, "headers": _with_length(scope["headers"], len(raw))}
         token = current_exchange.set(exchange)
         try:
             writer = _Amender(exchange, send) if exchange.adds else send
-            await self.app(scope, _replay(raw, receive), writer)
+            await self.app(scope, replay(raw, receive), writer)
         finally:
             current_exchange.reset(token)
 
@@ -238,34 +239,6 @@ class _Amender:
         return (
             orjson.dumps(self.exchange.amend(body)) if isinstance(body, dict) else raw
         )
-
-
-async def _refuse(told: str, scope: Scope, receive: Receive, send: Send) -> None:
-    """HTTP 400 in the shape of SGLang's OpenAI errors."""
-    error = {"object": "error", "message": told, "type": "BadRequestError"}
-    response = JSONResponse({**error, "param": None, "code": 400}, status_code=400)
-    await response(scope, receive, send)
-
-
-async def _read_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b"".join(parts)
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _replay(raw: bytes, receive: Receive) -> Receive:
-    """The body once, then what the client does next (a disconnect)."""
-    messages = iter([{"type": "http.request", "body": raw, "more_body": False}])
-
-    async def replay() -> Message:
-        return next(messages, None) or await receive()
-
-    return replay
 
 
 def _parse_request(raw: bytes) -> tuple[Any, Callable[[Any], bytes]]:

@@ -133,12 +133,13 @@ class RequestShield:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] == "http" and path == UPDATE:
-            receive, body = await _read(receive)
+            body = await read_body(receive)
             # It reads files, and others are not to wait for a disk.
             told = await asyncio.to_thread(problem_of_update, body, self.model_path)
             if told:
                 await refuse(send, told)
                 return
+            receive = replay(body, receive)
         if scope["type"] != "http" or path not in PATHS:
             await self.app(scope, receive, send)
             return
@@ -162,18 +163,25 @@ class RequestShield:
             _progress.reset(token)
 
 
-async def _read(receive: Receive) -> tuple[Receive, bytes]:
-    """The whole body, and what hands it on."""
-    messages = [await receive()]
-    while messages[-1].get("more_body"):
-        messages.append(await receive())
-    body = b"".join(message.get("body", b"") for message in messages)
-    left = iter(messages)
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request, as much of it as comes."""
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
 
-    async def replay() -> Message:
-        return next(left, None) or await receive()
 
-    return replay, body
+def replay(body: bytes, receive: Receive) -> Receive:
+    """The body once, then what the client does next (a disconnect)."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def replayed() -> Message:
+        return next(messages, None) or await receive()
+
+    return replayed
 
 
 def _watched(receive: Receive, progress: Progress) -> Receive:

@@ -230,7 +230,6 @@ def test_written_setting_is_the_whole_one_that_was_measured(server, tmp_path):
     }
     report = json.loads(out.with_suffix(".report.json").read_text())
     assert (report["seed"], report["concurrency"]) == (64, 4)
-    assert report["provenance"]["versions"]["sglang"]
 
 
 def test_server_that_streams_pieces_is_refused():

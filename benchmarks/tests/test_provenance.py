@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.demo import provenance
+from benchmarks import provenance
 
 REPOSITORY = provenance.REPOSITORY
 
