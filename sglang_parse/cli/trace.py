@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import requests
 from rich.console import Console
 
 from sglang_parse.cli import trace_text
@@ -80,21 +78,17 @@ def ask(options: TraceOptions) -> tuple[str, dict[str, Any]]:
 
 def post(url: str, body: Mapping[str, Any], api_key: str | None = None) -> Any:
     """The JSON reply. Raises RuntimeError with one sentence."""
-    headers = {"Content-Type": "application/json"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as e:
-        raise RuntimeError(f"{url} answered {e.code}: {_reason(e.read())}") from e
-    except (OSError, http.client.HTTPException, ValueError) as e:
-        reason = getattr(e, "reason", None) or e
+        reply = requests.post(url, json=body, headers=headers, timeout=TIMEOUT_S)
+        if reply.ok:
+            return reply.json()
+    except (requests.RequestException, ValueError) as e:
         raise RuntimeError(
-            f"{url} does not answer ({reason}); give the address of a running server, "
-            "such as http://127.0.0.1:30000, with --url."
+            f"{url} does not answer ({type(e).__name__}); give the address of a running "
+            "server, such as http://127.0.0.1:30000, with --url."
         ) from e
+    raise RuntimeError(f"{url} answered {reply.status_code}: {_reason(reply.content)}")
 
 
 def _reason(body: bytes) -> str:

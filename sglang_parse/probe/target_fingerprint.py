@@ -17,8 +17,6 @@ from sglang_parse.sgl.model_folder import local_folder
 #: Keys of a config.json that say nothing about the model.
 IGNORED = ("_name_or_path", "transformers_version")
 SAMPLE_BYTES = 256
-#: Places of a weights file of another format that are read.
-NUM_PLACES = 64
 
 
 def fingerprint(path: str, revision: str | None = None) -> TargetHashes:
@@ -34,15 +32,13 @@ def fingerprint(path: str, revision: str | None = None) -> TargetHashes:
         values = json.loads(config.read_text(encoding="utf-8"))
         kept = {k: v for k, v in values.items() if k not in IGNORED}
         weights = hashlib.sha256()
-        files = sorted(folder.glob("*.safetensors")) or sorted(
-            f for pattern in ("*.bin", "*.pt", "*.gguf") for f in folder.glob(pattern)
-        )
+        files = sorted(folder.glob("*.safetensors"))
         for file in files:
             weights.update(_file_digest(file))
     except (OSError, ValueError, KeyError, struct.error) as e:
         raise ValueError(f"has files that cannot be read ({e})") from e
     if not files:
-        raise ValueError("has no weights to take a fingerprint of")
+        raise ValueError("has no safetensors to take a fingerprint of")
     canonical = json.dumps(kept, sort_keys=True).encode()
     config_hash = hashlib.sha256(canonical).hexdigest()
     return TargetHashes(config_hash[:32], weights.hexdigest()[:32])
@@ -51,13 +47,6 @@ def fingerprint(path: str, revision: str | None = None) -> TargetHashes:
 def _file_digest(file: Path) -> bytes:
     found = hashlib.sha256()
     with open(file, "rb") as f:
-        if file.suffix != ".safetensors":
-            size = file.stat().st_size
-            found.update(str(size).encode())
-            for k in range(NUM_PLACES):
-                f.seek(size * k // NUM_PLACES)
-                found.update(f.read(SAMPLE_BYTES))
-            return found.digest()
         (length,) = struct.unpack("<Q", f.read(8))
         header = json.loads(f.read(length))
         for name in sorted(k for k in header if k != "__metadata__"):

@@ -29,21 +29,12 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "extension_errors": ("Errors of drafters, segmenters, judges.", "kind", "name"),
     "draft_streams": ("Streams of the draft server by event.", "event"),
     "target_passes": ("Forwards of the target after the prefill.",),
-    "draft_tokens": ("Tokens drafted by the draft model.",),
-    "eagle_draft_tokens": ("Tokens drafted by the target's head.",),
-    "eagle_kept_tokens": ("Tokens of the target's head in outputs.",),
     "client_tokens": ("Tokens of clients' texts tried as drafts.",),
     "probe_segments": ("Judged segments whose verdict a probe gave.",),
     "judged_tokens": ("Draft tokens under some verdict.",),
     "kept_tokens": ("Draft and client tokens in outputs.",),
     "matched_tokens": ("Kept tokens that agreed token by token.",),
     "written_tokens": ("Output tokens written by the target itself.",),
-}
-GAUGES = {
-    "probe_in_use": "1 while the probe gives verdicts, 0 while it is held back.",
-    "probe_agreement": "Share of compared verdicts on which both agree.",
-    "probe_agreement_low": "Lower end of its 95% interval.",
-    "probe_agreement_high": "Upper end of its 95% interval.",
 }
 
 
@@ -109,8 +100,6 @@ class Telemetry:
             self.scores[score_bucket(score)] += 1
             if self.prometheus:
                 self.prometheus.scores.observe(score)
-        if self.prometheus and self.guard:
-            self.prometheus.show_guard(self.guard.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """What /server_info shows."""
@@ -172,16 +161,6 @@ class Prometheus:
             if not more:
                 made.labels(*self.labels)  # shown at 0 from the start
             self.counters[name] = made
-        self.gauges = {
-            name: client.Gauge(
-                f"sglang:parse_{name}",
-                text,
-                list(labels),
-                multiprocess_mode="mostrecent",
-                registry=registry,
-            ).labels(*self.labels)
-            for name, text in GAUGES.items()
-        }
         self.path = client.Gauge(
             "sglang:parse_path_on",
             "1 for a fast path in use, 0 for one that is off or absent.",
@@ -204,12 +183,6 @@ class Prometheus:
 
     def show_path(self, name: str, is_on: bool) -> None:
         self.path.labels(*self.labels, name).set(float(is_on))
-
-    def show_guard(self, state: dict[str, Any]) -> None:
-        """Show how a probe agrees with the question."""
-        for name, gauge in self.gauges.items():
-            if (value := state[name.removeprefix("probe_")]) is not None:
-                gauge.set(float(value))
 
 
 @functools.cache

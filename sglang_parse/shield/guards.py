@@ -41,7 +41,6 @@ PATHS = frozenset(
     }
 )
 UPDATE = "/update_weights_from_disk"
-NOT_AN_OBJECT = "The request body is no JSON object; expected one."
 
 _progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
     "sglang_parse_progress", default=None
@@ -147,13 +146,11 @@ class RequestShield:
         answer = HeldAnswer(progress, send)
         token = _progress.set(progress)
         try:
-            await self.app(scope, _watched(receive, progress), answer)
+            await self.app(scope, receive, answer)
         except Exception as e:
             if not answer.has_started and not progress.is_ready:
                 logger.warning("refused a request of %s", path, exc_info=True)
-                await refuse(
-                    send, sentence_of(e) if progress.is_object else NOT_AN_OBJECT
-                )
+                await refuse(send, sentence_of(e))
                 return
             status, told = status_of(e)
             await answer.fail(status, told)
@@ -182,21 +179,6 @@ def replay(body: bytes, receive: Receive) -> Receive:
         return next(messages, None) or await receive()
 
     return replayed
-
-
-def _watched(receive: Receive, progress: Progress) -> Receive:
-    """Notes whether the body begins with a brace."""
-    is_first = True
-
-    async def watched() -> Message:
-        nonlocal is_first
-        message = await receive()
-        if is_first:
-            is_first = False
-            progress.is_object = message.get("body", b"{").lstrip()[:1] in (b"{", b"")
-        return message
-
-    return watched
 
 
 def add_shield(server_args: Any, *_: Any, **__: Any) -> None:

@@ -26,8 +26,6 @@ class Progress:
 
     #: Whether a part of it is ready for the scheduler.
     is_ready: bool = False
-    #: Whether its body begins as a JSON object does.
-    is_object: bool = True
 
 
 class HeldAnswer:

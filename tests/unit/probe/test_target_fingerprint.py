@@ -34,7 +34,7 @@ def test_each_tensor_and_each_setting_counts(folder):
 def test_a_folder_without_weights_is_refused(folder):
     """Red if a probe could be bound to nothing."""
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="no weights"):
+    with pytest.raises(ValueError, match="no safetensors"):
         fingerprint(str(folder))
     with pytest.raises(ValueError, match="not on this machine"):
         fingerprint("nobody/has-this-model")
