@@ -211,6 +211,8 @@ def sampled_request(row: int) -> Any:
         custom_logit_processor=None,
         return_logprob=False,
         return_hidden_states_mode=CaptureHiddenMode.NULL,
+        return_sampling_mask=False,
+        sampling_logprobs_mode=None,
         grammar=None,
         finished=lambda: row % 2 == 1,
     )
