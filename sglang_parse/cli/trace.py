@@ -85,8 +85,8 @@ def post(url: str, body: Mapping[str, Any], api_key: str | None = None) -> Any:
             return reply.json()
     except (requests.RequestException, ValueError) as e:
         raise RuntimeError(
-            f"{url} does not answer ({type(e).__name__}); give the address of a running "
-            "server, such as http://127.0.0.1:30000, with --url."
+            f"{url} does not answer ({type(e).__name__}); give the address of a "
+            "running server, such as http://127.0.0.1:30000, with --url."
         ) from e
     raise RuntimeError(f"{url} answered {reply.status_code}: {_reason(reply.content)}")
 

@@ -26,13 +26,11 @@ class JudgePrompt:
     """What the prefixes of a request are judged with.
 
     suffix: token ids after a prefix. verdict_ids: (yes, no) ids of each pair; a judge
-    of an installed package needs none. uses_chat_template: False if the tokenizer has
-    none and plain text asks.
+    of an installed package needs none.
     """
 
     suffix: tuple[int, ...]
     verdict_ids: tuple[tuple[int, int], ...] = ()
-    uses_chat_template: bool = False
 
 
 def build_judge_prompt(
@@ -43,7 +41,6 @@ def build_judge_prompt(
     Raises ValueError if the chat template cannot render the exchange, or if a verdict
     word is not exactly one token at the start of the answer.
     """
-    has_template = _has_chat_template(tokenizer)
     text, lead = _suffix_text(tokenizer, question)
 
     def verdict_id(word: str) -> int:
@@ -59,16 +56,12 @@ def build_judge_prompt(
             )
         pairs.append(pair)
     suffix = tuple(_encode_after(tokenizer, CUT_MARK, text))
-    return JudgePrompt(suffix, tuple(pairs), has_template)
-
-
-def _has_chat_template(tokenizer: Any) -> bool:
-    return bool(getattr(tokenizer, "chat_template", None))
+    return JudgePrompt(suffix, tuple(pairs))
 
 
 def _suffix_text(tokenizer: Any, question: str) -> tuple[str, str]:
     """Text of the suffix, and the space, if any, with which an answer begins."""
-    if not _has_chat_template(tokenizer):
+    if not getattr(tokenizer, "chat_template", None):
         return FALLBACK_SUFFIX.format(question=question), " "
     before, _, text = _render(tokenizer, question).rpartition(CUT_MARK)
     if text.rstrip().endswith("<think>"):

@@ -18,15 +18,11 @@ JUDGE_EXTENSIONS = Extensions(
 )
 
 
-def judge_names() -> tuple[str, ...]:
-    """The built-in name, then those of installed packages."""
-    return (QUESTION_JUDGE, *JUDGE_EXTENSIONS.names())
-
-
 def check_judge(name: Any, field: str) -> str:
     """Return `name` if it names a judge; ValueError names `field` otherwise."""
     if name == QUESTION_JUDGE:
         return QUESTION_JUDGE
     if isinstance(name, str) and JUDGE_EXTENSIONS.check(name, field):
         return name
-    raise refused(name, field, f"one of {', '.join(judge_names())}")
+    names = ", ".join((QUESTION_JUDGE, *JUDGE_EXTENSIONS.names()))
+    raise refused(name, field, f"one of {names}")

@@ -20,11 +20,6 @@ SEGMENTER_EXTENSIONS = Extensions(
 )
 
 
-def segmenter_names() -> tuple[str, ...]:
-    """Built-in names, then those of installed packages."""
-    return (*SEGMENTERS, *SEGMENTER_EXTENSIONS.names())
-
-
 def parse_fixed_segmenter(name: str) -> int | None:
     """Length N of a `fixed:N` segmenter, or None if `name` is not of that form."""
     kind, _, tail = name.partition(":")
@@ -39,5 +34,5 @@ def check_segmenter(name: Any, field: str) -> str:
             return name
         if SEGMENTER_EXTENSIONS.check(name, field):
             return name
-    names = ", ".join(segmenter_names())
+    names = ", ".join((*SEGMENTERS, *SEGMENTER_EXTENSIONS.names()))
     raise refused(name, field, f"one of {names} or fixed:N with N >= 1")

@@ -11,6 +11,7 @@ from sglang_parse.options.table import HEADS
 from sglang_parse.reporting.drafters import DrafterCounters, Run, first_tokens
 from sglang_parse.reporting.round_log import ROUND_LOG
 from sglang_parse.reporting.segments import SegmentTrail
+from sglang_parse.reporting.text_offsets import with_text
 
 # A drafter that had a counter of its own before there was one by name; heads had too.
 MODEL = "model"
@@ -235,7 +236,7 @@ class RequestReport:
             result["accepted_client_text_tokens"] = self.client.num_accepted(output_ids)
         if self.want_segments:
             ids = output_ids if self.judged_text is None else self.judged_text
-            result["segments"] = self.trail.as_list(ids, decode)
+            result["segments"] = with_text(self.trail.spans, ids, decode)
         return result
 
     def _count_written(self, output_len: int) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
-
-from sglang_parse.reporting.text_offsets import with_text
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sglang_parse.reporting.report import RoundRecord
@@ -76,12 +74,6 @@ class SegmentTrail:
         """The output ended with these tokens: cut off what is not in it, and give the
         target's spans their tokens."""
         self.spans = list(_within(self.spans, output_ids))
-
-    def as_list(
-        self, ids: Sequence[int], decode: Callable[[list[int]], str]
-    ) -> list[dict[str, Any]]:
-        """The spans as data, with their text (`text_offsets.with_text`)."""
-        return with_text(self.spans, ids, decode)
 
 
 def _split(

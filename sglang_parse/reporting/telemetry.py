@@ -11,7 +11,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_parse.reporting.report import RequestCounters, RequestReport
 
@@ -38,12 +38,6 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 }
 
 
-class GuardState(Protocol):
-    """What a probe's guard tells of itself."""
-
-    def as_dict(self) -> dict[str, Any]: ...
-
-
 @dataclass
 class Telemetry:
     """Sums over the finished requests and the rounds of a server."""
@@ -59,8 +53,8 @@ class Telemetry:
     fallbacks: Counter[str] = field(default_factory=Counter)
     #: Verdicts by upper bound of their score.
     scores: Counter[float] = field(default_factory=Counter)
-    #: The guard of a probe (`judging.probe_guard.ProbeGuard`), None without one.
-    guard: GuardState | None = None
+    #: The guard of a probe (`probe.probe_guard.ProbeGuard`), None without one.
+    guard: Any = None
     #: Counts the requests that the server keeps a state of, None before the worker has
     #: started.
     held: Callable[[], int] | None = None

@@ -10,7 +10,7 @@ from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.requests.request_states import RequestStates
 
-JUDGE = JudgePrompt((7, 8), ((1, 2),), uses_chat_template=True)
+JUDGE = JudgePrompt((7, 8), ((1, 2),))
 
 
 class Request:
