@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
 
 Z95 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
 
@@ -89,6 +88,8 @@ def summarise(
     baseline_tok_s: output_tok_s of the target arm; None leaves the ratio open. Raises
     ValueError without results.
     """
+    from scipy.stats import binomtest
+
     if not results:
         raise ValueError(f"Arm {arm!r} at concurrency {concurrency} has no results.")
     num_right = sum(r.correct for r in results)
