@@ -168,7 +168,7 @@ def make_client(job: Job, session: Any) -> Client:
     options = {**arm.options, **job.cell.options}
     if arm.servers.get("main") in JUDGING_KINDS:
         options["parse_report"] = True
-    judge = JudgePrompt((0,), ((0, 1),), False)  # asked by the server, not by us
+    judge = JudgePrompt((0,), ((0, 1),))  # asked by the server, not by us
     if arm.procedure == "sequential":
         pairs = ParseConfig().verdict_pairs
         judge = build_judge_prompt(job.chat.tokenizer, config.judge_suffix, pairs)

@@ -243,7 +243,7 @@ class World:
         options = RequestOptions.of(
             plain_request(s.mode), s.config, has_token_level=bool(s.head)
         )
-        judge = JudgePrompt((9,) * s.suffix_len, VERDICT_IDS, True)
+        judge = JudgePrompt((9,) * s.suffix_len, VERDICT_IDS)
         report: Any = SimpleNamespace(
             record=lambda one: None, record_plain=lambda *told: None
         )

@@ -230,7 +230,7 @@ def make_request(
     req.state = RequestState(
         options=chosen,
         stop_ids=frozenset({STOP}),
-        judge=JudgePrompt(SUFFIX, ((YES, NO),), False) if mode == "semantic" else None,
+        judge=JudgePrompt(SUFFIX, ((YES, NO),)) if mode == "semantic" else None,
         report=RequestReport(mode, "", want_segments=True),
         judge_kind=judge_kind if mode == "semantic" else "suffix",
         client=client,

@@ -133,7 +133,7 @@ class World:
         )
         req = Req(**vars(made))
         req.refusal = None
-        req.state.judge = JudgePrompt((7,) * suffix_len, ((0, 1),), False)
+        req.state.judge = JudgePrompt((7,) * suffix_len, ((0, 1),))
         req.records = []
         req.state.report = SimpleNamespace(
             record=req.records.append, record_plain=lambda *told: None

@@ -133,7 +133,7 @@ def test_a_judge_may_be_an_object_or_a_class(package):
 def test_question_scores_take_each_rows_own_question():
     """Red if all rows are read with the verdict words of one question."""
     logits = torch.log(torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]))
-    yes, no = (JudgePrompt((7,), (pair,), True) for pair in ((0, 1), (1, 0)))
+    yes, no = (JudgePrompt((7,), (pair,)) for pair in ((0, 1), (1, 0)))
     assert question_scores(logits, [yes, no, no]) == pytest.approx([0.8, 0.2, 0.6])
 
 

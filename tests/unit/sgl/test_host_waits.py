@@ -140,7 +140,7 @@ def make_round(num: int, config: ParseConfig) -> Round:
         state = RequestState(
             request_options(req, config),
             frozenset({3}),
-            JudgePrompt((9,) * SUFFIX, ((0, 1),), True),
+            JudgePrompt((9,) * SUFFIX, ((0, 1),)),
             SimpleNamespace(record=lambda one: None, record_plain=lambda *told: None),
         )
         requests.append(RequestRound(req, state, row, SEQ_LEN, 6, output_len=1))
