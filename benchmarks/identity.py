@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import provenance
 from sglang_parse.cli.demo_run import DemoOptions, arm_args
 from sglang_parse.demo.figures import RequestResult
 from sglang_parse.demo.load import encode_prompts, load_tokenizer, measure
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess, running
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import make_problems

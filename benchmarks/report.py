@@ -23,7 +23,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.harness.stats import equivalence
+from benchmarks.harness.stats import equivalence, wilson_interval
+from benchmarks.provenance import provenance, shown_path
 from benchmarks.report_page import ALONE, SERVED, report_page
 from sglang_parse.calibrate.calibration import WARM_UP, grade
 from sglang_parse.calibrate.problems import load_items
@@ -31,9 +32,8 @@ from sglang_parse.calibrate.served import server_info
 from sglang_parse.cli.calibrate_command import json_object
 from sglang_parse.cli.common import check_writable
 from sglang_parse.cli.trace import post
-from sglang_parse.demo.figures import RequestResult, summarise, wilson_interval
+from sglang_parse.demo.figures import RequestResult, summarise
 from sglang_parse.demo.load import Prompt, encode_chat, load_tokenizer, measure
-from sglang_parse.demo.provenance import provenance, shown_path
 
 TURNS = 4
 ARMS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-from benchmarks.harness.stats import roc_auc, roc_points  # noqa: E402
-from sglang_parse.demo.figures import wilson_interval  # noqa: E402
+from benchmarks.harness.stats import (  # noqa: E402
+    roc_auc,
+    roc_points,
+    wilson_interval,
+)
 
 ALONE, SERVED = "target alone", "as served"
 THIRDS = ("first third", "second third", "last third")
