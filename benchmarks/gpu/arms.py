@@ -91,7 +91,6 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
                 *("--speculative-parse-window", str(args.window)),
                 *("--speculative-parse-segmenter", f"fixed:{args.segment}"),
                 *("--speculative-parse-max-segments", str(num_segments)),
-                *("--speculative-parse-verify-route", args.route),
                 # Made-up verdicts fail in each draft; what is rewritten then would be
                 # measured, not what is judged.
                 *("--speculative-parse-recover-segments", "0"),

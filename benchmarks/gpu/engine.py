@@ -207,9 +207,8 @@ class Engine:
         self, plan: Any, rows: torch.Tensor, scratch: torch.Tensor, route: str
     ) -> torch.Tensor:
         """One pass by `route`; logits at the verdict rows."""
-        verifier = self.parse.parts.verifier
-        verifier.asked_route = route
-        output = verifier.verify(
+        output = self.parse.parts.verifier.verify_by(
+            route,
             plan,
             rows=rows.tolist(),
             req_pool_indices=rows,

@@ -37,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--logs", type=Path, default=Path("build/gpu/logs"))
     p.add_argument("--arms", nargs="+", default=None)
     p.add_argument("--backend", default="flashinfer")
-    p.add_argument("--route", default="auto")
     p.add_argument("--context", type=int, default=1024)
     p.add_argument("--output", type=int, default=512)
     p.add_argument("--window", type=int, default=256)

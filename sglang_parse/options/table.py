@@ -50,7 +50,6 @@ EAGLE3, MTP = "eagle3", "mtp"
 #: Heads of a target.
 HEADS = (EAGLE3, MTP)
 COMPOSITIONS = ("none", *HEADS)
-VERIFY_ROUTES = ("auto", "mask", "virtual", "rows")
 PROOFS = ("off", "fast", "full")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
@@ -285,15 +284,6 @@ class ServerOptions(SharedOptions):
         place("a file to write", "FILE"),
         "Where pairs of hidden states and verdicts are written, 20,000 at most, for "
         "`benchmarks.train_probe`. They tell of the texts of clients.",
-    )
-    verify_route: str = option(
-        "auto",
-        choice(VERIFY_ROUTES, metavar="ROUTE"),
-        "How the attention backend is given the prefixes of a pass: `mask` is one "
-        "masked row per request, `virtual` one sequence per prefix, and `rows` the "
-        "same with a row of slots for each. With `auto` the CPU takes `mask`, "
-        "FlashInfer and Triton take `virtual`, and fa3 takes `rows`. Only FlashInfer "
-        "and the CPU serve more than one route.",
     )
     prove: str = option(
         "fast",

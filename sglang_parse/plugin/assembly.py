@@ -100,7 +100,6 @@ def open_parts(
         # What SGLang has chosen itself is not in the record that it was given.
         backends=attention_backends_of(resolved_view(server_args)),
         head=config.compose if config.composes else "",
-        route=config.verify_route,
         brings_back=get_memory().enable_hierarchical_cache,
     )
     if told := penalty_sentence(model_config.get_default_sampling_params()):
@@ -113,7 +112,7 @@ def open_parts(
         dp_rank=get_parallel().dp_rank,
     )
     errors = ExtensionErrors(partial(counters.count, "extension_errors", 1))
-    verifier = TargetVerifier(target_worker, runner.spec_algorithm, config.verify_route)
+    verifier = TargetVerifier(target_worker, runner.spec_algorithm)
     drafters = create_drafters(
         DrafterContext(
             config=config,

@@ -10,7 +10,7 @@ from sglang.srt.environ import envs
 
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.sgl.model_folder import quantization_of
-from sglang_parse.verify.backends.routes import BACKENDS, backend_of, choose_route
+from sglang_parse.verify.backends.routes import BACKENDS, backend_of
 
 UNSET = (None, False)
 # Fields of ServerArgs with the values that PARSE serves; None and empty ones are served
@@ -128,7 +128,6 @@ def check_parts(server_args: Any, config: ParseConfig) -> None:
             f"--speculative-attention-mode is {mode}, and PARSE verifies on the "
             f"backend for prefills, which is {prefill}; expected prefill."
         )
-    choose_route(config.verify_route, prefill)
     steps = server_args.speculative_draft_attention_backend or decode
     if config.composes and steps == "fa3":
         # It adds SGLang's own draft steps to lengths (flashattention_backend.py).

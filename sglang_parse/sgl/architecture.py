@@ -32,7 +32,6 @@ def check_architecture(
     is_draft: bool = False,
     is_head: bool = False,
     head: str = "",
-    route: str = "auto",
     brings_back: bool = False,
 ) -> None:
     """Refuse models whose state cannot branch, or is not known to. Raises ValueError.
@@ -42,8 +41,8 @@ def check_architecture(
     and 3, or any under --disable-hybrid-swa-memory). flag: names the model.
     backends: attention backends of its prefills and steps. is_draft: whether it drafts,
     and no pass runs on it; is_head: as the head of a target. head: the setting
-    `compose` where a head reads this target. route: the setting
-    `verify_route`. brings_back: whether there is a hierarchical cache.
+    `compose` where a head reads this target. brings_back: whether there is a
+    hierarchical cache.
     """
     name = runner.model_config.hf_config.architectures[0]
     for holds, what in (
@@ -53,7 +52,7 @@ def check_architecture(
             for backend in backends
             for reason in _reasons_of_backend(runner, backend, is_draft=is_draft)
         ),
-        *_reasons_of_latent_kv(runner, backends, head=head, route=route),
+        *_reasons_of_latent_kv(runner, backends, head=head),
         *_reasons_of_readers(runner, head=head),
         *_reasons_of_cache(runner, brings_back),
     ):
@@ -144,19 +143,15 @@ def _reasons_of_backend(
 
 
 def _reasons_of_latent_kv(
-    runner: Any, backends: Sequence[str], *, head: str, route: str
+    runner: Any, backends: Sequence[str], *, head: str
 ) -> Iterator[Reason]:
-    """FlashInfer's latent attention takes no mask, and reads no cached prompt again."""
-    on_flashinfer = has_latent_kv(runner) and "flashinfer" in backends
-    for holds, what in (
-        (bool(head), f"--speculative-parse-compose {head}"),
-        (route == "mask", "--speculative-parse-verify-route mask"),
-    ):
-        yield (
-            on_flashinfer and holds,
-            "{name} has latent attention, which FlashInfer cannot serve with "
-            f"{what}; leave it out, or add --attention-backend triton",
-        )
+    """FlashInfer's latent attention reads no cached prompt again."""
+    yield (
+        bool(head) and has_latent_kv(runner) and "flashinfer" in backends,
+        "{name} has latent attention, which FlashInfer cannot serve with "
+        f"--speculative-parse-compose {head}; leave it out, or add --attention-backend "
+        "triton",
+    )
 
 
 def _reasons_of_readers(runner: Any, *, head: str) -> Iterator[Reason]:

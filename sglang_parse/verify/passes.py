@@ -54,11 +54,7 @@ from sglang_parse.sgl.graphs import PassGraphs, without_graphs
 from sglang_parse.sgl.pacing import StepPacer
 from sglang_parse.sgl.scheduler_types import SchedulerBatch
 from sglang_parse.sgl.upload import upload
-from sglang_parse.verify.backends.routes import (
-    backend_of,
-    build_verify_input,
-    choose_route,
-)
+from sglang_parse.verify.backends.routes import backend_of, build_verify_input
 from sglang_parse.verify.backends.verify_backend import ParseVerifyInput, place_slots
 from sglang_parse.verify.layout import VerifyPlan
 from sglang_parse.verify.lm_head import lm_head_of
@@ -76,11 +72,7 @@ def select_logits_rows(result: LogitsMetadata, *args: Any, **_: Any) -> LogitsMe
 class TargetVerifier:
     """Runs verify passes and LM-head calls on the target model."""
 
-    def __init__(
-        self, target_worker: Any, spec_algorithm: Any, route: str = "auto"
-    ) -> None:
-        """route: the setting `verify_route`."""
-        self.asked_route = route
+    def __init__(self, target_worker: Any, spec_algorithm: Any) -> None:
         self.target_worker = target_worker
         self.runner = target_worker.model_runner
         self.spec_algorithm = spec_algorithm
@@ -115,10 +107,8 @@ class TargetVerifier:
     @property
     def routes(self) -> list[str]:
         """The routes of a pass that may be taken, the preferred one first."""
-        backend = self.runner.prefill_attention_backend_str
-        first = choose_route(self.asked_route, backend)
-        others = [route for route in backend_of(backend).inputs if route != first]
-        every = [r for r in (first, *others) if not self.paths.is_off(route_path(r))]
+        routes = backend_of(self.runner.prefill_attention_backend_str).inputs
+        every = [r for r in routes if not self.paths.is_off(route_path(r))]
         # One that is left out for a while is still taken where there is no other.
         return [r for r in every if self.paths.is_on(route_path(r))] or every
 

@@ -38,7 +38,6 @@ SERVERS = {
     "default": (),
     # Plain rounds of several steps, planned while the device is a step behind.
     "adaptive": ("--speculative-parse-adaptive",),
-    "mask": ("--speculative-parse-verify-route", "mask"),
     "triton": ("--attention-backend", "triton"),
     "pages": ("--page-size", "16"),
     "two backends": ("--decode-attention-backend", "triton"),

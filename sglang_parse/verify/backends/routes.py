@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sglang_parse.options.table import flag_name
 from sglang_parse.verify.backends.mask import MAX_MASK_CELLS
 from sglang_parse.verify.backends.rows import FA3, TORCH_NATIVE
 from sglang_parse.verify.backends.verify_backend import ParseVerifyInput, VerifyBackend
@@ -25,23 +24,6 @@ def backend_of(name: str) -> VerifyBackend:
             f"{name}; expected one of {', '.join(BACKENDS)}."
         )
     return BACKENDS[name]
-
-
-def choose_route(asked: str, backend: str) -> str:
-    """The route of an attention backend.
-
-    asked: the setting `verify_route`. Raises ValueError if the backend is unknown or
-    cannot serve what was asked for.
-    """
-    possible = tuple(backend_of(backend).inputs)
-    if asked == "auto":
-        return possible[0]
-    if asked not in possible:
-        raise ValueError(
-            f"{flag_name('verify_route')} is {asked!r}; --attention-backend {backend} "
-            f"serves {' or '.join(possible)} alone."
-        )
-    return asked
 
 
 def build_verify_input(

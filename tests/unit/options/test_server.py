@@ -40,7 +40,6 @@ BAD = {
     "probe_agreement": [-0.1, 1.1, "0.9", None],
     "probe_collect": [7, None, ["file"]],
     "prove": ["", "on", "FULL", None, True],
-    "verify_route": ["", "masks", "AUTO", None, 1],
 }
 
 

@@ -104,7 +104,7 @@ def test_flags_round_trip():
         **{"eagle_steps": 7, "drafters": "ngram,eagle3,remote,model"},
         **{"draft_url": "http://host:1/v1", "draft_url_model": "small"},
         "probe_check": 0.1,
-        **{"probe_agreement": 0.9, "probe_collect": "pairs", "verify_route": "virtual"},
+        **{"probe_agreement": 0.9, "probe_collect": "pairs"},
     }
     # Another judge takes an installed package, and no question; a probe is read.
     assert set(FIELDS) - set(given) == {"judge", "probe"}

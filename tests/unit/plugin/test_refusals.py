@@ -108,10 +108,6 @@ REFUSED = (
         f"--speculative-parse-eagle-model-path {HEAD_PATH}",
         "add --speculative-draft-attention-backend flashinfer",
     ),
-    (
-        "--attention-backend triton --speculative-parse-verify-route mask",
-        "--speculative-parse-verify-route is 'mask'",
-    ),
 )
 
 

@@ -140,7 +140,7 @@ def test_a_shortage_of_memory_leaves_a_path_out_for_a_while(error, caplog):
 
 def make_verifier(backend="flashinfer"):
     verifier = object.__new__(TargetVerifier)
-    verifier.asked_route, verifier.paths = "auto", FastPaths()
+    verifier.paths = FastPaths()
     verifier.runner = SimpleNamespace(prefill_attention_backend_str=backend)
     return verifier
 

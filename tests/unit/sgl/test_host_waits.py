@@ -100,7 +100,7 @@ def make_verifier() -> TargetVerifier:
         return SimpleNamespace(next_token_logits=logits)
 
     one = TargetVerifier.__new__(TargetVerifier)
-    one.asked_route, one.shows_features, one.spec_algorithm = "auto", False, None
+    one.shows_features, one.spec_algorithm = False, None
     one.target_worker = Worker()
     one.runner = SimpleNamespace(
         prefill_attention_backend_str="flashinfer",

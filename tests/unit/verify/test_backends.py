@@ -17,15 +17,12 @@ import pytest
 import torch
 
 from sglang_parse.cpu.tiles import attend, plan_tiles
-from sglang_parse.options.table import VERIFY_ROUTES
 from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.verify.backends import routes as registry
 from sglang_parse.verify.backends.mask import MaskedVerifyInput
 from sglang_parse.verify.backends.routes import (
-    BACKENDS,
     backend_of,
     build_verify_input,
-    choose_route,
 )
 from sglang_parse.verify.backends.virtual import ExtendVerifyInput, VirtualVerifyInput
 from sglang_parse.verify.layout import build_virtual_sequences
@@ -364,20 +361,10 @@ def test_triton_gets_the_pass_as_extends():
     assert type(other) is VirtualVerifyInput
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_auto_route_is_one_the_backend_serves(backend):
-    """Red if `auto` is passed on to the pass, or a default cannot be asked for."""
-    route = choose_route("auto", backend)
-    assert route in VERIFY_ROUTES and route != "auto"
-    assert choose_route(route, backend) == route
-
-
-def test_route_the_backend_cannot_serve_is_refused():
-    """Red if Triton gets a mask that its kernel would lay out otherwise."""
-    with pytest.raises(ValueError, match="--speculative-parse-verify-route is 'mask'"):
-        choose_route("mask", "triton")
+def test_a_backend_that_cannot_verify_is_refused():
+    """Red if a pass is put to a backend that was never tried."""
     with pytest.raises(ValueError, match="cannot verify on attention backend fa4"):
-        choose_route("auto", "fa4")
+        backend_of("fa4")
 
 
 def test_random_passes_are_not_all_alike():
