@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.judge_steps import Steps, make_steps
+from benchmarks.provenance import provenance
 from benchmarks.real_judge import verify
 from sglang_parse.calibrate.served import server_info
 from sglang_parse.demo.load import load_tokenizer
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
 
 TURNS = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

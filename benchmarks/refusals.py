@@ -28,9 +28,9 @@ import requests
 
 from benchmarks.harness.stats import equivalence
 from benchmarks.models import OTHER_DRAFT_PATH
+from benchmarks.provenance import provenance
 from benchmarks.real_model import RealModels, real_models
 from sglang_parse.demo.load import load_tokenizer
-from sglang_parse.demo.provenance import provenance
 from sglang_parse.demo.servers import ServerProcess
 
 TARGET = "target"

@@ -247,7 +247,7 @@ def test_server_without_a_draft_model(pool, problems, asked):
         "sglang:parse_segments_total"
     )
     assert value("sglang:parse_client_tokens_total") > 0
-    assert value("sglang:parse_draft_tokens_total") == 0
+    assert value("sglang:parse_drafted_total") == 0
 
 
 @pytest.mark.parametrize("option", ["parse_verify", "parse_draft"])
