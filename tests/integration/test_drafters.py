@@ -106,9 +106,9 @@ def test_each_model_of_a_chain_judges_the_one_before(cascade, draft, prompts):
 
 
 def test_a_chat_is_continued_by_the_draft_server(cascade, draft, pool):
-    """Red if the messages of a chat do not reach the draft server as messages, or what
-    it streams behind them becomes no part of any answer."""
-    before = draft.log_path.read_text().count("POST /v1/chat/completions")
+    """Red if the rendered text of a chat does not reach the draft server, or what it
+    streams behind it becomes no part of any answer."""
+    before = draft.log_path.read_text().count("POST /v1/completions")
     kept = 0
     for problem in make_problems(4, seed=31):
         body = {
@@ -126,7 +126,7 @@ def test_a_chat_is_continued_by_the_draft_server(cascade, draft, pool):
         (told,) = ours["meta_info"]["parse"]
         kept += told["kept_by"].get("remote", 0)
     assert kept > 0
-    assert draft.log_path.read_text().count("POST /v1/chat/completions") > before
+    assert draft.log_path.read_text().count("POST /v1/completions") > before
 
 
 @pytest.fixture(scope="module")

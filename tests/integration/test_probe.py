@@ -54,8 +54,13 @@ def probe(model, judge, prompts):
 
 
 @pytest.fixture(scope="module")
-def server(probe, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("probe")
+def folder(tmp_path_factory):
+    """The probe, the server's log, and the file its pairs go to."""
+    return tmp_path_factory.mktemp("probe")
+
+
+@pytest.fixture(scope="module")
+def server(probe, folder):
     save_probe(probe, folder / "probe.safetensors")
     flags = (
         *(*COMMON, *PARSE, *EAGLE, "--no-speculative-parse-adaptive"),
@@ -64,9 +69,7 @@ def server(probe, tmp_path_factory):
         *("--speculative-parse-probe-collect", str(folder / "pairs")),
     )
     with WarmServer(flags, "probe", folder / "probe.log") as process:
-        found = Server(process.url)
-        found.pairs = folder / "pairs"
-        yield found
+        yield Server(process.url)
 
 
 def kept(prompt, result):
@@ -115,9 +118,9 @@ def test_a_probe_judges_nothing_it_was_not_learnt_for(server, prompts, custom):
         server.generate_all(prompts[:1], 1, custom={**custom, "parse_judge": "probe"})
 
 
-def test_pairs_are_written(server, model, prompts):
+def test_pairs_are_written(server, folder, prompts):
     """Red if nothing can be learnt from a server's pairs."""
     server.generate_all(prompts[:2], 2, custom={"parse_judge": "suffix"})
-    found = read_pairs(server.pairs, {})
+    found = read_pairs(folder / "pairs", {})
     assert len(found.pairs.scores) > 4 and found.layers == LAYERS
     assert found.learnt.question == DEFAULT_JUDGE_SUFFIX
