@@ -1,12 +1,11 @@
 """Does the embedded target write the same tokens with PARSE as without it?
 
-    python -m benchmarks.identity --problems 256 --seed 1 --out identity.jsonl
+    python -m benchmarks.identity --seeds 1 2 3 4 5 6 7 8 --out identity.jsonl
 
 A threshold above 1 rejects every verdict, so drafts are written, judged and followed
 token by token, and nothing but the target's own tokens may be left. Stock SGLang, a
-PARSE server at threshold 2 and one in exact mode answer the same problems. Each run
-adds one line per arm, so that more seeds make a larger set, and prints the sum of the
-file.
+PARSE server at threshold 2 and in exact mode answer the same problems. Each seed adds
+one line per arm to the file, whose sum is printed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,8 @@ def compared(
     return counts
 
 
-def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    prompts = encode_prompts(
-        load_tokenizer(str(TARGET_PATH)), make_problems(args.problems, args.seed)
-    )
+def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    tokenizer = load_tokenizer(str(TARGET_PATH))
     with tempfile.TemporaryDirectory(prefix="sglang-parse-identity-") as folder:
         arms = arm_args(DemoOptions())
         arms["parse"] += JUDGING
@@ -64,23 +62,15 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             arm: ServerProcess(flags, arm, Path(folder) / f"{arm}.log")
             for arm, flags in arms.items()
         }
-
-        def answers(server: str, custom: dict[str, Any] | None = None) -> Any:
-            return measure(
-                servers[server].url,
-                prompts,
-                concurrency=args.concurrency,
-                custom_params=custom,
-            ).results
-
         with running(list(servers.values())):
-            alone = answers("target")
-            return [
-                {"arm": arm, "seed": args.seed, "concurrency": args.concurrency}
-                | compared(alone, answers("parse", custom))
-                | provenance()
-                for arm, custom in ARMS.items()
-            ]
+            for seed in args.seeds:
+                prompts = encode_prompts(tokenizer, make_problems(args.problems, seed))
+                ask = partial(measure, prompts=prompts, concurrency=args.concurrency)
+                alone = ask(servers["target"].url).results
+                for arm, custom in ARMS.items():
+                    ours = ask(servers["parse"].url, custom_params=custom).results
+                    row = {"arm": arm, "seed": seed, "concurrency": args.concurrency}
+                    yield row | compared(alone, ours) | provenance()
 
 
 def total(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[int, int]]:
@@ -98,13 +88,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--problems", type=int, default=256)
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7, 8]
+    )
+    parser.add_argument("--problems", type=int, default=128, help="of each seed")
     parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="lines are added")
     args = parser.parse_args()
     with args.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in run(args))
+        for row in run(args):
+            out.write(json.dumps(row) + "\n")
+            out.flush()
     rows = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()]
     for arm, (answers, differing) in total(rows).items():
         print(f"{arm}: {differing} of {answers} answers differ from the target's own")
