@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from sglang_parse.drafting.drafter import DrafterContext
+from sglang_parse.drafting.guesses import RUNS, GuessTable
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.spans import read_ends, split_spans
 from sglang_parse.drafting.vocabularies import SAME, TokenizerMatch
 from sglang_parse.requests.round_records import Round
 from sglang_parse.sgl.capacity import longest_prefill
+from sglang_parse.sgl.fast_paths import GUESSED_ROWS
 from sglang_parse.sgl.grammar import GrammarChain
 from sglang_parse.sgl.readback import StepTokens
 from sglang_parse.sgl.sampling import draft_rows
@@ -32,6 +35,10 @@ from sglang_parse.sgl.upload import upload
 MOST_LEAD = 4
 # Draft steps after which the model looks whether the scheduler has to be asked.
 LOOK_STEPS = 8
+# Most guesses of a request in a step; and, where guesses do not pay, requests of a
+# phase whose tokens are learnt from, at about 4 us a token.
+MOST_GUESSES = 8
+MOST_LEARNT = 4
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,8 @@ class DraftProposal:
     more to read first. ended: whether a stop token followed. is_complete: whether the
     draft is as long as it was to be, or has ended; also where there is more to read.
     num_forwarded: sequence positions with draft KV afterwards. num_read: tokens of
-    texts that were read before the first step. num_steps: draft steps."""
+    texts that were read before the first step. num_steps: draft steps; with guesses,
+    as many as there would have been without them."""
 
     tokens: tuple[tuple[int, ...], ...]
     ended: tuple[bool, ...]
@@ -102,6 +110,9 @@ class DraftModel(DraftRunner):
     vocab_size: of what reads its drafts, in padded rows; it may have more or fewer.
     match: of the two tokenizers; what they do not share is neither drafted nor read.
     """
+
+    #: None without `--speculative-parse-draft-compose ngram`.
+    guesses: GuessTable | None = None
 
     def __init__(
         self,
@@ -122,6 +133,8 @@ class DraftModel(DraftRunner):
         self.num_embeddings = self.runner.model_config.vocab_size
         self.set_unshared(match)
         self.longest_extend = longest_prefill()
+        if context.config.draft_compose == "ngram":
+            self.guesses = GuessTable()
 
     def set_unshared(self, match: TokenizerMatch) -> None:
         """Which ids are neither drafted nor read, and what is read in their place."""
@@ -150,18 +163,16 @@ class DraftModel(DraftRunner):
         spans = [(r.num_cached, len(r.tokens)) for r in requests]
         most = min(phase.most_read, self.longest_extend)
         ends = read_ends(spans, most, lead=MOST_LEAD)
-        lanes = Lanes(
-            Lane(r, len(r.tokens) - end)
+        writing = [
+            (r, len(r.tokens) - end)
             for r, end in zip(requests, ends, strict=True)
             if len(r.tokens) - end <= MOST_LEAD
-        )
+        ]
+        lanes = Lanes()
         with draft_tp_context(self.layout), draft_pp_context():
             self._read(requests, ends, table)
-            num_steps = 0
-            if lanes:
-                index = [lane.request.batch_index for lane in lanes]
-                sampling = draft_rows(sampling_info, index, table.device)
-                num_steps = self._write(lanes, table, sampling, phase)
+            if writing:
+                lanes = self._write(writing, table, sampling_info, phase)
         lane_of = {id(lane.request): lane for lane in lanes}
         found = [lane_of.get(id(r)) for r in requests]
         return DraftProposal(
@@ -169,11 +180,11 @@ class DraftModel(DraftRunner):
             ended=tuple(bool(one and one.ended) for one in found),
             is_complete=tuple(one is None or one.is_complete for one in found),
             num_forwarded=tuple(
-                one.num_forwarded(num_steps) if one else end
+                one.start + one.num_forwarded if one else end
                 for one, end in zip(found, ends, strict=True)
             ),
             num_read=sum(ends) - sum(start for start, _ in spans),
-            num_steps=num_steps,
+            num_steps=max((lane.num_forwarded for lane in lanes), default=0),
         )
 
     def _read(
@@ -200,14 +211,41 @@ class DraftModel(DraftRunner):
                 )
 
     def _write(
-        self, lanes: Lanes, table: Tensor, sampling: Any, phase: DraftPhase
-    ) -> int:
-        """Draft steps for all lanes at once; how many there were.
+        self,
+        writing: Sequence[tuple[DraftRequest, int]],
+        table: Tensor,
+        sampling_info: Any,
+        phase: DraftPhase,
+    ) -> Lanes:
+        """The draft of each request with its lead (`Lane`), by guesses or plainly."""
+
+        def by(write: Callable[..., None]) -> Lanes:
+            lanes = Lanes(Lane(r, lead) for r, lead in writing)
+            write(lanes, table, sampling_info, phase)
+            return lanes
+
+        plain, guesses = partial(by, self._write_plainly), self.guesses
+        if guesses is None:
+            return plain()
+        if not guesses.pays or any(r.grammar for r, _ in writing):
+            lanes = plain()
+        else:
+            guessed = partial(by, self._write_guessed)
+            lanes = self.paths.run(GUESSED_ROWS, guessed, plain)
+        for lane in lanes if guesses.pays else lanes[:MOST_LEARNT]:
+            guesses.learn(lane.request.tokens, lane.tokens)
+        return lanes
+
+    def _write_plainly(
+        self, lanes: Lanes, table: Tensor, sampling_info: Any, phase: DraftPhase
+    ) -> None:
+        """Draft steps for all lanes at once.
 
         A step forwards one token of each lane: first those of its text that the model
         has not read, then what the step before has drafted.
         """
         device = table.device
+        sampling = self._sampling_of(lanes, sampling_info, device)
         # Positions are kept on the host too, so that no step asks the device for them.
         position_cpu = torch.tensor([lane.start for lane in lanes])
         end_cpu = torch.tensor([lane.end for lane in lanes])
@@ -221,13 +259,7 @@ class DraftModel(DraftRunner):
         input_ids = given[0]
         steps = StepTokens(device)
         while True:
-            logits = self.decode(
-                input_ids, rows, position, position_cpu, table
-            ).next_token_logits
-            if logits.shape[-1] > self.vocab_size:
-                logits = logits[:, : self.vocab_size].contiguous()
-            if self.unshared:
-                logits[:, self._masked] = -torch.inf
+            logits = self._logits(input_ids, rows, position, position_cpu, table)
             num = len(steps) + 1
             chains = [
                 (i, lane.request.grammar)
@@ -239,7 +271,8 @@ class DraftModel(DraftRunner):
             drafted = self._sample(logits, position, sampling)
             steps.add(drafted)
             lanes.see(steps.all() if chains else steps.known())
-            if lanes.is_over(num, phase):
+            num_done = sum(lane.is_done(num) for lane in lanes)
+            if lanes.is_over(num, num_done, phase):
                 break
             # A lane at the end of its window repeats its last step in place.
             input_ids = torch.where(position < end, drafted, input_ids)
@@ -248,7 +281,81 @@ class DraftModel(DraftRunner):
             position = torch.minimum(position + 1, end)
             position_cpu = torch.minimum(position_cpu + 1, end_cpu)
         lanes.see(steps.all())
-        return len(steps)
+        for lane in lanes:
+            lane.num_forwarded = min(len(steps), lane.end + 1 - lane.start)
+
+    def _write_guessed(
+        self, lanes: Lanes, table: Tensor, sampling_info: Any, phase: DraftPhase
+    ) -> None:
+        """As `_write_plainly`, in fewer steps.
+
+        A step has a row for each token of a lane that the model has not read, and one
+        for each guess behind them. What the model writes in place of a guess counts, so
+        the draft is the same; where both agree, the next row counts too.
+        """
+        device = table.device
+        while True:
+            chains = self._chains(lanes)
+            owner = [lane for lane, tokens, _ in chains for _ in tokens]
+            ids = [self._readable(t) for _, tokens, _ in chains for t in tokens]
+            places = [
+                lane.start + lane.num_forwarded + k
+                for lane, tokens, _ in chains
+                for k in range(len(tokens))
+            ]
+            position_cpu = torch.tensor(places)
+            rows, position, input_ids = upload(
+                torch.tensor([[one.request.row for one in owner], places, ids]), device
+            )
+            logits = self._logits(input_ids, rows, position, position_cpu, table)
+            sampling = self._sampling_of(owner, sampling_info, device)
+            found = self._sample(logits, position, sampling).tolist()
+            for lane, tokens, num_guesses in chains:
+                lane.follow(tokens, found[: len(tokens)], num_guesses)
+                del found[: len(tokens)]
+            num_done = sum(lane.is_complete for lane in lanes)
+            depth = max(lane.num_forwarded for lane in lanes)
+            if lanes.is_over(depth, num_done, phase):
+                return
+
+    def _chains(self, lanes: Lanes) -> list[tuple[Lane, list[int], int]]:
+        """For each lane that is not complete what a step forwards, and how many of the
+        last of these tokens are guesses."""
+        assert self.guesses is not None
+        unread = [(lane, lane.unread) for lane in lanes if not lane.is_complete]
+        graphs = getattr(self.runner, "decode_cuda_graph_runner", None)
+        left = math.inf
+        if most_rows := getattr(graphs, "max_bs", 0):
+            left = max(0, most_rows - sum(len(tokens) for _, tokens in unread))
+        chains = []
+        for lane, tokens in unread:
+            most = min(MOST_GUESSES, lane.request.num_new - len(lane.tokens) - 1, left)
+            text = (*lane.request.tokens[-RUNS[0] :], *lane.tokens[-RUNS[0] :])
+            found = self.guesses.guess(text, int(most))
+            left -= len(found)
+            chains.append((lane, [*tokens, *found], len(found)))
+        return chains
+
+    def _sampling_of(self, lanes: Sequence[Lane], info: Any, device: Any) -> Any:
+        """Sampling parameters with a row for each entry of `lanes`."""
+        return draft_rows(info, [one.request.batch_index for one in lanes], device)
+
+    def _logits(
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        position: Tensor,
+        position_cpu: Tensor,
+        table: Tensor,
+    ) -> Tensor:
+        """[rows, vocab] behind each token, without what the target does not share."""
+        output = self.decode(input_ids, rows, position, position_cpu, table)
+        logits: Tensor = output.next_token_logits
+        if logits.shape[-1] > self.vocab_size:
+            logits = logits[:, : self.vocab_size].contiguous()
+        if self.unshared:
+            logits[:, self._masked] = -torch.inf
+        return logits
 
     def _readable(self, token: int) -> int:
         """The token, or another where the draft has no row for it: the target's padding
@@ -278,6 +385,8 @@ class Lane:
         self.lead = lead
         self.tokens: list[int] = []
         self.ended = self.is_complete = False
+        #: Positions from `start` on that have the model's KV.
+        self.num_forwarded = 0
 
     @property
     def start(self) -> int:
@@ -303,9 +412,22 @@ class Lane:
         """Whether it is complete after so many steps, as far as is known."""
         return self.is_complete or num_steps >= self.lead + self.request.num_new - 1
 
-    def num_forwarded(self, num_steps: int) -> int:
-        """Leading positions that have the model's KV after so many steps."""
-        return self.start + min(num_steps, self.end + 1 - self.start)
+    @property
+    def unread(self) -> list[int]:
+        """The tokens of the lead and the draft that the model has not read."""
+        num = self.lead + len(self.tokens) - self.num_forwarded
+        more = max(0, num - len(self.tokens))
+        lead = self.request.tokens[len(self.request.tokens) - more :]
+        return [*lead, *self.tokens[max(0, len(self.tokens) - num) :]]
+
+    def follow(self, tokens: list[int], found: list[int], num_guesses: int) -> None:
+        """Take what the model wrote behind each of `tokens`, up to a wrong guess."""
+        self.num_forwarded += len(tokens) - num_guesses
+        for k in range(len(tokens) - num_guesses - 1, len(tokens)):
+            self.add(found[k])
+            if self.is_complete or tokens[k + 1 : k + 2] != [found[k]]:
+                return
+            self.num_forwarded += 1
 
     def add(self, token: int) -> None:
         grammar = self.request.grammar
@@ -323,7 +445,7 @@ class Lane:
 class Lanes(list[Lane]):
     """The rolling batch of a draft phase: a row of each step for each lane."""
 
-    _num_seen = _num_idle = 0
+    _num_seen = _num_idle = _num_steps = 0
 
     def see(self, steps: Sequence[Sequence[int]]) -> None:
         """Learn what was drafted. steps: the tokens of all steps that are known."""
@@ -333,13 +455,15 @@ class Lanes(list[Lane]):
                 if lane.writes(self._num_seen):
                     lane.add(token)
 
-    def is_over(self, num_steps: int, phase: DraftPhase) -> bool:
-        """Whether the phase ends after so many steps. Asked once after each step."""
-        num_done = sum(lane.is_done(num_steps) for lane in self)
+    def is_over(self, num_steps: int, num_done: int, phase: DraftPhase) -> bool:
+        """Whether the phase ends after so many steps. Asked once after each step.
+        num_done: lanes that are complete."""
+        before, self._num_steps = self._num_steps, num_steps
         num_idle = num_done + phase.num_idle
-        self._num_idle += num_idle
+        self._num_idle += num_idle * (num_steps - before)
         if num_done == len(self) or num_steps >= phase.most_steps:
             return True
         if num_idle and self._num_idle >= phase.most_idle:
             return True
-        return num_steps % LOOK_STEPS == 0 and phase.is_due()
+        looks = num_steps // LOOK_STEPS > before // LOOK_STEPS
+        return looks and phase.is_due()

@@ -50,6 +50,7 @@ EAGLE3, MTP = "eagle3", "mtp"
 #: Heads of a target.
 HEADS = (EAGLE3, MTP)
 COMPOSITIONS = ("none", *HEADS)
+DRAFT_COMPOSITIONS = ("ngram", "none")
 PROOFS = ("off", "fast", "full")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
@@ -308,6 +309,14 @@ class ServerOptions(SharedOptions):
     )
     eagle_steps: int = option(
         4, whole(1, 64), "Tokens that the target's head drafts at a time."
+    )
+    draft_compose: str = option(
+        "ngram",
+        choice(DRAFT_COMPOSITIONS),
+        "How the draft model's own steps are fewer. `ngram` guesses what the model "
+        "wrote before after the same two or three tokens, and the model checks several "
+        "guesses in one step, so that its drafts stay the same. It is at work only "
+        "while at least 30% of the tokens are guessed.",
     )
     drafters: str = option(
         AUTO,

@@ -15,7 +15,6 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from sglang_parse.drafting.head_graphs import HeadInput
-from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.proof.plain_path import (
     LEAST_ALLOWED,
     NOISE_TIMES,
@@ -31,6 +30,7 @@ from sglang_parse.sgl.architecture import has_recurrent_state
 from sglang_parse.sgl.compat.graph_changes import graphs_of_pass
 from sglang_parse.sgl.fast_paths import (
     DRAFT_STEPS,
+    GUESSED_ROWS,
     HEAD_PREFILLS,
     HEAD_STEPS,
     PASS_GRAPHS,
@@ -245,15 +245,37 @@ class TargetChecks(RunnerChecks):
 
 
 class DraftChecks(RunnerChecks):
-    """Captured decode steps of a draft model."""
+    """Captured decode steps of a draft model, and steps with rows for its guesses."""
 
-    def __init__(self, model: DraftRunner) -> None:
+    def __init__(self, model: Any) -> None:
+        """model: `drafting.draft_model.DraftModel`."""
         super().__init__(model.runner, model.layout)
         self.model = model
 
     def checks(self) -> Iterator[PathCheck]:
         measure = partial(self.measure_steps, self.step)
         yield PathCheck(DRAFT_STEPS, self.why_no_steps, measure)
+        yield PathCheck(GUESSED_ROWS, self.why_no_guesses, self.measure_rows)
+
+    def why_no_guesses(self) -> str:
+        guesses = self.model.guesses
+        return "" if guesses else "--speculative-parse-draft-compose is none"
+
+    def measure_rows(self) -> tuple[float, float]:
+        """Each tail as rows of one step, which read the KV that the step writes."""
+        everyone = range(len(self.probe))
+        places = [(i, j) for i in everyone for j in range(TAIL)]
+        ids = [self.probe.texts[i][j - TAIL] for i, j in places]
+        lens = [self.probe.lens[i] + j for i, j in places]
+        rows = self.probe.rows[[i for i, _ in places]]
+        self.reference.spoil()
+        logits = kept(self.step(ids, rows, lens))
+        found = [
+            difference(logits[j::TAIL], wanted)
+            for j, wanted in enumerate(self.reference.behind)
+        ]
+        found.append(self.reference.of_kv(everyone))
+        return max(found), self.reference.allowed
 
     def step(self, ids: Sequence[int], rows: Tensor, lens: Sequence[int]) -> Tensor:
         on_host = torch.tensor(lens)

@@ -23,6 +23,7 @@ TARGET_STEPS = "target_steps"
 SHORT_PASSES = "short_passes"
 PASS_GRAPHS = "pass_graphs"
 DRAFT_STEPS = "draft_steps"
+GUESSED_ROWS = "guessed_rows"
 HEAD_PREFILLS = "head_prefills"
 HEAD_STEPS = "head_steps"
 SAMPLED_ROWS = "sampled_rows"
@@ -31,7 +32,8 @@ SAMPLED_ROWS = "sampled_rows"
 PATHS = (
     TARGET_STEPS,
     *("route_mask", "route_virtual", "route_rows"),
-    *(PASS_GRAPHS, SHORT_PASSES, DRAFT_STEPS, HEAD_PREFILLS, HEAD_STEPS, SAMPLED_ROWS),
+    *(PASS_GRAPHS, SHORT_PASSES, DRAFT_STEPS, GUESSED_ROWS),
+    *(HEAD_PREFILLS, HEAD_STEPS, SAMPLED_ROWS),
 )
 PROVEN, UNPROVEN, OFF, ABSENT = "proven", "unproven", "off", "absent"
 # Quanta in which a path is left out after memory ran out in it.

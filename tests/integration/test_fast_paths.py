@@ -121,7 +121,7 @@ def test_captured_steps_answer_like_the_target(graphs, prompts, expected, concur
         assert [r["output_ids"] for r in found] == expected
     states = {name: one["state"] for name, one in paths_of(server).items()}
     assert states.pop("pass_graphs") == states.pop("head_prefills") == "absent"
-    assert set(states.values()) == {"proven"} and len(states) == 7
+    assert set(states.values()) == {"proven"} and len(states) == 8
     assert "PARSE: fast paths after" in log.read_text()
 
 

@@ -60,6 +60,7 @@ def raises(*args, **kwargs):
 
 def faults():
     """By name: what replaces what."""
+    from sglang_parse.drafting.draft_model import DraftModel
     from sglang_parse.drafting.head_graphs import HeadGraphs
     from sglang_parse.verify import passes
     from sglang_parse.verify.backends import verify_backend, virtual
@@ -86,6 +87,13 @@ def faults():
         # The suffixes write where the first request's context lies.
         taken = table[rows[0], : len(scratch)].to(torch.int64)
         return verify_backend.place_slots(plan, rows=rows, scratch=taken, table=table)
+
+    decode = DraftModel.decode
+
+    def shifted_rows(self, ids, rows, position, position_cpu, table):
+        moved = int(len(rows.unique()) < len(rows))
+        places = (position - moved, position_cpu - moved)
+        return decode(self, ids, rows, *places, table)
 
     run = ShortPasses.run
 
@@ -117,6 +125,7 @@ def faults():
     add("route_mask: slot freed early", passes, "place_slots", freed_early)
     add("route_virtual: wrong slots", virtual, "virtual_slots", short_slots)
     add("short_passes: wrong place", ShortPasses, "run", shifted)
+    add("guessed_rows: wrong place", DraftModel, "decode", shifted_rows)
     return found
 
 

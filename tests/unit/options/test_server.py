@@ -40,6 +40,7 @@ BAD = {
     "probe_agreement": [-0.1, 1.1, "0.9", None],
     "probe_collect": [7, None, ["file"]],
     "prove": ["", "on", "FULL", None, True],
+    "draft_compose": ["", "auto", "eagle3", None, True],
 }
 
 
