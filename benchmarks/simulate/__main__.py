@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     bound.add_argument("--kept", nargs="+", type=float, default=[0.9, 0.8])
     bound.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     bound.add_argument("--agreement", type=float, default=0.8)
+    bound.add_argument(
+        "--tokens-a-step", type=float, default=1.0, help="of the draft, by guesses"
+    )
     bound.add_argument("--graphs", choices=("on", "off", "both"), default="on")
     bound.add_argument("--seeds", type=int, default=2)
     bound.add_argument("--out", type=Path)
@@ -99,6 +102,7 @@ def bound_command(args: argparse.Namespace) -> None:
                         concurrency=concurrency,
                         graphs=with_graphs,
                         seeds=args.seeds,
+                        tokens_a_step=args.tokens_a_step,
                     )
                     print(bound_table([row], header=not rows), flush=True)
                     rows.append(row)

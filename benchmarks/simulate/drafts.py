@@ -32,6 +32,7 @@ class Drafts:
     own_words: chance that a segment which the draft model begins itself is in other
     words than the target's; where the target wrote the beginning, it goes on like that.
     hard: share of requests in which errors are `HARDER` times as frequent.
+    tokens_a_step: that the draft model writes on average, more than one by guesses.
     """
 
     kept: float = 0.9
@@ -39,6 +40,7 @@ class Drafts:
     segments: tuple[int, int] = (20, 60)
     own_words: float = 0.0
     hard: float = 0.0
+    tokens_a_step: float = 1.0
 
     def error_rate(self, *, is_hard: bool = False) -> float:
         """Errors a token."""

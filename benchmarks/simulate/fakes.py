@@ -297,7 +297,8 @@ class FakeDrafter:
         round.num_read += num_read
         round.num_draft_steps += num_steps
         for r, lane in zip(going, lanes, strict=True):
-            answer_of(r).num_cached = lane.num_forwarded(num_steps)
+            forwarded = min(num_steps, lane.end + 1 - lane.start)
+            answer_of(r).num_cached = lane.start + forwarded
             r.is_drafting = not lane.is_complete
             self._write(r, lane.tokens, ended=lane.ended)
 
@@ -306,7 +307,10 @@ class FakeDrafter:
     ) -> int:
         steps: list[list[int]] = []
         step_ms = self.costs.step_ms(len(lanes))
-        while not steps or not lanes.is_over(len(steps), phase):
+        if (tokens := self.quality().tokens_a_step) > 1:
+            # The host prepares each step when it has read the one before.
+            step_ms = (step_ms + self.costs.plain_host_ms) / tokens
+        while not self._is_over(lanes, len(steps), phase):
             num = len(steps)
             self.num_rows += len(lanes)
             self.num_used += sum(not lane.is_done(num) for lane in lanes)
@@ -315,6 +319,10 @@ class FakeDrafter:
             self.clock.spend("draft", step_ms, kernel=kernel)
             lanes.see(steps)
         return len(steps)
+
+    def _is_over(self, lanes: Lanes, num: int, phase: DraftPhase) -> bool:
+        num_done = sum(lane.is_done(num) for lane in lanes)
+        return num > 0 and lanes.is_over(num, num_done, phase)
 
     def _made_up(self, r: RequestRound, num: int) -> list[int]:
         """The next tokens of the draft, up to the one that ends the answer."""

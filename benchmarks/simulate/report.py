@@ -30,12 +30,13 @@ def bound_row(
     concurrency: int,
     graphs: bool,
     seeds: int,
+    tokens_a_step: float = 1.0,
 ) -> Row:
     """One pair at one concurrency, with answers so long that prompts hardly count."""
     scenario = Scenario(
         costs=pair_costs(pair, graphs=graphs),
         concurrency=concurrency,
-        drafts=Drafts(kept, agreement),
+        drafts=Drafts(kept, agreement, tokens_a_step=tokens_a_step),
         answers=(4000, 8000),
         num_tokens=30000 if concurrency == 1 else 4000 * min(concurrency, 12),
         warm_tokens=1000 * concurrency,

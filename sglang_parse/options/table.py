@@ -316,7 +316,7 @@ class ServerOptions(SharedOptions):
         "How the draft model's own steps are fewer. `ngram` guesses what the model "
         "wrote before after the same two or three tokens, and the model checks several "
         "guesses in one step, so that its drafts stay the same. It is at work only "
-        "while at least 30% of the tokens are guessed.",
+        "while at least 35% of the tokens are guessed.",
     )
     drafters: str = option(
         AUTO,
