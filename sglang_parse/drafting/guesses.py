@@ -9,8 +9,8 @@ RUNS = (3, 2)
 # A follower has a vote for each time it came, less one for each time another did. From
 # so many votes on it is guessed, and no more than so many are counted.
 LEAST_VOTES, MOST_VOTES = 2, 4
-# Share of the tokens that have to be guessed right, which makes 1 / (1 - share) tokens a
-# step. The host waits for each such step: 1 ms beside a step of 2.2 ms on an H200.
+# Share of the tokens that have to be guessed right, so that a step writes more than 1.5
+# tokens. The host waits for each such step: 1 ms beside a step of 2.2 ms on an H200.
 LEAST_SHARE = 0.35
 # Tokens over which that share is a mean.
 MEMORY = 256
