@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -182,3 +184,16 @@ def test_every_path_has_a_place():
 
     routes = {route for backend in BACKENDS.values() for route in backend.inputs}
     assert {route_path(route) for route in routes} <= set(PATHS)
+
+
+def test_each_path_is_in_the_documents_with_a_test_that_exists():
+    """Red if the table of what has run where lacks a path, or names a test that is
+    gone."""
+    root = Path(__file__).parents[3]
+    text = (root / "docs" / "guide" / "fast-paths.md").read_text(encoding="utf-8")
+    table = text.partition("## What has run where")[2]
+    assert [name for name in PATHS if f"`{name}`" not in table] == []
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", table)
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (root / "tests" / file).read_text(), test
