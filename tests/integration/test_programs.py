@@ -2,25 +2,29 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.embedded_answers import first_error, render_answer, split_segments
 from sglang_parse.embedded.task import check_answer, make_problems
+from tests.support.client import chat_ids
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def run(parse, monkeypatch):
-    """main() of a program, and the problems it works on by default."""
+def run(parse, monkeypatch, capsys):
+    """main() of a program, what it printed, and the problems it works on by default."""
     monkeypatch.syspath_prepend(str(ROOT))
     common = importlib.import_module("programs.common")
 
     def call(name, *argv):
         program = importlib.import_module(f"programs.{name}")
-        return program.main(["--url", parse.url, *argv])
+        result = program.main(["--url", parse.url, *argv])
+        call.printed = capsys.readouterr().out
+        return result
 
     call.problems = make_problems(4, common.SEED)
     return call
@@ -49,6 +53,7 @@ def test_judged_steps_turn_exact_after_a_rejection(run):
 def test_grade_finds_the_first_wrong_step_in_one_pass(run):
     """Red if a judged prefix is another one, or takes a pass of its own."""
     grade = run("grade")
+    assert f"2 of {len(grade.steps)} steps stand (1 pass).\n" in run.printed
     wrong = importlib.import_module("programs.grade").wrong_solution(run.problems[0])
     assert list(grade.steps) == split_segments(wrong)
     assert first_error(run.problems[0], wrong) == grade.num_right == 2
@@ -75,10 +80,29 @@ def test_repair_keeps_the_valid_prefix_and_mends_the_rest(run):
     assert first_error(problem, result.answer) is None
 
 
-def test_repair_solves_first_without_an_answer(run):
-    problem = run.problems[2]
-    result = run("repair", "--question", problem.prompt)
-    assert result.kept[0] == 0 and check_answer(problem, result.answer)
+# As in programs/README.md, of which `grade` has tests of its own.
+COMMANDS = {
+    "judged_steps": "--question QUESTION",
+    "repair": "--problem 3",
+    "repair of an answer": "--question QUESTION --answer FILE",
+    "best_of_n": "--question QUESTION --n 2",
+    "tool_draft": "--question QUESTION --draft FILE",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_documented_commands_print_the_targets_answer(
+    run, target, tokenizer, tmp_path, command
+):
+    """Red if a command prints another answer than the target gives alone."""
+    problem, file = run.problems[3], tmp_path / "text.txt"
+    file.write_text(importlib.import_module("programs.grade").wrong_solution(problem))
+    words = {"QUESTION": problem.prompt, "FILE": str(file)}
+    argv = [words.get(word, word) for word in COMMANDS[command].split()]
+    run(command.split()[0], *argv)
+    alone = target.generate(chat_ids(tokenizer, problem.prompt))["text"].split("\n")
+    (answer,) = [line for line in alone if line.startswith("Answer:")]
+    assert re.search(rf"{re.escape(answer)}\b", run.printed)
 
 
 def test_best_of_n_shares_judged_prefixes(run, parse):
@@ -91,7 +115,7 @@ def test_best_of_n_shares_judged_prefixes(run, parse):
 
 
 @pytest.mark.parametrize(("k", "num_right"), [(0, 2), (8, 1)])
-def test_tool_draft_is_kept_up_to_its_error(run, capsys, k, num_right):
+def test_tool_draft_is_kept_up_to_its_error(run, k, num_right):
     """Red if the tool's right steps are written again, its wrong ones kept, or the end
     of a wrong one where the target wrote its beginning."""
     problem = make_problems(k + 1, importlib.import_module("programs.common").SEED)[-1]
@@ -101,9 +125,8 @@ def test_tool_draft_is_kept_up_to_its_error(run, capsys, k, num_right):
     result = run("tool_draft", "--problem", str(k))
     assert first_error(problem, result.text) is None
     assert check_answer(problem, result.text)
-    printed = capsys.readouterr().out
-    assert f"Answer: {problem.answer}\n{result.from_tool} tokens" in printed
-    assert "This is wrong" not in printed
+    assert f"Answer: {problem.answer}\n{result.from_tool} tokens" in run.printed
+    assert "This is wrong" not in run.printed
     assert result.text.startswith("".join(split_segments(draft)[:num_right]))
     assert result.from_tool > 15 and result.target_passes < 25
 
@@ -116,7 +139,7 @@ def test_programs_name_a_server_that_is_not_there(run):
 def test_readme_has_a_line_for_every_program():
     readme = (ROOT / "programs" / "README.md").read_text()
     names = {p.name for p in (ROOT / "programs").glob("*.py")}
-    programs = sorted(names - {"__init__.py", "common.py"})
+    programs = sorted(names - {"__init__.py", "common.py", "server_template.py"})
     assert len(programs) == 5
     assert all(f"| [{name}]({name}) | " in readme for name in programs)
 
