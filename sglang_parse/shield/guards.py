@@ -41,6 +41,8 @@ PATHS = frozenset(
     }
 )
 UPDATE = "/update_weights_from_disk"
+# SGLang waits for a GPU behind them, whatever the server runs on.
+MEMORY = ("/release_memory_occupation", "/resume_memory_occupation")
 
 _progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
     "sglang_parse_progress", default=None
@@ -125,12 +127,16 @@ class RequestShield:
     """ASGI middleware: HTTP 500 before the scheduler has the request becomes HTTP 400,
     and no response breaks off."""
 
-    def __init__(self, app: Any, model_path: str = "") -> None:
+    def __init__(self, app: Any, model_path: str = "", device: str = "") -> None:
         self.app = app
         self.model_path = model_path
+        self.device = device
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "http" and path in MEMORY and self.device == "cpu":
+            await refuse(send, f"{path} needs a GPU, and this server runs on a CPU.")
+            return
         if scope["type"] == "http" and path == UPDATE:
             body = await read_body(receive)
             # It reads files, and others are not to wait for a disk.
@@ -189,5 +195,5 @@ def add_shield(server_args: Any, *_: Any, **__: Any) -> None:
     from starlette.middleware import Middleware
 
     # Inside of what authenticates, compresses and counts.
-    shield = Middleware(RequestShield, model_path=server_args.model_path)
-    app.user_middleware.append(shield)
+    served = {name: getattr(server_args, name) for name in ("model_path", "device")}
+    app.user_middleware.append(Middleware(RequestShield, **served))
