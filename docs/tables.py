@@ -1,8 +1,8 @@
 """Tables of the options for the documentation.
 
 A page shows a table between two markers, `<!-- options:NAME begin -->` and
-`<!-- options:NAME end -->`, where NAME is `server` or `request`. To check the pages
-below a folder, or to rewrite the tables in them:
+`<!-- options:NAME end -->`, where NAME is `server`, `request` or `refused`. To check
+the pages below a folder, or to rewrite the tables in them:
 
     python docs/tables.py [--write] docs
 """
@@ -48,7 +48,18 @@ def request_table(rows: Sequence[Option] = REQUEST_TABLE) -> str:
     return _table(columns, [_request_cells(row) for row in rows])
 
 
-TABLES = {"server": server_table, "request": request_table}
+def refused_table() -> str:
+    """Markdown table of SGLang's flags that PARSE refuses."""
+    from sglang_parse.plugin.refusals import SERVED, flag_of, told  # loads SGLang
+
+    rows = [
+        (f"`{flag_of(field)}`", told(served), why)
+        for field, (served, why) in SERVED.items()
+    ]
+    return _table(("Flag of SGLang", "Served", "What is missing"), rows)
+
+
+TABLES = {"server": server_table, "request": request_table, "refused": refused_table}
 
 
 def rewritten(page: str) -> str:

@@ -46,6 +46,7 @@ from sglang_parse.sgl.capacity import longest_prefill, pass_rows
 from sglang_parse.sgl.compat.request_changes import hold, release
 from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.sgl.slots import RoundSlots
+from sglang_parse.sgl.tokenizers import load_tokenizer
 from sglang_parse.sgl.views import batch_view
 from sglang_parse.verify.model import TargetModel
 from sglang_parse.verify.passes import TargetVerifier
@@ -92,7 +93,10 @@ def open_parts(
     Raises ValueError where the target's architecture or an option cannot be served.
     """
     config: ParseConfig = config_from_server_args(server_args)
-    runner, tokenizer = target_worker.model_runner, target_worker.tokenizer
+    runner = target_worker.model_runner
+    tokenizer = target_worker.tokenizer
+    if tokenizer is None:  # --skip-tokenizer-init: segments and judge still need it
+        tokenizer = load_tokenizer(server_args, of_draft=False)
     model_config = runner.model_config
     check_architecture(
         runner,

@@ -124,6 +124,14 @@ HOOKS = (
     ),
     Hook(
         AFTER,
+        "sglang.srt.managers.scheduler_components.weight_updater."
+        "SchedulerWeightUpdaterManager._select_runners",
+        "sglang_parse.plugin.scheduler_hooks:select_runners",
+        "the target's weights are not loaded into the draft model",
+        "an algorithm may say that its draft is another model",
+    ),
+    Hook(
+        AFTER,
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
         "sglang_parse.plugin.metrics_hooks:add_internal_state",
         "/server_info shows PARSE's settings and counters",

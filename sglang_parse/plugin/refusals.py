@@ -13,61 +13,80 @@ from sglang_parse.sgl.model_folder import quantization_of
 from sglang_parse.verify.backends.routes import BACKENDS, backend_of
 
 UNSET = (None, False)
-# Fields of ServerArgs with the values that PARSE serves; None and empty ones are served
-# in any case.
-SERVED: dict[str, tuple[Any, ...]] = {
-    "pp_size": (1,),
-    "attn_dp_size": (1,),
-    "disaggregation_mode": ("null",),
-    "enable_lora": UNSET,
-    "lora_paths": UNSET,
-    "enable_hisparse": UNSET,
-    # KV that is loaded from elsewhere is missing in the draft model's pool.
-    "hicache_storage_backend": UNSET,
-    "enable_flexkv": UNSET,
-    "enable_unified_cache_external_linker": UNSET,
-    # Their slots, positions or prefills are not those of one pool on one rank.
-    "dcp_size": (1,),
-    "attn_cp_size": (1,),
-    "enable_prefill_cp": UNSET,
-    "enable_pdmux": UNSET,
-    # Batches then need what only SGLang's scheduler gives them (require_mlp_sync).
-    "moe_dense_tp_size": UNSET,
-    "moe_a2a_backend": ("none",),
-    # It takes the sequences of a pass for its requests (kv_canary/plan_input.py).
-    "kv_canary": ("none",),
-    "enable_two_batch_overlap": UNSET,
-    "enable_mixed_chunk": UNSET,
-    # A recurrent state is kept as it was, in a slot of its own for each request.
-    "mamba_radix_cache_strategy": ("no_buffer", "auto"),
-    "enable_linear_replayssm": UNSET,
-    "enable_linear_replayssm_spec": UNSET,
-    "enable_int8_mamba_checkpoint": UNSET,
-    # The grammars of outlines cannot go back over a rejected draft.
-    "grammar_backend": ("xgrammar", "llguidance", "none"),
-    # Other implementations are none of the models in families.toml.
-    "model_impl": ("auto", "sglang"),
-    # SGLang starts those HTTP workers without its plugins.
-    "tokenizer_worker_num": (1,),
-    # Their requests pass no TokenizerManager, and their answers have no reports.
-    "grpc_mode": UNSET,
-    "smg_grpc_mode": UNSET,
-    # It assumes that the KV of an answer's last token is written.
-    "enable_streaming_session": UNSET,
-    # Each request gets a grammar, and judged text follows none. Its filter of tokens is
-    # xgrammar's, which SGLang runs on no CPU, so no test has proven it in exact mode.
-    "enable_strict_thinking": UNSET,
-    # A token's logits come from a pass or from a step, which differ in their last bits,
-    # and which of them it is depends on load and time. The first implies the second.
-    "rl_on_policy_target": UNSET,
-    "enable_deterministic_inference": UNSET,
-    # Options of SGLang's own verification, which PARSE does not run.
-    "speculative_use_rejection_sampling": UNSET,
-    "speculative_accept_threshold_single": (1,),
-    "speculative_accept_threshold_acc": (1,),
-    "speculative_token_map": UNSET,
-    "speculative_adaptive": UNSET,
-    "skip_tokenizer_init": UNSET,
+_OWN_VERIFICATION = "it is of SGLang's own verification, which PARSE does not run"
+_ONE_POOL = "slots and positions of a pass are those of one pool on one rank"
+_OTHER_KV = "what it brings back is missing in the draft model's KV pool"
+_STATES = "a recurrent state is kept as it was, in a slot of its own for each request"
+_NO_REPORTS = "its requests pass no TokenizerManager, so that they have no reports"
+_TO_THE_BIT = (
+    "a token's logits come from a pass or from a step, whose last bits differ, and "
+    "load and time decide which"
+)
+_LORA = "the rows of a verify pass carry no adapter"
+# Fields of ServerArgs with the values that PARSE serves, and why no others; None and
+# empty ones are served in any case. docs/guide/memory-and-limits.md shows them.
+SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "pp_size": ((1,), "a pass runs on one stage"),
+    "attn_dp_size": (
+        (1,),
+        "its ranks would have to agree on the forwards of every step, idle ones too",
+    ),
+    "disaggregation_mode": (
+        ("null",),
+        "a decode server begins requests without the prefill that drafts start from",
+    ),
+    "enable_lora": (UNSET, _LORA),
+    "lora_paths": (UNSET, _LORA),
+    "enable_hisparse": (UNSET, "a pass reads all KV of its prefix on the device"),
+    "hicache_storage_backend": (UNSET, _OTHER_KV),
+    "enable_flexkv": (UNSET, _OTHER_KV),
+    "enable_unified_cache_external_linker": (UNSET, _OTHER_KV),
+    "dcp_size": ((1,), _ONE_POOL),
+    "attn_cp_size": ((1,), _ONE_POOL),
+    "enable_prefill_cp": (UNSET, _ONE_POOL),
+    "enable_pdmux": (UNSET, "a pass and a prefill would run side by side"),
+    "moe_dense_tp_size": (
+        UNSET,
+        "batches then need what SGLang's scheduler alone gives them",
+    ),
+    "moe_a2a_backend": (
+        ("none",),
+        "its ranks would have to agree on the forwards of every step",
+    ),
+    "kv_canary": (
+        ("none",),
+        "it takes the sequences of a pass for its requests",
+    ),
+    "enable_two_batch_overlap": (UNSET, "it splits batches that a pass needs whole"),
+    "enable_mixed_chunk": (UNSET, "a pass and a prefill would be one batch"),
+    "mamba_radix_cache_strategy": (("no_buffer", "auto"), _STATES),
+    "enable_linear_replayssm": (UNSET, _STATES),
+    "enable_linear_replayssm_spec": (UNSET, _STATES),
+    "enable_int8_mamba_checkpoint": (UNSET, _STATES),
+    "grammar_backend": (
+        ("xgrammar", "llguidance", "none"),
+        "its grammars cannot go back over a rejected draft",
+    ),
+    "model_impl": (("auto", "sglang"), "no test has proven models of another one"),
+    "tokenizer_worker_num": ((1,), "SGLang starts those processes without plugins"),
+    "grpc_mode": (UNSET, _NO_REPORTS),
+    "smg_grpc_mode": (UNSET, _NO_REPORTS),
+    "enable_streaming_session": (
+        UNSET,
+        "it assumes that the KV of an answer's last token is written",
+    ),
+    "enable_strict_thinking": (
+        UNSET,
+        "no answer under a grammar is judged, and its filter runs on no CPU, so "
+        "that no test has proven it in exact mode",
+    ),
+    "rl_on_policy_target": (UNSET, _TO_THE_BIT),
+    "enable_deterministic_inference": (UNSET, _TO_THE_BIT),
+    "speculative_use_rejection_sampling": (UNSET, _OWN_VERIFICATION),
+    "speculative_accept_threshold_single": ((1,), _OWN_VERIFICATION),
+    "speculative_accept_threshold_acc": ((1,), _OWN_VERIFICATION),
+    "speculative_token_map": (UNSET, _OWN_VERIFICATION),
+    "speculative_adaptive": (UNSET, _OWN_VERIFICATION),
 }
 _FLAGS = {"pp_size": "pipeline-parallel-size"}
 _BACKEND_FIELDS = (
@@ -80,16 +99,24 @@ _BACKEND_FIELDS = (
 
 def check_arguments(server_args: Any, config: ParseConfig | None = None) -> None:
     """Raise ValueError for the first argument with a value that is not served."""
-    for field, served in SERVED.items():
+    for field, (served, why) in SERVED.items():
         value = getattr(server_args, field, None)
         if value is None or value in served or (served is UNSET and not value):
             continue
-        flag = f"--{_FLAGS.get(field, field.replace('_', '-'))}"
-        expected = "unset" if served is UNSET else " or ".join(map(str, served))
         raise ValueError(
-            f"--speculative-algorithm PARSE does not support {flag} {value}; expected "
-            f"{expected}."
+            f"--speculative-algorithm PARSE does not support {flag_of(field)} {value}: "
+            f"{why}; expected {told(served)}."
         )
+
+
+def flag_of(field: str) -> str:
+    """SGLang's flag of a field of ServerArgs."""
+    return f"--{_FLAGS.get(field, field.replace('_', '-'))}"
+
+
+def told(served: tuple[Any, ...]) -> str:
+    """The values that are served, in words."""
+    return "unset" if served is UNSET else " or ".join(map(str, served))
 
 
 def check_page_size(server_args: Any, config: ParseConfig) -> None:

@@ -78,8 +78,11 @@ def _is_own(req: SchedulerRequest) -> bool:
 def _decoder(
     req: SchedulerRequest, report: RequestReport, output_ids: Sequence[int]
 ) -> Callable[[list[int]], str]:
-    """Turns token ids into text as the answer shows it; judged text is shown whole."""
+    """Turns token ids into text as the answer shows it; judged text is shown whole, and
+    nothing where the server answers in ids alone (--skip-tokenizer-init)."""
     params, tokenizer = req.sampling_params, req.tokenizer
+    if tokenizer is None:
+        return lambda token_ids: ""
     skip = params.skip_special_tokens and report.judged_text is None
     reason = req.finished_reason
     is_trimmed = isinstance(reason, FINISH_MATCHED_TOKEN) and not params.no_stop_trim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,3 +95,13 @@ def text_rows(req: SchedulerRequest) -> int:
         return 0  # a text that is judged alone waits for room by itself
     text = str(texts[0])
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def select_runners(
+    runners: Sequence[tuple[str, Any]], _: Any, selector: str = "all"
+) -> list[tuple[str, Any]] | None:
+    """AFTER hook on SchedulerWeightUpdaterManager._select_runners. An update that names
+    no model brings the target's weights, and the draft is another model."""
+    if selector != "all":
+        return None
+    return [(role, runner) for role, runner in runners if role == "target"]

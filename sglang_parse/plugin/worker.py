@@ -66,9 +66,8 @@ class ParseWorker(BaseSpecWorker):
         return result
 
     def weight_update_runners(self) -> list[tuple[str, ModelRunner]]:
-        """None, because an update brings the target's weights, and SGLang would load
-        them into the draft models as well."""
-        return []
+        """The first model that drafts, for updates that name it (`select_runners`)."""
+        return [("draft", runner) for runner in self._draft_model_runners()[:1]]
 
     def _build_hicache_draft_plan(self) -> HiCacheDraftPlan:
         """Nothing of the draft model's KV is kept on the host: the draft model reads

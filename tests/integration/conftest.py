@@ -120,6 +120,13 @@ FLAGS = {
     "paged-target": PAGED,
     "default": (*COMMON, *PARSE),
     "other": (*COMMON, *OTHER, *EAGLE, "--no-speculative-parse-adaptive"),
+    # As rollouts of reinforcement learning ask: ids in, ids out.
+    "ids": (
+        *COMMON,
+        *PARSE,
+        "--no-speculative-parse-adaptive",
+        "--skip-tokenizer-init",
+    ),
     # Nobody can make it lossy: what clients may set is bounded by default.
     "exact": (
         *(*COMMON, "--speculative-algorithm", "PARSE", *PARSE[-2:]),

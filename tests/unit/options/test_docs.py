@@ -9,6 +9,7 @@ from docs.tables import find_faults, main, rewritten, server_table
 from sglang_parse.options.kinds import SWITCH
 from sglang_parse.options.request import REQUEST_TABLE
 from sglang_parse.options.table import ServerOptions, option, options_of
+from sglang_parse.plugin.refusals import SERVED
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = """# Page
@@ -18,6 +19,9 @@ old
 <!-- options:server end -->
 
 Between.
+
+<!-- options:refused begin -->
+<!-- options:refused end -->
 
 <!-- options:request begin -->
 <!-- options:request end -->
@@ -45,7 +49,8 @@ def test_tables_are_written_between_their_markers(tmp_path):
     assert "\n\n<!-- options:server end -->\n\nBetween.\n\n<!--" in text
     assert text.endswith("\n\n<!-- options:request end -->\n\nAfter.\n")
     assert "old" not in text.splitlines()
-    assert text.count("\n| `") == len(options_of(ServerOptions)) + len(REQUEST_TABLE)
+    num_rows = len(options_of(ServerOptions)) + len(REQUEST_TABLE) + len(SERVED)
+    assert text.count("\n| `") == num_rows
     assert rewritten(text) == text and main([str(tmp_path)]) == 0
 
 
@@ -63,6 +68,7 @@ def test_missing_tables_are_named(tmp_path):
     """Red if a table may disappear from the documentation."""
     (tmp_path / "page.md").write_text("No tables.")
     assert find_faults(tmp_path, write=True) == [
+        f"{tmp_path}: no page has the marker <!-- options:refused begin -->.",
         f"{tmp_path}: no page has the marker <!-- options:request begin -->.",
         f"{tmp_path}: no page has the marker <!-- options:server begin -->.",
     ]

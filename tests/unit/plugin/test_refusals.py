@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.server_args import prepare_server_args
 
 from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.embedded import (
@@ -38,7 +39,6 @@ NAMED = (
     "--speculative-accept-threshold-single 0.5",
     "--speculative-accept-threshold-acc 0.5",
     "--speculative-token-map map.pt",
-    "--skip-tokenizer-init",
     "--enable-deterministic-inference",
     "--rl-on-policy-target fsdp",
     "--speculative-draft-attention-backend flex_attention",
@@ -65,7 +65,7 @@ REFUSED = (
     ("--enable-mixed-chunk", "mixed-chunk|mixed_chunk"),
     (
         "--model-impl transformers",
-        "does not support --model-impl transformers; expected auto or sglang",
+        "does not support --model-impl transformers: .*; expected auto or sglang",
     ),
     ("--tokenizer-worker-num 2", "does not support --tokenizer-worker-num 2"),
     ("--enable-streaming-session", "does not support --enable-streaming-session"),
@@ -119,6 +119,22 @@ def test_unsupported_combination_is_refused_by_name(flags, named):
     with pytest.raises(kinds, match=named) as error:
         resolve(*TARGET, *DRAFT, *flags.split())
     assert "\n" not in str(error.value).strip()
+
+
+def test_each_refusal_says_what_is_missing():
+    """Red if a field that is refused is none of SGLang's, or its sentence gives no
+    reason, or not the values to choose from."""
+    args = SimpleNamespace(**dict.fromkeys(refusals.SERVED))
+    refusals.check_arguments(args)
+    known = prepare_server_args([*TARGET])
+    for field, (served, why) in refusals.SERVED.items():
+        assert hasattr(known, field)
+        with pytest.raises(ValueError) as error:
+            refusals.check_arguments(SimpleNamespace(**{field: "else"}))
+        end = (
+            f"{refusals.flag_of(field)} else: {why}; expected {refusals.told(served)}."
+        )
+        assert str(error.value).endswith(f"does not support {end}")
 
 
 @pytest.mark.parametrize(
