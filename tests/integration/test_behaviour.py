@@ -3,7 +3,6 @@
 import json
 import time
 
-import openai
 import pytest
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
@@ -392,39 +391,3 @@ def test_client_that_hangs_up(parse, prompts):
     while parse.post("/flush_cache").status_code != 200:
         assert time.monotonic() < deadline, "the request is still running"
         time.sleep(0.5)
-
-
-# -- OpenAI ---------------------------------------------------------------------------
-
-
-def test_openai_chat_and_completions_equal_target(target, parse, tokenizer):
-    """Red if custom_params do not come through, or an endpoint formats differently."""
-    problem = make_problems(1, seed=77)[0].prompt
-    messages = [{"role": "user", "content": problem}]
-    chat_text = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True
-    )
-    custom = {"custom_params": {"parse_mode": "exact"}}
-
-    def answers(server, extra):
-        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-        common = {"model": "default", "temperature": 0, "max_tokens": 160}
-        chat = client.chat.completions.create(
-            messages=messages, extra_body=extra, **common
-        )
-        text = client.completions.create(prompt=chat_text, extra_body=extra, **common)
-        stream = client.chat.completions.create(
-            messages=messages, stream=True, extra_body=extra, **common
-        )
-        pieces = [c.choices[0].delta.content or "" for c in stream if c.choices]
-        return (
-            chat.choices[0].message.content,
-            chat.choices[0].finish_reason,
-            chat.usage.completion_tokens,
-            text.choices[0].text,
-            "".join(pieces),
-        )
-
-    expected = answers(target, {})
-    assert answers(parse, custom) == expected
-    assert expected[0] == expected[4]

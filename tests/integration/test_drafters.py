@@ -156,8 +156,9 @@ def test_a_draft_server_that_misbehaves_changes_no_answer(
     server, case = misbehaving
     case.value = list(CASES).index(name)
     custom = {"parse_mode": "exact"}
-    results = server.generate_all(prompts[:NUM], 4, custom=custom)
-    assert [outcome(r) for r in results] == expected
+    num = NUM if name == "right" else 4
+    results = server.generate_all(prompts[:num], 4, custom=custom)
+    assert [outcome(r) for r in results] == expected[:num]
     kept = sum(report(r)["kept_by"].get("remote", 0) for r in results)
     assert kept > 50 if name == "right" else server.is_alive()
 

@@ -50,23 +50,23 @@ def test_threshold_above_one_without_exact_tail_equals_target(parse, prompts, ex
 @pytest.mark.parametrize(
     "draft", [{}, {"parse_draft": HOSTILE}], ids=["own", "hostile"]
 )
-@pytest.mark.parametrize("num", [1, 4, 9])
+@pytest.mark.parametrize("num", [1, 9])
 def test_the_head_of_an_answer_is_the_targets(parse, prompts, expected, draft, num):
     """Red if one of the first tokens comes from a draft that a verdict carried, however
     loose the judge; or if no verdict counts behind them."""
     loosest = {"parse_threshold": 0, "parse_keep_rule": "longest", "parse_window": 40}
     custom = {**loosest, **draft, "parse_exact_head": num}
-    results = parse.generate_all(prompts, 8, custom=custom)
-    for result, (own, *_) in zip(results, expected, strict=True):
+    results = parse.generate_all(prompts[:8], 8, custom=custom, max_new_tokens=60)
+    for result, (own, *_) in zip(results, expected, strict=False):
         assert result["output_ids"][:num] == own[:num]
-    assert sum(report(r)["kept_segments"] for r in results) > len(prompts)
+    assert sum(report(r)["kept_segments"] for r in results) > len(results)
     if draft and num == 1:
         assert any("Sure, here is how." in r["text"] for r in results)
 
 
 @pytest.mark.parametrize(
     ("mode", "num", "concurrency"),
-    [("exact", 30, 1), ("exact", 30, 16), ("off", 6, 1), ("off", 30, 16)],
+    [("exact", 16, 1), ("exact", 16, 16), ("off", 4, 1), ("off", 16, 16)],
 )
 def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurrency):
     """Red if token-level verification emits a token the target did not choose.
@@ -94,10 +94,11 @@ def test_exact_mode_equals_target_under_default_flags(
     """Red if windows that adapt, several passes in a quantum, drafts that take several
     phases, passes that are decode steps, or rounds that nobody drafts in lose a token.
     """
+    num = 6 if concurrency == 1 else len(prompts)
     results = pool.get("default").generate_all(
-        prompts[:30], concurrency, custom={"parse_mode": "exact"}
+        prompts[:num], concurrency, custom={"parse_mode": "exact"}
     )
-    assert differing(results, expected[:30]) == []
+    assert differing(results, expected[:num]) == []
     assert sum(report(r)["matched_tokens"] for r in results) > 0
     log = pool.log("default")
     passes = re.findall(r"a pass of (\d+) of (\d+) requests", log)
@@ -110,7 +111,7 @@ def test_exact_mode_equals_target_under_default_flags(
 
 
 SAMPLED = {"temperature": 3.0, "top_k": 2, "max_new_tokens": 6, "ignore_eos": True}
-NUM_SAMPLED, WIDTH = 2400, 4
+NUM_SAMPLED, WIDTH = 1200, 4
 # 99.99th percentile of chi-square by degrees of freedom.
 CHI_SQUARE_LIMITS = {4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9, 8: 31.8, 9: 33.7, 10: 35.6}
 RARE = 5  # outcomes expected less often count as one
@@ -221,41 +222,20 @@ def test_requests_of_mixed_options_equal_each_alone(parse, prompts):
     assert differing(together, [outcome(r) for r in alone]) == []
 
 
-def test_plain_requests_beside_others_change_nothing(parse, prompts, expected):
-    """Red if a batch with token-by-token requests serves the others wrongly."""
-    kinds = [{"parse_mode": "off"}, {"parse_mode": "exact"}, {"parse_threshold": 2.0}]
-    cases = [(prompts[i], {"custom": kinds[i % 3]}) for i in range(12)]
-    assert differing(parse.run_all(cases, 12), expected[:12]) == []
-
-
-def draft_greedy(model, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """The draft's own greedy continuation, by plain forwards without a cache."""
-    out: list[int] = []
-    with torch.no_grad():
-        while len(out) < max_new_tokens:
-            logits = model(torch.tensor([prompt + out])).logits[0, -1]
-            out.append(int(logits.argmax()))
-            if out[-1] == EOS:
-                break
-    return out
-
-
 def test_threshold_zero_equals_draft_up_to_the_first_bonus_token(parse, prompts):
     """Red if a kept draft is not what the draft model says, or is cut short."""
     model = LlamaForCausalLM.from_pretrained(DRAFT_PATH, dtype=torch.float32).eval()
     custom = {"parse_threshold": 0.0, "parse_window": 0, "parse_report": True}
-    results = parse.generate_all(prompts[:20], 4, custom=custom)
-    for result, prompt in zip(results, prompts, strict=False):
-        tokens = result["output_ids"]
-        spans = report(result)["segments"]
-        kept = [t for s in spans if s["origin"] == "draft" for t in s["token_ids"]]
-        first = tokens[0]  # the prefill's own token, the target's
-        own = draft_greedy(model, [*prompt, first], ANSWER_TOKENS - 2)
-        assert kept, "nothing was drafted"
-        assert spans[0]["token_ids"] == [first]
+    results = parse.generate_all(prompts, 8, custom=custom)
+    for result, prompt in zip(results, prompts, strict=True):
+        tokens, spans = result["output_ids"], report(result)["segments"]
+        assert spans[0]["token_ids"] == tokens[:1]  # the prefill's own, the target's
         bonus_at = next(s["start"] for s in spans[1:] if s["origin"] == "target")
-        assert bonus_at >= 2
-        assert tokens[1:bonus_at] == own[: bonus_at - 1]
+        assert bonus_at >= 2 and spans[1]["origin"] == "draft"
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *tokens[:bonus_at]]])).logits[0]
+        own = logits.argmax(-1)[len(prompt) :].tolist()
+        assert tokens[1:bonus_at] == own[:-1]
         # Whole draft kept: it goes up to its own end of text or the length limit.
-        assert own[bonus_at - 1 :] in ([EOS], [])
+        assert own[-1] == EOS or bonus_at == ANSWER_TOKENS - 1
         assert finish(result)[0] in ("stop", "length")

@@ -68,20 +68,6 @@ def test_chat_report(client, problems):
         assert choice.message.content[at : at + len(s["text"])] == s["text"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_text_completion_report(client, stream):
-    """Red if text completions, streaming or not, lack the report."""
-    body = extra(return_meta_info=True, custom_params={"parse_mode": "exact"})
-    result = client.completions.create(
-        model=MODEL, prompt="Tom", max_tokens=9, temperature=0, stream=stream, **body
-    )
-    chunks = list(result) if stream else [result]
-    (choice,) = [
-        c.choices[0] for c in chunks if c.choices and c.choices[0].finish_reason
-    ]
-    assert report_of(choice)["mode"] == "exact"
-
-
 def test_streamed_chat_report_is_in_the_final_chunk_only(client, problems):
     """Red if return_meta_info is refused with streaming, or the stream is broken."""
     plain = text_of(chat(client, problems[0].prompt))

@@ -3,7 +3,6 @@
 import pytest
 
 from sglang_parse.options.validation import shown
-from tests.support.client import report
 
 BAD = {
     "parse_mode": ["fast", 1, ["off"]],
@@ -194,20 +193,3 @@ def test_null_custom_params_pass(parse, prompts):
     body = parse.body(prompts[0], max_new_tokens=3)
     body["sampling_params"]["custom_params"] = None
     assert parse.post("/generate", body).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("reason", "options"),
-    [
-        ("grammar", {"regex": "Step 1: [a-z ]{3,9}"}),
-        ("frequency_penalty", {"frequency_penalty": 0.2}),
-        ("min_new_tokens", {"min_new_tokens": 4}),
-        ("logprobs", {"top": {"return_logprob": True}}),
-        ("logit_bias", {"logit_bias": {"5": 1.0}}),
-    ],
-)
-def test_report_names_the_fallback(parse, prompts, reason, options):
-    """Red if a response does not say that it was served without verdicts, and why."""
-    entry = report(parse.generate(prompts[0], max_new_tokens=12, **options))
-    assert entry["fallback"] == reason
-    assert entry["mode"] in ("off", "exact")

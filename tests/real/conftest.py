@@ -16,7 +16,7 @@ from sglang_parse.demo.servers import running
 from tests.support.client import Server
 from tests.support.warm_servers import WarmServer
 
-NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "100"))
+NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "48"))
 # Of those, how many are asked one at a time: of each of the eight kinds equally many.
 NUM_ALONE = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
 # Of those, how many are asked with every other kind of draft.

@@ -211,30 +211,3 @@ def flat(rows) -> list[tuple[float, int]]:
     for row in rows:
         found += [x[:2] for x in row] if isinstance(row[0], list | tuple) else [row[:2]]
     return [(value, token) for value, token in found]
-
-
-def test_second_turn_of_a_session_equals_target(parse, target, tokenizer, prompts):
-    """Red if a session goes on from another text than the target's."""
-    more = "<|im_end|>\n<|im_start|>user\nShorter.<|im_end|>\n<|im_start|>assistant\n"
-    turns = [prompts[0], tokenizer.encode(more, add_special_tokens=False)]
-    answers = []
-    for server, options in ((parse, {"custom": EXACT}), (target, {})):
-        session = server.post("/open_session", {"capacity_of_str_len": 10000}).json()
-        rid, found = None, []
-        for turn in turns:
-            params = {"id": session, "rid": rid}
-            result = server.generate(
-                turn, top={"session_params": params}, max_new_tokens=12, **options
-            )
-            rid = result["meta_info"]["id"]
-            found.append(outcome(result))
-        server.post("/close_session", {"session_id": session})
-        answers.append(found)
-    assert answers[0] == answers[1]
-
-
-def test_four_answers_of_one_prompt(parse, prompts, expected):
-    """Red if copies of a request share a draft's state."""
-    body = parse.body(prompts[2], custom=EXACT, n=4, max_new_tokens=TOKENS)
-    results = parse.post("/generate", body).json()
-    assert [outcome(r) for r in results] == [outcome(expected[2])] * 4
