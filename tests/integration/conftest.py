@@ -1,7 +1,7 @@
 """Real servers of the embedded pair, started once and always stopped.
 
-At most two are alive at a time in each test process: the one used least recently makes
-room. With
+At most three are alive at a time in each test process: the one used least recently
+makes room. With
 SGLANG_PARSE_TEST_URLS="target=http://...,parse=http://..." running servers are used
 instead of new ones.
 """
@@ -28,12 +28,12 @@ from tests.support.warm_servers import WarmServer
 # Models that read images compile their rotary positions, for a minute. Before the
 # process starts that all servers are forked from.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-MAX_ALIVE = 2
+MAX_ALIVE = 3
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
 COMMON = (
     *("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK)),
-    # Test processes side by side have two servers each.
-    *("--max-total-tokens", "16384"),
+    # Test processes side by side have a few servers each.
+    *("--max-total-tokens", "16384", "--skip-server-warmup"),
 )
 # Requests of tests are looser than their servers; test_limits.py is about the default.
 ALGORITHM = (
@@ -223,7 +223,7 @@ class ServerPool:
                 log.rename(log.with_suffix(f".{time.time_ns()}.log"))
         self.start(name)
         process = self.alive[name] = self.alive.pop(name)
-        if not process.ready_s:  # SGLang takes a second for each /health
+        if not process.ready_s:
             process.wait_ready()
         return Server(process.url)
 

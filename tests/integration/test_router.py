@@ -175,12 +175,13 @@ def test_health_checks_pass_beside_full_queues(url, workers, problems):
     """Red if a worker whose queue is full is taken for dead, by the router or by an
     orchestrator."""
     checks, stop = [], threading.Event()
+    places = (url + "/readiness", *(one + "/health_generate" for one in workers))
     with ThreadPoolExecutor(80) as threads:
         running = [threads.submit(load, url, problems, stop) for _ in range(80)]
         try:
             until = time.monotonic() + 5
             while time.monotonic() < until:
-                for place in (url + "/readiness", *(w + "/health" for w in workers)):
+                for place in places:
                     checks.append(requests.get(place, timeout=WAIT_S).status_code)
         finally:
             stop.set()
