@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
+from sglang.srt.constrained.xgrammar_backend import (
+    XGrammarGrammar,
+    XGrammarGrammarBackend,
+)
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import sampling_from_probs_torch
 from sglang.srt.managers import schedule_batch as schedule_batch_module
@@ -22,9 +25,12 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoTokenizer
+from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
-from sglang_parse.drafting import draft_model
+from sglang_parse.drafting import draft_model, head_model
 from sglang_parse.drafting.drafter import DrafterResources
+from sglang_parse.drafting.head import FollowedRequest, HeadDrafter
+from sglang_parse.drafting.head_model import HeadHint
 from sglang_parse.drafting.model_drafter import ModelDrafter, ModelMemory
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.engine.failures import GuardedDrafters
@@ -44,7 +50,7 @@ from sglang_parse.verify.layout import PassRequest, build_verify_plan
 from sglang_parse.verify.lm_head import LmHead
 from sglang_parse.verify.model import TargetModel
 from sglang_parse.verify.passes import TargetVerifier
-from tests.support.counting import GREEDY, CountingDraft
+from tests.support.counting import GREEDY, CountingDraft, CountingHead
 from tests.support.device_trace import HostWaits
 from tests.support.fake_engine import request_options
 
@@ -75,6 +81,14 @@ class Draft(CountingDraft):
     def _forward(self, batch, path):
         logits = torch.empty(len(batch.rows), VOCAB, device="cuda")
         return SimpleNamespace(next_token_logits=logits)
+
+
+class Head(CountingHead):
+    def _forward(self, batch, path=""):
+        rows = len(batch.rows)
+        logits = torch.empty(rows, VOCAB, device="cuda")
+        hidden = torch.empty(rows, HIDDEN, device="cuda")
+        return SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
 
 
 class Worker:
@@ -159,19 +173,25 @@ def make_round(num: int, config: ParseConfig) -> Round:
     return Round(batch, requests)
 
 
-def make_engine(config: ParseConfig) -> tuple[RoundEngine, ModelDrafter]:
+def make_engine(config: ParseConfig) -> tuple[RoundEngine, Any]:
+    """With a head that `config` composes, or else with a draft model."""
     table = torch.empty(64, 4096, dtype=torch.int32, device="cuda")
     allocator = SimpleNamespace(
         size=1 << 16, available_size=lambda: 1 << 15, free=lambda slots: None
     )
     pool = RoundSlots(SimpleNamespace(req_to_token=table), allocator, max_rows=8192)
-    drafter = ModelDrafter(Draft())
-    drafter.open(DrafterResources(pool, 1 << 16, None))
     ranks = SimpleNamespace(
         agree=lambda value: value, agree_all=lambda rows: [tuple(r) for r in rows]
     )
+    verifier, drafter = make_verifier(), ModelDrafter(Draft())
+    if config.composes:
+        verifier.shows_features, head = True, Head()
+        head.check_room = lambda: None
+        context = SimpleNamespace(ranks=ranks, config=config)
+        drafter = HeadDrafter(head, config.eagle_steps, context)
+    drafter.open(DrafterResources(pool, 1 << 16, None))
     engine = RoundEngine(
-        target=TargetModel(make_verifier(), pool),
+        target=TargetModel(verifier, pool),
         slots=pool,
         drafters=GuardedDrafters([drafter]),
         planner=RoundPlanner(config, ranks, pool, [drafter], context_len=4096),
@@ -198,8 +218,9 @@ def waits(monkeypatch) -> HostWaits:
     monkeypatch.setattr(slots, "get_alloc_reserve_per_decode", lambda: 1)
     monkeypatch.setattr(sampling, "agree_across_ranks", lambda: None)
     monkeypatch.setattr(draft_model, "draft_rows", lambda *_: GREEDY)
-    monkeypatch.setattr(draft_model, "draft_tp_context", lambda _: nullcontext())
-    monkeypatch.setattr(draft_model, "draft_pp_context", nullcontext)
+    for module in (draft_model, head_model):
+        monkeypatch.setattr(module, "draft_tp_context", lambda _: nullcontext())
+        monkeypatch.setattr(module, "draft_pp_context", nullcontext)
     return waits
 
 
@@ -255,9 +276,24 @@ def drawn(output: Any, info: SamplingBatchInfo, *_: Any) -> torch.Tensor:
     return sampling_from_probs_torch(probs)
 
 
-def judge(num: int, waits: HostWaits, *, is_sampled: bool = False) -> HostWaits:
-    """A judged round of `num` requests that drafted before, its result included."""
-    config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False)
+def hinted() -> FollowedRequest:
+    """A request that the head has followed so far."""
+    token = torch.empty((), dtype=torch.int64, device="cuda")
+    hidden = torch.empty(HIDDEN, device="cuda")
+    return FollowedRequest(hint=HeadHint(token, hidden, hidden[0]))
+
+
+def judge(
+    num: int,
+    waits: HostWaits,
+    *,
+    is_sampled: bool = False,
+    rule: Any = None,
+    **options: Any,
+) -> HostWaits:
+    """A round of `num` requests that drafted before, its result included. rule: the
+    grammar of all. options: of the server."""
+    config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False, **options)
     waits.counts.clear()
     with waits:
         engine, drafter = make_engine(config)
@@ -267,7 +303,10 @@ def judge(num: int, waits: HostWaits, *, is_sampled: bool = False) -> HostWaits:
             drafter.model.runner.sampler = drawn
             engine.target.verifier.runner.sampler = drawn
         for r in round:
-            drafter._memory[r.state] = ModelMemory(SEQ_LEN, SEQ_LEN)
+            memory = ModelMemory(SEQ_LEN, SEQ_LEN)
+            drafter._memory[r.state] = hinted() if config.composes else memory
+        for r in round if rule is not None else ():
+            r.grammar = GrammarChain(rule.copy(), VOCAB, "cuda")
         assert waits.total == 0
         engine.run(round)
         build_result(
@@ -279,7 +318,9 @@ def judge(num: int, waits: HostWaits, *, is_sampled: bool = False) -> HostWaits:
             return_hidden_states=False,
         )
     assert all(r.error is None for r in round), [r.error for r in round]
-    assert all(len(r.boundaries) >= 2 for r in round)
+    assert all(r.draft.tokens for r in round)
+    if config.mode == "semantic":
+        assert all(len(r.boundaries) >= 2 for r in round)
     return waits
 
 
@@ -298,6 +339,33 @@ def test_a_sampled_round_waits_as_seldom(waits, sampled):
     counts = {num: dict(judge(num, waits, is_sampled=True).counts) for num in (1, 32)}
     assert counts[1] == counts[32]
     assert 0 < sum(counts[32].values()) <= BUDGET, counts
+
+
+def test_a_round_with_a_head_waits_as_seldom(waits):
+    """Red if a head's chain, or what it reads behind a pass, makes the host wait for
+    each request, or mixes the host's tensors with the device's."""
+    options = {"mode": "exact", "compose": "eagle3", "eagle_model_path": "/head"}
+    counts = {num: dict(judge(num, waits, **options).counts) for num in (1, 32)}
+    assert counts[1] == counts[32]
+    assert 0 < sum(counts[32].values()) <= BUDGET, counts
+
+
+def test_a_round_under_a_grammar_waits_for_no_request(waits, monkeypatch):
+    """Red if masks of a grammar, of a draft's steps or of a pass, make the host wait
+    for each request, or are overwritten before the device has them."""
+    tokenizer = ["a"] * VOCAB
+    tokenizer[3] = "</s>"
+    info = TokenizerInfo(tokenizer, stop_token_ids=[3])
+    context = GrammarCompiler(info).compile_regex("a*")
+    rule = XGrammarGrammar(
+        GrammarMatcher(context, max_rollback_tokens=200), VOCAB, context, None, None
+    )
+    monkeypatch.setattr(type(rule), "apply_vocab_mask", lambda *_, **__: None)
+    counts = {
+        num: dict(judge(num, waits, rule=rule, mode="exact").counts) for num in (1, 8)
+    }
+    assert counts[1] == counts[8]
+    assert 0 < sum(counts[8].values()) <= 2 * BUDGET, counts
 
 
 class Steps:
