@@ -1,5 +1,5 @@
-"""The proof at start over SGLang's own captured decode steps: what is right passes, and
-each fault is found by the path that it is in."""
+"""The proof at start over SGLang's own captured graphs: what is right passes, and each
+fault is found by the path that it is in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_parse.sgl.fast_paths import PATHS
+
 ROOT = Path(__file__).parents[2]
 FAULTS = (
     *("target_steps: stale_length", "target_steps: stale_tokens"),
@@ -19,6 +21,7 @@ FAULTS = (
     *("draft_steps: raises", "head_steps: states are not loaded"),
     *("route_mask: slot freed early", "route_virtual: wrong slots"),
     *("short_passes: wrong place", "guessed_rows: wrong place"),
+    "head_prefills: stale_states",
 )
 
 
@@ -39,10 +42,9 @@ def found(tmp_path_factory):
 def test_all_that_a_server_captures_is_proven(found):
     """Red if the proof finds fault with what is right, or tries less than there is."""
     states = {name: one["state"] for name, one in found["none"].items()}
-    absent = {name for name, state in states.items() if state == "absent"}
-    assert absent == {"pass_graphs", "head_prefills"}
-    assert {state for state in states.values() if state != "absent"} == {"proven"}
-    assert len(states) == 10
+    assert states.pop("pass_graphs") == "absent"
+    assert set(states) == {*PATHS} - {"pass_graphs", "route_rows"}  # fa3's
+    assert set(states.values()) == {"proven"}
     assert max(one["difference"] or 0 for one in found["none"].values()) < 1e-4
 
 

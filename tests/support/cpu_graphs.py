@@ -1,5 +1,5 @@
-"""Captured decode steps on a CPU: SGLang's own DecodeCudaGraphRunner over a backend
-whose replay runs the captured closure again.
+"""Captured graphs on a CPU: SGLang's own runners of decode steps and of prefills, over
+a backend whose replay runs the captured closure again.
 
 The closure reads the capture's static buffers and its outputs are those of the capture,
 as on a GPU. Before a replay they hold NaN, so what is not written again is seen.
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
 CAPTURE_BS = [1, 2, 4, 8, 12, 16, 24, 32]
+CAPTURE_TOKENS = [4, 8, 16, 32, 64, 128, 256]
 
 
 def leaves(value) -> list[torch.Tensor]:
@@ -29,8 +31,8 @@ def leaves(value) -> list[torch.Tensor]:
 class ReplayBackend:
     """What SGLang's runner captures into (runner_backend)."""
 
-    #: Replays of all runners, by role and captured size.
-    counts: dict[tuple[str, int], int] = {}
+    #: Replays of all runners, by role, kind of graph and captured size.
+    counts: dict[tuple[str, str, int], int] = {}
 
     def __init__(self, runner, **_) -> None:
         self.runner, self.forwards, self.outputs = runner, {}, {}
@@ -59,7 +61,8 @@ class ReplayBackend:
             if a.data_ptr() != b.data_ptr():
                 a.copy_(b)
         is_draft = self.runner.model_runner.is_draft_worker
-        place = ("draft" if is_draft else "target", key.size)
+        what = type(self.runner).__name__.removesuffix("CudaGraphRunner")
+        place = ("draft" if is_draft else "target", what, key.size)
         self.counts[place] = self.counts.get(place, 0) + 1
         return self.outputs[key]
 
@@ -67,14 +70,49 @@ class ReplayBackend:
         return None
 
 
-def install(*, poisons: bool = True) -> None:
-    """Have the runners of this process capture their decode steps. Call it before
-    graphs are initialised. poisons: whether forwards spoil the logits that all graphs
-    share, as any of them may."""
+def prefill_backend(runner, **_):
+    """A backend for graphs of prefills, which are broken at attention layers: these
+    attend as the batch of the replay says. All sizes share the rows of one output."""
+    from sglang.srt.model_executor.runner_backend import breakable_cuda_graph_backend
+
+    breakable = breakable_cuda_graph_backend.BreakableCudaGraphBackend
+
+    class PrefillReplay(ReplayBackend, breakable):
+        _shared_output_buffer = None
+        replay_session = breakable.replay_session
+
+        def capture_session(self, stream):
+            return self.replay_session()
+
+        def capture_one(self, key, forward, *_, **__):
+            body = self.runner.layer_model.forward
+            found = forward()
+            if self._shared_output_buffer is None:  # the largest size is the first
+                self._shared_output_buffer = self._alloc_full_buffer(found, key.size)
+            self.outputs[key] = self._slice_output(self._shared_output_buffer, key.size)
+
+            def run_body():
+                context = "_prefill_forward_context"
+                with (
+                    patch.object(self.runner.layer_model, "forward", body),
+                    patch.object(self.runner, context, contextlib.nullcontext),
+                ):
+                    return forward()
+
+            self.forwards[key] = run_body
+
+    return PrefillReplay(runner)
+
+
+def install(*, poisons: bool = True, prefills: bool = False) -> None:
+    """Have the runners of this process capture their graphs. Call it before graphs are
+    initialised. poisons: whether forwards spoil the logits that all graphs
+    share, as any of them may. prefills: whether those of a head are captured too."""
     import msgspec
     from sglang.srt.model_executor import graph_shared_output, model_runner
     from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
     from sglang.srt.model_executor.runner import decode_cuda_graph_runner as decode
+    from sglang.srt.model_executor.runner import prefill_cuda_graph_runner as prefill
     from sglang.srt.runtime_context import get_exec
 
     from sglang_parse.cpu.attention import ParseTorchAttnBackend as Attention
@@ -97,8 +135,10 @@ def install(*, poisons: bool = True) -> None:
     runner._record_in_graph_metadata_prep_done = lambda self: None
     runner._publish_read_done = lambda self, in_graph: None
     decode.resolve_decode_backend = ReplayBackend
-    decode.get_or_create_global_graph_capture_stream = lambda: None
-    decode.graph_capture = graph_capture
+    prefill.resolve_prefill_backend = prefill_backend
+    for module in (decode, prefill):
+        module.get_or_create_global_graph_capture_stream = lambda: None
+        module.graph_capture = graph_capture
     shared = []
 
     def build(of):
@@ -110,7 +150,8 @@ def install(*, poisons: bool = True) -> None:
     without = cuda_graph_setup.capture_cuda_graphs
 
     def capture(*, model_runner, capture_decode_cuda_graph=True, **kwargs):
-        get_exec().graph.cuda_graph_config.decode.bs = list(CAPTURE_BS)
+        config = get_exec().graph.cuda_graph_config
+        config.decode.bs, config.prefill.bs = list(CAPTURE_BS), list(CAPTURE_TOKENS)
         found = without(
             model_runner=model_runner, capture_decode_cuda_graph=False, **kwargs
         )
@@ -140,11 +181,14 @@ def install(*, poisons: bool = True) -> None:
 
     if poisons:
         model_runner.ModelRunner._forward_raw = poisoned
-    # A head's steps; its prefills would need graphs broken at attention layers.
     head_graphs.STEP_BACKEND = "parse_torch"
-    head_graphs.check_cuda_graph_backend = lambda phase, backend: False
+    # Decode graphs are not disabled, and those of prefills are breakable.
+    head_graphs.check_cuda_graph_backend = lambda phase, backend: backend == "breakable"
 
     def capture_head(self):
+        if prefills:
+            get_exec().graph.cuda_graph_config.prefill.backend = "breakable"
+            self._try("prefills", self._why_no_prefills(), self._capture_prefills)
         self._try("steps", self._why_no_steps(), self._capture_steps)
 
     head_graphs.HeadGraphs.capture = capture_head

@@ -1,4 +1,4 @@
-"""A process that builds the embedded pair with captured decode steps, and proves it
+"""A process that builds the embedded pair with captured graphs, and proves it
 again and again, each time with another fault put in. Writes one line of JSON for each.
 
     python -m tests.support.proof_child FOLDER
@@ -50,6 +50,16 @@ def wrong_bucket(replay):
         at = [one.size for one in sizes].index(key.size) + 1
         replay(self, sizes[at % len(sizes)], batch, **kwargs)
         return self.outputs[key]
+
+    return broken
+
+
+def stale_states(replay):
+    """A head's prefill never reads the target's hidden states."""
+
+    def broken(self, key, batch, **kwargs):
+        self.runner.static_draft_hidden_states.zero_()
+        return replay(self, key, batch, **kwargs)
 
     return broken
 
@@ -120,6 +130,8 @@ def faults():
                 "replay",
                 where(fault(replay)),
             )
+    states = in_drafts(stale_states(replay))
+    add("head_prefills: stale_states", ReplayBackend, "replay", states)
     add("draft_steps: raises", ReplayBackend, "replay", in_drafts(raises))
     add("head_steps: states are not loaded", HeadGraphs, "load", lambda *_: None)
     add("route_mask: slot freed early", passes, "place_slots", freed_early)
@@ -145,7 +157,7 @@ def main() -> None:
     from sglang_parse.proof.prover import Prover
     from tests.support import cpu_graphs
 
-    cpu_graphs.install()
+    cpu_graphs.install(prefills=True)
     engine = Engine(
         [
             *("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE"),

@@ -343,7 +343,7 @@ def test_a_sampled_round_waits_as_seldom(waits, sampled):
 
 def test_a_round_with_a_head_waits_as_seldom(waits):
     """Red if a head's chain, or what it reads behind a pass, makes the host wait for
-    each request, or mixes the host's tensors with the device's."""
+    each request."""
     options = {"mode": "exact", "compose": "eagle3", "eagle_model_path": "/head"}
     counts = {num: dict(judge(num, waits, **options).counts) for num in (1, 32)}
     assert counts[1] == counts[32]
