@@ -16,7 +16,8 @@ from dataclasses import replace
 from sglang_parse.engine.client_drafts import Bounds, Text, draft_of
 from sglang_parse.engine.failures import guard
 from sglang_parse.engine.outcome import follow_target, record
-from sglang_parse.engine.round import RoundEngine, lay_out
+from sglang_parse.engine.round import RoundEngine
+from sglang_parse.engine.shown import lay_out
 from sglang_parse.engine.verifications import Verifications
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import Refusal, cannot_judge, internal_error

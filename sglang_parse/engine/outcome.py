@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_parse.engine.failures import guard
-from sglang_parse.engine.ports import Target
+from sglang_parse.engine.ports import Sampler, Target
 from sglang_parse.judging.decide import (
     Cut,
     Decision,
@@ -20,7 +20,7 @@ from sglang_parse.judging.decide import (
     exact_cut,
 )
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.policy.windows import pays
+from sglang_parse.policy.plain_steps import pays
 from sglang_parse.reporting.report import RoundRecord
 from sglang_parse.requests.ends import TextEnds
 from sglang_parse.requests.round_records import Kept, RequestRound, Round, Verdict
@@ -84,7 +84,7 @@ def choose_cut_of(r: RequestRound) -> Cut:
     )
 
 
-def follow_target(round: Round, target: Target) -> None:
+def follow_target(round: Round, target: Sampler) -> None:
     """Cut each draft, sample the target at the rows that the cut needs, and fill `kept`
     of each request.
 

@@ -16,23 +16,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_parse.engine.failures import GuardedDrafters, guard
 from sglang_parse.engine.outcome import decode, follow_target, record
-from sglang_parse.engine.ports import Target
+from sglang_parse.engine.ports import RankAgreement, Slots, Target
 from sglang_parse.engine.segmenting import Segmenting
+from sglang_parse.engine.shown import lay_out, resume_draft
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
 from sglang_parse.policy.planner import RoundPlanner
 from sglang_parse.reporting.drafters import tokens_behind
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound, Round, Segments
 from sglang_parse.sgl.fast_paths import PassFailed, PassLacksMemory
-from sglang_parse.sgl.ranks import Ranks
-from sglang_parse.verify.layout import PassRequest, VerifyPlan, build_verify_plan
-
-if TYPE_CHECKING:
-    from sglang_parse.sgl.slots import RoundSlots
+from sglang_parse.verify.layout import VerifyPlan
 
 # Seconds after which a quantum ends once a request was given a token in it.
 QUANTUM_S = 0.1
@@ -48,11 +45,11 @@ class RoundEngine:
         self,
         *,
         target: Target,
-        slots: RoundSlots,
+        slots: Slots,
         drafters: GuardedDrafters,
         planner: RoundPlanner,
         segmenting: Segmenting,
-        ranks: Ranks,
+        ranks: RankAgreement,
         verdicts: VerdictSource | None = None,
         view: Callable[[Any, Sequence[int]], Any] = lambda batch, index: batch,
         clock: Callable[[], float] = time.perf_counter,
@@ -241,35 +238,6 @@ class RoundEngine:
             keep.append(r.new_len + len(pending) + bool(pending))
         self.slots.trim_rows(round.batch, keep)
         self.target.keep(round)
-
-
-def resume_draft(r: RequestRound) -> None:
-    """Go on with the draft of the rounds before, as far as the window and a grammar
-    allow it."""
-    held = r.state.draft
-    num = min(len(held.tokens), r.window)
-    if r.grammar is not None and num:
-        num = r.grammar.walk(held.tokens[:num])
-    r.draft = held.first(num)
-
-
-def lay_out(round: Round) -> VerifyPlan:
-    """The rows of the pass; `root_row` of each request."""
-    plan = build_verify_plan(
-        [
-            PassRequest(
-                seq_len=r.seq_len,
-                bonus_token=r.bonus_token,
-                draft_tokens=r.shown,
-                boundaries=r.segments.suffix_boundaries,
-                suffix=r.state.suffix,
-            )
-            for r in round
-        ]
-    )
-    for r, row in zip(round, plan.root_rows, strict=True):
-        r.root_row = row
-    return plan
 
 
 def left_over(r: RequestRound) -> Draft:

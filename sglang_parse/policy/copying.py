@@ -8,20 +8,39 @@ is learnt by that number, and from copies that nobody drafted as well.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul
+from typing import Protocol, runtime_checkable
 
-from sglang_parse.drafting.ngram import CopyOutcome, NgramDrafter
 from sglang_parse.policy.gate import Gate
-from sglang_parse.policy.trial_budget import MARGIN
-from sglang_parse.requests.round_records import Round
-from sglang_parse.sgl.ranks import Ranks
+from sglang_parse.policy.policy_inputs import Agreement
+from sglang_parse.policy.trial_budget import MARGIN, Trials
+from sglang_parse.requests.round_records import RequestRound, Round
 
 #: First number of agreeing tokens of each bin; a match has two at least.
 STARTS = (1, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 # Tokens that the guess counts for in a bin, and after which what was seen counts half.
 WEIGHT, MEMORY = 8.0, 1024.0
+
+
+#: What became of a copy: tokens that agreed when it began and when it was last looked
+#: at, and whether the next one ended it (`drafting.ngram.CopyOutcome`).
+Ended = tuple[int, int, bool]
+
+
+@runtime_checkable
+class Copier(Protocol):
+    """A drafter that copies earlier text."""
+
+    name: str
+    max_tokens: int
+
+    def evidence(self, r: RequestRound) -> int:
+        """Tokens that agree before the copy it could write now, 0 without one."""
+
+    def take_outcomes(self) -> Sequence[Ended]:
+        """What became of its copies since the last call, drafted or not."""
 
 
 class CopySurvival:
@@ -31,7 +50,7 @@ class CopySurvival:
         self._ends = [0.0] * len(STARTS)
         self._seen = [0.0] * len(STARTS)
 
-    def observe(self, outcomes: Iterable[CopyOutcome]) -> None:
+    def observe(self, outcomes: Iterable[Ended]) -> None:
         for start, end, ended in outcomes:
             for at in range(start, end + ended):
                 k = bisect_right(STARTS, at) - 1
@@ -57,12 +76,13 @@ class CopyPlanner:
     A copy is followed token by token, and no other drafter writes after it.
     """
 
-    def __init__(self, copier: NgramDrafter, gate: Gate, ranks: Ranks) -> None:
+    def __init__(self, copier: Copier, gate: Gate, ranks: Agreement) -> None:
         self.name = copier.name
         self.copier = copier
         self.gate = gate
         self.ranks = ranks
         self.survival = CopySurvival()
+        self._trials = Trials()
 
     def plan(self, round: Round, *, adaptive: bool) -> None:
         """Change `window` and `budgets` of requests, which are planned already; and
@@ -112,7 +132,11 @@ class CopyPlanner:
         if may_be_alone and tokens / ms >= MARGIN * rate:
             return [1, *nums]
         if not drafts:
-            return [0] * (1 + len(nums))
+            # The cost of a pass may be mistaken, and nobody else's rounds would tell.
+            if sum(gains) < 1 or not self._trials.is_due(self.gate.ms):
+                return [0] * (1 + len(nums))
+            self._trials.charge(self.gate.ms, ms - tokens / rate)
+            return [1, *nums]
         # A round that others make long: whoever gets more of a copy takes it.
         usual = max(1.0, rate * (chosen.ms if by_segments else ms / bs))
         for k, i in enumerate(found):

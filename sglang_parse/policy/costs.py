@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from sglang_parse.requests.round_records import Round
-
 # Weight of a new time in a running mean, and in the fit of a line.
 SMOOTHING, FIT_SMOOTHING = 0.15, 0.02
 # A time more than this many times the expected one was held up, by the first use of a
@@ -61,13 +59,26 @@ class Line:
         self._anchor = anchor or Mean()
         self._at = at
         self._sums = [[0.0] * 4 for _ in range(4)]
-        #: Of no work, of a unit of it, and of a token that is read.
-        self.fixed_ms = self.slope_ms = self.token_ms = 0.0
+        self._fit = (0.0, 0.0, 0.0)
         self.count = 0
 
     def ms(self, work: float, num_read: float = 0.0) -> float:
         """Expected; 0 before anything was seen."""
-        return self.fixed_ms + self.slope_ms * work + self.token_ms * num_read
+        fixed, slope, token = self._fit
+        return fixed + slope * work + token * num_read
+
+    @property
+    def fixed_ms(self) -> float:
+        return self._fit[0]
+
+    @property
+    def slope_ms(self) -> float:
+        return self._fit[1]
+
+    @property
+    def token_ms(self) -> float:
+        """Of a token that is read."""
+        return self._fit[2]
 
     def add(self, work: float, ms: float, num_read: float = 0.0) -> None:
         if self.count > 1:
@@ -80,9 +91,9 @@ class Line:
             [keep * s + a * b for s, b in zip(sums, row, strict=True)]
             for sums, a in zip(self._sums, row, strict=True)
         ]
-        self._fit()
+        self._fit = self._solve()
 
-    def _fit(self) -> None:
+    def _solve(self) -> tuple[float, float, float]:
         total = self._sums[0][0]
         mean = [s / total for s in self._sums[0]]
 
@@ -94,11 +105,11 @@ class Line:
         doubt = GUESSED * work**2 / min(self.count, 1 / FIT_SMOOTHING)
         a, b, d = vary(1, 1) + doubt, vary(1, 2), vary(1, 3) + doubt * guess
         c = vary(2, 2) * (1 + READ_ROUNDS / self.count) + READ_TOKENS**2
-        self.token_ms = max(0.0, (a * vary(2, 3) - b * d) / (a * c - b * b))
-        ms -= self.token_ms * read
-        slope = max(0.0, (d - b * self.token_ms) / a)
-        self.slope_ms = min(slope, ms / work)
-        self.fixed_ms = ms - self.slope_ms * work
+        token = max(0.0, (a * vary(2, 3) - b * d) / (a * c - b * b))
+        slope = max(0.0, (d - b * token) / a)
+        ms -= token * read
+        slope = min(slope, ms / work)
+        return ms - slope * work, slope, token
 
     def _guess(self, work: float, ms: float) -> float:
         if self._is_loop:
@@ -169,21 +180,6 @@ class CostModel:
             self._by_size[key] = RoundCosts(bs)
         return self._by_size[key]
 
-    def learn(self, done: Round) -> float:
-        """Milliseconds of a round. done: of the requests whose drafts were complete."""
-        own, seconds = self.at(done.num_running), done.seconds
-        ms, draft_ms = 1000 * sum(seconds.values()), 1000 * seconds["draft"]
-        if "plain" in seconds:
-            if not (done.num_draft_steps or done.num_read):
-                own.plain.add(ms / done.num_steps)
-            return ms
-        if "verify" in seconds:
-            own.verify.add(done.num_rows, ms - draft_ms)
-        by_head = any(r.draft.num_token_level > r.draft.num_copied for r in done)
-        if done.num_draft_steps and not by_head:
-            own.draft.add(done.num_draft_steps, draft_ms, done.num_read)
-        return ms
-
     def nearest(self, bs: int) -> RoundCosts:
         """The best that is known of drafted rounds of `bs` requests."""
         key = size_of(bs)
@@ -196,9 +192,16 @@ class CostModel:
     def knows_plain(self, bs: int) -> bool:
         return self.at(bs).plain.count > 1
 
+    def step_ms(self, bs: int) -> float:
+        """A decode step; until two were seen, a pass of one row per request; 0 while
+        nothing is known."""
+        own = self.at(bs)
+        if self.knows_plain(bs):
+            return own.plain.ms
+        return own.verify.ms(bs) if own.is_known else 0.0
+
     def plain_ms(self, bs: int) -> float:
-        """A decode step; until two were seen, a guess from passes of about as many
-        requests."""
+        """The same; a guess from other numbers of requests while nothing is known."""
         own = self.at(bs)
         if self.knows_plain(bs):
             return own.plain.ms

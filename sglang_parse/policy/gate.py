@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sglang_parse.policy.acceptance import Acceptance, Rate
+from sglang_parse.policy.chains import ChainRule
 from sglang_parse.policy.costs import CostModel
-from sglang_parse.policy.head_gate import ChainRule, HeadGate
+from sglang_parse.policy.head_gate import HeadGate
 from sglang_parse.policy.trial_budget import MARGIN, Trials
 from sglang_parse.policy.window import Choice, Goodput
 from sglang_parse.requests.round_records import RequestRound
@@ -20,13 +21,19 @@ from sglang_parse.requests.round_records import RequestRound
 # verdicts are known well enough for another way to be taken.
 ENOUGH_JUDGED, ENOUGH_FAILURES, ENOUGH_DRAFTED = 512, 6, 1024
 # Until then, and in trials, a round is short where many requests run: new draft tokens
-# of all requests together, and requests that draft. Drafts are as long as so many
-# segments at least, as shorter ones show only the segments that are short.
-TRIAL_TOKENS, TRIAL_WRITERS, TRIAL_SEGMENTS = 384, 32, 1.5
-# Shares that earlier verdicts, and earlier agreement, count for once a trial begins.
-VERDICTS_COUNT, AGREEMENT_COUNTS = 0.5, 0.7
-# Rounds for which a choice is kept, since the search takes half a millisecond.
-KEPT_ROUNDS = 4
+# of a request at least, of all requests together, and requests that draft.
+TRIAL_STEPS, TRIAL_TOKENS, TRIAL_WRITERS = 32, 384, 32
+# They are as long as so many segments, and new draft tokens at most: shorter drafts
+# show only the segments that are short.
+TRIAL_SEGMENTS, MOST_TRIAL_STEPS = 1.5, 96
+# Share that earlier drafts count for once a trial begins.
+TRIAL_FORGETS = 0.7
+# Rounds for which a choice is kept, or draft steps if these are fewer rounds, once so
+# many requests of rounds have been counted.
+KEPT_ROUNDS, KEPT_STEPS, SEEN_ROUNDS = 16, 256, 64
+# One round of a head in so many shows its chains whole, so that it is noticed when they
+# get better.
+WHOLE_CHAINS = 64
 
 
 @dataclass(frozen=True)
@@ -65,22 +72,27 @@ class Gate:
         #: What a trial is compared with, tokens per millisecond, 0 outside of one; and
         #: milliseconds that it is expected to lose.
         self._instead, self._expected_ms = 0.0, 0.0
+        self._num_requests = 0
         self._knows_verdicts = False
-        #: By number of requests and by whether drafts are judged: whether they were
-        #: made of late.
-        self._taken: dict[tuple[int, bool], bool] = {}
-        #: What the last choice was made for, its reason, and rounds that it holds for.
-        self._kept: tuple[Situation | None, str] = None, ""
+        #: By number of requests: whether drafts were judged, and followed, of late.
+        self._judged: dict[int, bool] = {}
+        self._followed: dict[int, bool] = {}
+        #: The last situation, its choice with the reason, and rounds that it holds for.
+        self._kept: tuple[Situation, tuple[Choice, str]] | None = None
         self._num_kept = 0
 
     def choose(self, now: Situation) -> tuple[Choice, str]:
         """Of this round, and why it is not judged, or ""."""
+        if self._kept is None or self._kept[0] != now or not self._num_kept:
+            self._kept = now, self._best(now)
+            is_kept = self._num_requests > SEEN_ROUNDS and not self._times_plain(now)
+            most = KEPT_STEPS // max(1, self._kept[1][0].steps)
+            self._num_kept = max(1, min(KEPT_ROUNDS, most)) if is_kept else 1
         self._num_kept -= 1
-        if self._num_kept <= 0 or self._kept[0] != now:
-            self.chosen, reason = self._best(now)
-            is_known = self._is_enough(now) and self.costs.knows_plain(now.bs)
-            self._kept, self._num_kept = (now, reason), KEPT_ROUNDS * is_known
-        return self.chosen, self._kept[1]
+        self._num_requests += now.bs
+        choice, reason = self._kept[1]
+        self.chosen = choice
+        return choice, reason
 
     @property
     def is_trial(self) -> bool:
@@ -94,7 +106,7 @@ class Gate:
         if self._instead and not is_plain:
             lost_ms = max(self._expected_ms, ms - tokens / self._instead)
             self._trials.charge(self.ms, lost_ms)
-            self._instead, self._num_kept = 0.0, 0
+            self._instead, self._kept = 0.0, None
 
     def learn(self, r: RequestRound, *, judged: bool) -> None:
         """What became of a request's draft, before its state moves on."""
@@ -113,7 +125,7 @@ class Gate:
     def chain_rule(self, bs: int) -> ChainRule | None:
         """What chains of a head are cut by, None to show them whole."""
         costs, head_rate = self.costs.at(bs), self.head.rate(bs)
-        if not head_rate:
+        if not head_rate or self.head.num_rounds(bs) % WHOLE_CHAINS == 0:
             return None
         rate = max(bs / self.costs.plain_ms(bs), head_rate)
         fixed = rate * (costs.verify.ms(bs) - self.costs.plain_ms(bs))
@@ -124,28 +136,36 @@ class Gate:
     def _times_plain(self, now: Situation) -> bool:
         """Whether the next round is plain so that its time is known. The first requests
         are judged before that."""
-        is_known = now.can_judge or self.costs.at(now.bs).is_known
-        return is_known and self._is_enough(now) and not self.costs.knows_plain(now.bs)
+        if self.costs.knows_plain(now.bs):
+            return False
+        if now.can_judge:
+            return self._num_requests > SEEN_ROUNDS
+        return self.costs.at(now.bs).is_known
 
     def _best(self, now: Situation) -> tuple[Choice, str]:
         plain_ms = self.costs.plain_ms(now.bs)
         plain = Choice(judged=now.can_judge, rate=now.bs / plain_ms)
         if not now.most or self._times_plain(now):
             return plain, ""
-        costs = self.costs.nearest(now.bs)
-        model = Goodput(now.bs, costs, self.accept, now.suffix_len)
+        model = Goodput(
+            now.bs,
+            self.costs.nearest(now.bs),
+            self.accept,
+            now.suffix_len,
+            plain_ms,
+        )
         followed = plain
         if now.can_follow and now.has_head:
             followed = Choice(1, judged=False, rate=self.head.rate(now.bs))
         elif now.can_follow:
             followed = model.followed(now.most)
         if not now.can_judge:
-            return self._weigh(now, followed, plain), ""
+            return self._weigh(now, followed, plain, self._followed), ""
         other = max(plain, followed, key=lambda c: c.rate)
         judged = model.judged(now.most, every=now.every)
-        if not self._is_enough(now):
+        if not self._is_enough():
             return self._short(now, judged), ""
-        choice = self._weigh(now, judged, other)
+        choice = self._weigh(now, judged, other, self._judged)
         if choice is not other:
             return choice, ""
         unit = plain_ms / now.bs
@@ -155,7 +175,7 @@ class Gate:
         )
         return other, reason
 
-    def _is_enough(self, now: Situation) -> bool:
+    def _is_enough(self) -> bool:
         """Whether enough is known of verdicts. No drafts may have any, where segments
         are longer than drafts."""
         valid, boundary = self.accept.valid, self.accept.boundary
@@ -165,15 +185,16 @@ class Gate:
             or valid.num_ends >= ENOUGH_FAILURES
             or (boundary.num_seen >= ENOUGH_DRAFTED and boundary.num_ends < 4)
         )
-        return self._knows_verdicts or not now.can_judge
+        return self._knows_verdicts
 
-    def _weigh(self, now: Situation, way: Choice, other: Choice) -> Choice:
+    def _weigh(
+        self, now: Situation, way: Choice, other: Choice, taken: dict[int, bool]
+    ) -> Choice:
         """This way to draft, or the best other one; a trial of it where one is due."""
-        key = now.bs, way.judged
-        was_taken = self._taken.get(key, True)
-        margin = 1.0 if was_taken else MARGIN
-        self._taken[key] = way.rate >= margin * other.rate
-        if self._taken[key]:
+        was_taken = taken.get(now.bs, True)
+        margin = 1.0 if was_taken else 1 / MARGIN
+        taken[now.bs] = way.rate * margin >= other.rate
+        if taken[now.bs]:
             self._trials.won()
             return way
         if not way.steps:
@@ -184,15 +205,12 @@ class Gate:
         if not self._trials.is_due(self.ms):
             return other
         self._instead, self._expected_ms = other.rate, lost_ms
-        if way.judged:
-            self.accept.valid.forget(VERDICTS_COUNT)
-            self.accept.recovering.forget(VERDICTS_COUNT)
-        else:
-            self.accept.followed.forget(AGREEMENT_COUNTS)
+        rate = self.accept.valid if way.judged else self.accept.followed
+        rate.forget(TRIAL_FORGETS)
         return self._short(now, way) if way.judged else way
 
     def _short(self, now: Situation, way: Choice) -> Choice:
         """A round that tells much and costs little: a few tokens of some requests."""
-        segments = round(TRIAL_SEGMENTS * self.accept.segment_len)
-        most = max(TRIAL_TOKENS // now.bs, segments)
-        return replace(way, steps=min(way.steps, most), writers=TRIAL_WRITERS)
+        segments = min(MOST_TRIAL_STEPS, TRIAL_SEGMENTS * self.accept.segment_len)
+        least = max(TRIAL_STEPS, TRIAL_TOKENS // now.bs, round(segments))
+        return replace(way, steps=min(way.steps, least), writers=TRIAL_WRITERS)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from sglang_parse.drafting.drafter import Drafter
-from sglang_parse.drafting.ngram import NgramDrafter
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.policy.copying import CopyPlanner
+from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.gate import Gate, Situation
+from sglang_parse.policy.learn import learn_costs
+from sglang_parse.policy.plain_steps import plain_steps
+from sglang_parse.policy.policy_inputs import Agreement, SlotCounts, Writer
 from sglang_parse.policy.window import Choice, next_window
-from sglang_parse.policy.windows import fit_windows, longest_window, plain_steps
+from sglang_parse.policy.windows import fit_windows, longest_window
 from sglang_parse.requests.round_records import RequestRound, Round
-from sglang_parse.sgl.ranks import Ranks
-
-if TYPE_CHECKING:
-    from sglang_parse.sgl.slots import RoundSlots
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +47,9 @@ class RoundPlanner:
     def __init__(
         self,
         config: ParseConfig,
-        ranks: Ranks,
-        slots: RoundSlots,
-        drafters: Sequence[Drafter],
+        ranks: Agreement,
+        slots: SlotCounts,
+        drafters: Sequence[Writer],
         *,
         context_len: int,
     ) -> None:
@@ -64,7 +60,7 @@ class RoundPlanner:
         self.context_len = context_len
         self.gate = Gate()
         self.head = self.gate.head
-        copier = next((d for d in drafters if isinstance(d, NgramDrafter)), None)
+        copier = next((d for d in drafters if isinstance(d, Copier)), None)
         self.copying = CopyPlanner(copier, self.gate, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
         self.heads = [d for d in drafters if d.token_level and d is not copier]
@@ -168,7 +164,7 @@ class RoundPlanner:
 
     # -- Who -------------------------------------------------------------------
 
-    def _head_of(self, r: RequestRound) -> Drafter | None:
+    def _head_of(self, r: RequestRound) -> Writer | None:
         """Who drafts token by token for this request."""
         if self.head.rests:
             return None
@@ -203,7 +199,7 @@ class RoundPlanner:
     def _ask_head(self, round: Round) -> None:
         """Nobody else drafts: do drafts that are followed token by token pay?"""
         num_able = sum(bool(r.budgets) for r in round)
-        if not num_able:
+        if not (num_able or self.head.is_woken):
             return  # A head that cannot draft, as under a grammar, does not rest.
         bs = len(round)
         answer = bool(self.ranks.agree(int(self.gate.asks_head(bs, num_able))))
@@ -287,10 +283,11 @@ class RoundPlanner:
         if recovering and not paused:
             return 0
         bs, costs = len(round), self.gate.costs
-        if round.num_waiting or not costs.knows_plain(bs):
+        steps = plain_steps(
+            round, step_ms=costs.step_ms(bs), context_len=self.context_len
+        )
+        if round.num_waiting:
             return 1
-        step_ms = costs.plain_ms(bs)
-        steps = plain_steps(round, step_ms=step_ms, context_len=self.context_len)
         room = self.slots.num_free(round.batch.tree_cache, bs)
         return steps if room >= bs * steps else 1
 
@@ -307,7 +304,7 @@ class RoundPlanner:
         """Learn from what a round cost. round: of the requests whose drafts were
         complete."""
         bs, is_plain = len(round), "plain" in round.seconds
-        ms = self.gate.costs.learn(round)
+        ms = learn_costs(self.gate.costs, round)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
         names = {d.name for d in self.heads}
         others = any(r.draft.num_segment_level or r.draft.num_copied for r in round)

@@ -19,7 +19,7 @@ from tests.support.made_plugin import write_plugin
 from tests.support.warm_servers import WarmServer
 
 # What is done for one request; it fails for the request that is named after it.
-STEPS = ("round.resume_draft", "outcome.choose_cut_of", "outcome.record_of")
+STEPS = ("shown.resume_draft", "outcome.choose_cut_of", "outcome.record_of")
 STEPS = (*STEPS, "segmenting.Segmenting._cut", "segmenting.Segmenting.recover")
 FEW = {"max_new_tokens": 32}  # a text that is no task of the pair does not end
 PLUGIN = f"""

@@ -10,7 +10,7 @@ import torch
 from sglang_parse.drafting.drafter import DrafterResources, Prefill, PrefillRequest
 from sglang_parse.drafting.head import MOST_UNREAD, HeadDrafter
 from sglang_parse.drafting.head_model import HeadHint
-from sglang_parse.engine.round import lay_out
+from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round, Segments

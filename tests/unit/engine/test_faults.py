@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.engine import outcome, round
+from sglang_parse.engine import outcome, round, shown
 from sglang_parse.engine.failures import GuardedDrafters
 from sglang_parse.sgl.fast_paths import PassFailed, PassLacksMemory
 from tests.support.fake_engine import LINE, FakeDrafter, FakeServer, FakeTarget
@@ -60,7 +60,7 @@ NOBODY = {
 EVERYBODY = {
     "plan": (lambda server: server.engine.planner, "plan"),
     "slots": (lambda server: server.engine.slots, "extend_rows"),
-    "layout": (lambda server: round, "build_verify_plan"),
+    "layout": (lambda server: shown, "build_verify_plan"),
     "pass": (lambda server: server.target, "verify"),
     "score": (lambda server: server.engine.verdicts, "judge"),
     "agree on scores": (lambda server: server.ranks, "agree_all"),

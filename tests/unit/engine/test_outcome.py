@@ -20,7 +20,7 @@ from sglang_parse.engine.outcome import (
     record_of,
     suffix_scores,
 )
-from sglang_parse.engine.round import lay_out
+from sglang_parse.engine.shown import lay_out
 from sglang_parse.judging.decide import (
     Cut,
     Decision,

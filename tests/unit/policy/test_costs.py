@@ -67,6 +67,23 @@ def test_a_first_plain_round_concludes_nothing():
     assert costs.plain_ms(1) == pytest.approx(12.0)
 
 
+def test_a_plain_step_is_known_once_it_was_seen_twice():
+    """Red if nothing is known of a step until two plain rounds were seen, or if a first
+    use of a kernel is believed."""
+    costs = CostModel()
+    own = costs.at(1)
+    assert costs.step_ms(1) == 0.0
+    for _ in range(3):
+        own.draft.add(16, 16.0)
+        own.verify.add(1, 30.0)
+    assert costs.step_ms(1) == pytest.approx(30.0)
+    own.plain.add(500.0)
+    assert costs.step_ms(1) == pytest.approx(30.0)
+    for _ in range(2):
+        own.plain.add(20.0)
+    assert costs.step_ms(1) == costs.plain_ms(1) == pytest.approx(20.0)
+
+
 def test_a_request_may_wait_as_long_as_its_pass_saves():
     """Red if passes begin for every request whose draft is complete where a pass is
     dear, or wait for all where steps are."""

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.simulate.drafts import HOSTILE, Drafts
 from benchmarks.simulate.scenarios import bound, pair_costs, scenarios
 from benchmarks.simulate.world import Scenario, World, target_alone
-from sglang_parse.policy.gate import ENOUGH_JUDGED, Gate, Situation
+from sglang_parse.policy.gate import Gate, Situation
 
 COSTS = pair_costs("32b+1.7b-h200")
 LONG = Scenario(COSTS, answers=(4000, 8000), num_tokens=12_000)
@@ -54,7 +54,7 @@ def test_windows_are_not_longer_than_answers():
 def test_judged_rounds_give_what_is_expected_of_them(concurrency, monkeypatch):
     """Red if drafts are taken to go on behind their last boundary where the draft model
     begins segments in its own words, or if more verdicts are given than are counted."""
-    monkeypatch.setattr(Gate, "_weigh", lambda self, now, way, other: way)
+    monkeypatch.setattr(Gate, "_weigh", lambda self, now, way, other, taken: way)
     one = Scenario(
         pair_costs("cpu-embedded"),
         concurrency,
@@ -104,25 +104,35 @@ def test_drafts_without_a_boundary_cost_little(concurrency, agreement):
     assert World(one).run().rate > (0.95 if agreement < 0.5 else 2.0) * alone
 
 
-def test_a_plain_round_is_timed_once_verdicts_are_known():
-    """Red if short drafts of many requests are not made because nobody knows that few
-    rows are cheap; if the first request of a server waits for a plain round; or if
-    more rounds are plain than it takes."""
-    one, now = Gate(), Situation(bs=8, most=64, suffix_len=12)
-    costs = one.costs.at(8)
+@pytest.mark.parametrize(("bs", "rounds"), [(1, 65), (32, 3)])
+def test_many_requests_time_a_plain_round_early(bs, rounds):
+    """Red if short drafts of 32 requests are not made because nobody knows that few
+    rows are cheap, or if the first request of a server waits for a plain round."""
+    one, now = Gate(), Situation(bs, most=64, suffix_len=12)
+    costs = one.costs.at(bs)
+    for _ in range(4):
+        costs.draft.add(32, 32.0)
+        costs.verify.add(bs * 64, 200.0)
+    steps = [one.choose(now)[0].steps for _ in range(rounds + 1)]
+    assert all(steps[:rounds]) and not steps[rounds]
+
+
+def test_a_plain_round_that_only_measures_is_one_round():
+    """Red if the choice to time a plain round is kept for the next ones too, which are
+    long."""
+    one, now = Gate(), Situation(bs=1, most=64, suffix_len=12)
+    one.accept.valid.observe(4000, 0)
+    costs = one.costs.at(1)
     for _ in range(4):
         costs.draft.add(64, 64.0)
-        costs.verify.add(512, 200.0)
-    one.accept.valid.observe(ENOUGH_JUDGED - 1, 2)
-    assert one.choose(now)[0].steps
-    one.accept.valid.observe(1, 0)
+        costs.verify.add(64, 30.0)
     plain = []
-    for _ in range(20):
+    for _ in range(100):
         choice, _ = one.choose(now)
         if not choice.steps:
-            costs.plain.add(100.0)
+            costs.plain.add(20.0)
         plain.append(not choice.steps)
-    assert sum(plain) == 2 and all(plain[:2])
+    assert sum(plain) == 2
 
 
 def test_a_fresh_server_judges_its_first_requests():
@@ -240,7 +250,7 @@ def test_another_number_of_requests_waits_for_its_trial():
         one.accept.followed.observe(1, 1)
 
     def drafts(bs: int) -> bool:
-        one._num_kept = 0
+        one._kept = None
         return bool(one.choose(Situation(bs=bs, most=256, suffix_len=10))[0].steps)
 
     assert not drafts(1)  # it has just ceased to pay: a trial waits

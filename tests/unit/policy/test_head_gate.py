@@ -1,8 +1,13 @@
 """When a head drafts where nobody else does, and when it rests."""
 
 from sglang_parse.policy.costs import CostModel
-from sglang_parse.policy.gate import Gate
-from sglang_parse.policy.head_gate import TRIAL_ROUNDS, HeadGate
+from sglang_parse.policy.gate import WHOLE_CHAINS, Gate
+from sglang_parse.policy.head_gate import (
+    IDLE_ROUNDS,
+    LOOK_ROUNDS,
+    TRIAL_ROUNDS,
+    HeadGate,
+)
 
 PLAIN_MS = 10.0
 
@@ -46,11 +51,17 @@ def test_a_trial_goes_on_to_its_end_and_is_charged():
     assert asks(one) is True  # the new trial goes on
 
 
+def test_a_trial_ends_where_luck_cannot_save_it():
+    """Red if a hopeless trial goes on, or if a few tokens end one."""
+    assert asks(tried(1, 60.0, 1)) is False
+    assert asks(tried(1, 20.0, 3)) is True
+    assert asks(tried(1, 20.0, 6)) is False
+
+
 def test_a_kernels_first_use_is_not_a_loss_of_minutes():
     """Red if one round of seconds keeps a head away for minutes."""
-    one = tried(1, 10.0, TRIAL_ROUNDS - 1)
-    one.learn(1, 1, 5_000.0, plain_ms=PLAIN_MS, now_ms=0.0)
-    assert asks(one, 100 * PLAIN_MS) is True
+    one = tried(1, 5_000.0, 1)
+    assert asks(one, 100 * 3 * PLAIN_MS) is True
 
 
 def test_a_few_of_many_requests_do_not_decide_a_trial():
@@ -70,21 +81,21 @@ def test_it_rests_where_it_has_not_paid_for_long():
     it away; or if it wakes again at once."""
     one = tried(1.5, 20.0)
     for _ in range(3):
-        follow(one, False, TRIAL_ROUNDS - 1)
+        follow(one, False, IDLE_ROUNDS - 1)
         follow(one, True, 1)
     assert not one.rests
-    follow(one, False, TRIAL_ROUNDS)
+    follow(one, False, IDLE_ROUNDS)
     assert one.rests and not one.may_ask(1, 1 / PLAIN_MS, 1000.0)
-    looks = [one.is_time_to_look() for _ in range(3 * TRIAL_ROUNDS)]
+    looks = [one.is_time_to_look() for _ in range(3 * LOOK_ROUNDS)]
     assert sum(looks) == 3
     one.wake()
-    follow(one, False, TRIAL_ROUNDS - 1)
+    follow(one, False, IDLE_ROUNDS - 1)
     assert not one.rests
 
 
 def test_chains_are_cut_once_a_trial_is_over():
-    """Red if unsure tokens are shown where rows are dear, or a trial does not show
-    chains whole."""
+    """Red if unsure tokens are shown where rows are dear, or chains are never whole
+    again."""
     gate = Gate()
     costs = gate.costs = CostModel()
     for _ in range(4):
@@ -98,3 +109,5 @@ def test_chains_are_cut_once_a_trial_is_over():
     assert rule is not None
     shown = rule.choose([[0.1, 0.1]]), rule.choose([[1.0, 1.0, 1.0, 1.0]])
     assert shown == ([0], [4])
+    gate.head = tried(2.0, 15.0, WHOLE_CHAINS)
+    assert gate.chain_rule(1) is None

@@ -8,10 +8,11 @@ from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.gate import TRIAL_WRITERS, Gate, Situation
-from sglang_parse.policy.head_gate import TRIAL_ROUNDS
+from sglang_parse.policy.head_gate import IDLE_ROUNDS, LOOK_ROUNDS
+from sglang_parse.policy.plain_steps import MOST_STEPS
 from sglang_parse.policy.planner import WAITING_STEPS, RoundPlanner
 from sglang_parse.policy.window import Choice
-from sglang_parse.policy.windows import MOST_STEPS, longest_draft
+from sglang_parse.policy.windows import longest_draft
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round, Segments
 from sglang_parse.requests.state import RequestState
@@ -344,11 +345,11 @@ def test_a_head_that_does_not_pay_rests_until_it_is_worth_a_look():
     fast_plain_rounds(plan, bs=1)
     for _ in range(16):
         plan.head.learn(1, 1, 20.0, plain_ms=5.0, now_ms=0.0)
-    rounds = [plan_round(plan, state("exact")) for _ in range(TRIAL_ROUNDS)]
+    rounds = [plan_round(plan, state("exact")) for _ in range(IDLE_ROUNDS)]
     assert [r.head_rests for r in rounds[-2:]] == [False, True]
     assert windows(plan, state("exact")) == [(0, 0)]
     plan.gate.ms += 100_000.0
-    for _ in range(TRIAL_ROUNDS):
+    for _ in range(LOOK_ROUNDS):
         last = plan_round(plan, state("exact"))
     assert not last.head_rests
     assert windows(plan, state("exact")) == [(4, 4)]
@@ -378,7 +379,7 @@ def test_rounds_of_a_head_are_measured():
         round.num_rows = 5
         round.seconds = {"draft": 0.0, "layout": 0.0, "verify": 0.01, "decide": 0.0}
         plan.observe(round)
-        assert plan.head.sizes[0].count == counted
+        assert plan.head.num_rounds(1) == counted
 
 
 @pytest.mark.parametrize(("max_new", "learns"), [(8, False), (9, True)])
@@ -408,7 +409,7 @@ def test_a_head_that_cannot_draft_does_not_rest():
     plan = planner(has_model=False)
     fast_plain_rounds(plan, bs=1)
     plan.gate.asks_head = lambda *_: True
-    for _ in range(TRIAL_ROUNDS + 1):
+    for _ in range(IDLE_ROUNDS + 1):
         last = plan_round(plan, state("exact"), grammar=object())
     assert not last.head_rests
     assert windows(plan, state("exact")) == [(4, 4)]

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from sglang_parse.drafting.model_drafter import ModelDrafter, ModelMemory
 from sglang_parse.embedded import TARGET_PATH
-from sglang_parse.engine.round import resume_draft
+from sglang_parse.engine.shown import resume_draft
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound
 from sglang_parse.requests.state import RequestState
