@@ -1,4 +1,4 @@
-"""What the engine needs of the world: a target, KV slots, and the other ranks.
+"""What the engine needs of a target model.
 
 SGLang stands behind these in a server, fakes in the engine's tests.
 """
@@ -48,39 +48,3 @@ class Target(Sampler, Protocol):
 
     def prefill(self, batch: Any, *, needed: bool) -> tuple[Any, Tensor | None]:
         """SGLang's own prefill: its result, and features where drafters read them."""
-
-
-class Slots(Protocol):
-    """KV slots of a round (`sgl.slots.RoundSlots`)."""
-
-    @property
-    def max_rows(self) -> int:
-        """Rows of the longest pass."""
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of the whole pool."""
-
-    @property
-    def page_size(self) -> int:
-        """Slots that are taken together."""
-
-    def num_free(self, tree_cache: Any, num_rows: int = 0) -> int:
-        """Slots that can be had now, cached prefixes evicted, where so many rows are to
-        grow by whole pages."""
-
-    def extend_rows(self, batch: Any, lens: Sequence[int]) -> None:
-        """Give each request slots for its first lens[i] columns."""
-
-    def trim_rows(self, batch: Any, lens: Sequence[int]) -> None:
-        """Free the slots behind the first lens[i] columns."""
-
-
-class RankAgreement(Protocol):
-    """What tensor-parallel ranks agree on (`sgl.ranks.Ranks`)."""
-
-    def agree(self, value: int) -> int:
-        """The first rank's value."""
-
-    def agree_all(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-        """The first rank's values, in lists of the same lengths on all ranks."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_parse.engine.failures import GuardedDrafters, guard
 from sglang_parse.engine.outcome import decode, follow_target, record
-from sglang_parse.engine.ports import RankAgreement, Slots, Target
+from sglang_parse.engine.ports import Target
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.engine.shown import lay_out, resume_draft
 from sglang_parse.engine.verdict_source import SuffixVerdicts, VerdictSource
@@ -29,7 +29,11 @@ from sglang_parse.reporting.drafters import tokens_behind
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound, Round, Segments
 from sglang_parse.sgl.fast_paths import PassFailed, PassLacksMemory
+from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.verify.layout import VerifyPlan
+
+if TYPE_CHECKING:
+    from sglang_parse.sgl.slots import RoundSlots
 
 # Seconds after which a quantum ends once a request was given a token in it.
 QUANTUM_S = 0.1
@@ -45,11 +49,11 @@ class RoundEngine:
         self,
         *,
         target: Target,
-        slots: Slots,
+        slots: RoundSlots,
         drafters: GuardedDrafters,
         planner: RoundPlanner,
         segmenting: Segmenting,
-        ranks: RankAgreement,
+        ranks: Ranks,
         verdicts: VerdictSource | None = None,
         view: Callable[[Any, Sequence[int]], Any] = lambda batch, index: batch,
         clock: Callable[[], float] = time.perf_counter,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from sglang_parse.engine.client_drafts import Text, cost, fitting
 from sglang_parse.engine.failures import guard
 from sglang_parse.engine.outcome import choose_cut_of, record_of
-from sglang_parse.engine.ports import RankAgreement
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import (
@@ -23,6 +22,7 @@ from sglang_parse.requests.refusal import (
     try_again,
 )
 from sglang_parse.requests.round_records import Kept, RequestRound, Segments, Verdict
+from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 # Seconds that the passes over one text may take in all.
@@ -67,7 +67,7 @@ class Verifications:
 
     def __init__(
         self,
-        ranks: RankAgreement,
+        ranks: Ranks,
         *,
         refuse: Callable[[SchedulerRequest, Refusal], None],
         release: Callable[[SchedulerRequest], None],

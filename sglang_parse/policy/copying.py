@@ -14,9 +14,9 @@ from operator import mul
 from typing import Protocol, runtime_checkable
 
 from sglang_parse.policy.gate import Gate
-from sglang_parse.policy.policy_inputs import Agreement
 from sglang_parse.policy.trial_budget import MARGIN, Trials
 from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.sgl.ranks import Ranks
 
 #: First number of agreeing tokens of each bin; a match has two at least.
 STARTS = (1, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -76,7 +76,7 @@ class CopyPlanner:
     A copy is followed token by token, and no other drafter writes after it.
     """
 
-    def __init__(self, copier: Copier, gate: Gate, ranks: Agreement) -> None:
+    def __init__(self, copier: Copier, gate: Gate, ranks: Ranks) -> None:
         self.name = copier.name
         self.copier = copier
         self.gate = gate

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from sglang_parse.requests.round_records import Round
+
 # Weight of a new time in a running mean, and in the fit of a line.
 SMOOTHING, FIT_SMOOTHING = 0.15, 0.02
 # A time more than this many times the expected one was held up, by the first use of a
@@ -179,6 +181,21 @@ class CostModel:
         if key not in self._by_size:
             self._by_size[key] = RoundCosts(bs)
         return self._by_size[key]
+
+    def learn(self, done: Round) -> float:
+        """Milliseconds of a round. done: of the requests whose drafts were complete."""
+        own, seconds = self.at(done.num_running), done.seconds
+        ms, draft_ms = 1000 * sum(seconds.values()), 1000 * seconds["draft"]
+        if "plain" in seconds:
+            if not (done.num_draft_steps or done.num_read):
+                own.plain.add(ms / done.num_steps)
+            return ms
+        if "verify" in seconds:
+            own.verify.add(done.num_rows, ms - draft_ms)
+        by_head = any(r.draft.num_token_level > r.draft.num_copied for r in done)
+        if done.num_draft_steps and not by_head:
+            own.draft.add(done.num_draft_steps, draft_ms, done.num_read)
+        return ms
 
     def nearest(self, bs: int) -> RoundCosts:
         """The best that is known of drafted rounds of `bs` requests."""

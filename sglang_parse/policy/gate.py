@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sglang_parse.policy.acceptance import Acceptance, Rate
-from sglang_parse.policy.chains import ChainRule
 from sglang_parse.policy.costs import CostModel
-from sglang_parse.policy.head_gate import HeadGate
+from sglang_parse.policy.head_gate import ChainRule, HeadGate
 from sglang_parse.policy.trial_budget import MARGIN, Trials
 from sglang_parse.policy.window import Choice, Goodput
 from sglang_parse.requests.round_records import RequestRound

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from sglang_parse.policy.costs import size_of
 from sglang_parse.policy.trial_budget import MARGIN, Trials
@@ -111,3 +114,31 @@ class HeadGate:
             if own.lost_ms < 0:
                 own.trials.won()
             own.trials.charge(now_ms, own.lost_ms)
+
+
+@dataclass(frozen=True)
+class ChainRule:
+    """What the chains of a round are cut by.
+
+    least: the chance to stand that outweighs the time of a row. fixed: tokens that the
+    pass costs besides. trust: tokens that stood, over what the head expected.
+    """
+
+    least: float
+    fixed: float
+    trust: float = 1.0
+
+    def starts(self, chances: Sequence[float], steps: int) -> list[bool]:
+        """Which chains go on, by the chance of each one's first token."""
+        return [self.trust * p >= self.least for p in chances]
+
+    def choose(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """How many tokens of each chain to show. chances: of each token, in the head's
+        opinion, if those before it stand."""
+        gain, nums = -self.fixed, []
+        for chain in chances:
+            stand = accumulate((self.trust * p for p in chain), mul)
+            shown = [p for p in stand if p >= self.least]
+            gain += sum(shown) - self.least * len(shown)
+            nums.append(len(shown))
+        return nums if gain > 0 else [0] * len(nums)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from sglang_parse.drafting.drafter import Drafter
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.copying import Copier, CopyPlanner
 from sglang_parse.policy.gate import Gate, Situation
-from sglang_parse.policy.learn import learn_costs
-from sglang_parse.policy.plain_steps import plain_steps
-from sglang_parse.policy.policy_inputs import Agreement, SlotCounts, Writer
 from sglang_parse.policy.window import Choice, next_window
-from sglang_parse.policy.windows import fit_windows, longest_window
+from sglang_parse.policy.windows import fit_windows, longest_window, plain_steps
 from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.sgl.ranks import Ranks
+
+if TYPE_CHECKING:
+    from sglang_parse.sgl.slots import RoundSlots
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +50,9 @@ class RoundPlanner:
     def __init__(
         self,
         config: ParseConfig,
-        ranks: Agreement,
-        slots: SlotCounts,
-        drafters: Sequence[Writer],
+        ranks: Ranks,
+        slots: RoundSlots,
+        drafters: Sequence[Drafter],
         *,
         context_len: int,
     ) -> None:
@@ -164,7 +167,7 @@ class RoundPlanner:
 
     # -- Who -------------------------------------------------------------------
 
-    def _head_of(self, r: RequestRound) -> Writer | None:
+    def _head_of(self, r: RequestRound) -> Drafter | None:
         """Who drafts token by token for this request."""
         if self.head.rests:
             return None
@@ -304,7 +307,7 @@ class RoundPlanner:
         """Learn from what a round cost. round: of the requests whose drafts were
         complete."""
         bs, is_plain = len(round), "plain" in round.seconds
-        ms = learn_costs(self.gate.costs, round)
+        ms = self.gate.costs.learn(round)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
         names = {d.name for d in self.heads}
         others = any(r.draft.num_segment_level or r.draft.num_copied for r in round)

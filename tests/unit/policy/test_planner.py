@@ -9,10 +9,9 @@ from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.gate import TRIAL_WRITERS, Gate, Situation
 from sglang_parse.policy.head_gate import IDLE_ROUNDS, LOOK_ROUNDS
-from sglang_parse.policy.plain_steps import MOST_STEPS
 from sglang_parse.policy.planner import WAITING_STEPS, RoundPlanner
 from sglang_parse.policy.window import Choice
-from sglang_parse.policy.windows import longest_draft
+from sglang_parse.policy.windows import MOST_STEPS, longest_draft
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round, Segments
 from sglang_parse.requests.state import RequestState
