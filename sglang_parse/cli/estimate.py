@@ -24,6 +24,9 @@ SEGMENT, QUESTION, KEPT_OF = 40, 24, 256
 AGREEMENT = 0.8
 # Draft lengths: segments of a judged round, and tokens where a segment is rewritten.
 SEGMENTS, REWRITE = range(1, 7), 8
+# Milliseconds that the host takes between draft steps that check guesses
+# (docs/results/gpu.md: before a plain step).
+GUESS_MS = 1.0
 # Bytes of a card that SGLang leaves free (arg_groups/memory_hook.py).
 RESERVED = 10 * 2**30
 
@@ -113,7 +116,8 @@ class ModelShape:
 class PairTimes:
     """Milliseconds of the forwards of a target and its draft model on `tp` cards.
 
-    card: a row of CARDS. context: tokens before each request's new ones.
+    card: a row of CARDS. context: tokens before each request's new ones. tokens_a_step:
+    that the draft writes, more than one by guesses.
     """
 
     target: ModelShape
@@ -121,6 +125,7 @@ class PairTimes:
     card: dict[str, float]
     tp: int = 1
     context: int = 2048
+    tokens_a_step: float = 1.0
 
     def decode_ms(self, model: ModelShape, bs: int) -> float:
         """A captured decode step, one token a request."""
@@ -155,9 +160,10 @@ class PairTimes:
         return self._read_ms(bs * self.context * model.kv_bytes)
 
     def round_ms(self, bs: int, steps: int, rows: float) -> float:
-        """A round of `steps` draft steps and one target pass over `rows` tokens."""
-        card = self.card
+        """A round of `steps` draft tokens and one target pass over `rows` tokens."""
+        card, guessed = self.card, self.tokens_a_step
         step = self.decode_ms(self.draft, bs) + card["step_extra_ms"]
+        step = step if guessed == 1 else (step + GUESS_MS) / guessed
         host = card["host_draft_ms"] + card["host_round_ms"] + card["host_between_ms"]
         host += card["host_request_ms"] * bs
         return steps * step + self.forward_ms(self.target, rows, bs) + host
@@ -214,6 +220,8 @@ def add_estimate(commands: Any) -> None:
     p.add_argument("--kept", type=float, default=0.9, metavar="X", help=kept)
     help = "requests at once; default: 1 8 32"
     p.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], help=help)
+    help = "that the draft writes, above 1 where it guesses; default: 1"
+    p.add_argument("--tokens-a-step", type=float, default=1.0, metavar="X", help=help)
     p.set_defaults(command=estimate_command)
 
 
@@ -223,8 +231,10 @@ def estimate_command(args: argparse.Namespace) -> int:
 
     if not 0 < args.kept <= 1:
         raise ValueError(f"--kept is {args.kept}; expected above 0 and at most 1.")
+    if not 1 <= (guessed := args.tokens_a_step) < math.inf:
+        raise ValueError(f"--tokens-a-step is {guessed}; expected 1 or more.")
     target, draft = ModelShape.find(args.target), ModelShape.find(args.draft)
-    pair = PairTimes(target, draft, CARDS[args.gpu], args.tp)
+    pair = PairTimes(target, draft, CARDS[args.gpu], args.tp, tokens_a_step=guessed)
     cards, most = f"{args.tp} x {args.gpu.upper()}", max(args.concurrency)
     weights = target.weight_bytes + draft.weight_bytes
     room = args.tp * (1e9 * pair.card["memory_gb"] - RESERVED) - weights
@@ -237,7 +247,7 @@ def estimate_command(args: argparse.Namespace) -> int:
         )
     table = Table(
         "requests at once",
-        "draft steps in a judged round",
+        "draft tokens in a judged round",
         "target passes for 100 tokens",
         "ms for a round",
         "tokens/s of all requests",
@@ -252,8 +262,8 @@ def estimate_command(args: argparse.Namespace) -> int:
     console.print(f"Estimate for {target.name} with {draft.name} on {cards}:", table)
     console.print(
         f"The {told}.\n"
-        "In a judged round the draft model takes so many steps, a token each, and the "
-        "target judges the draft in one pass.\n"
+        "In a judged round the draft model writes so many tokens, "
+        f"{guessed:g} a step, and the target judges them in one pass.\n"
         f"Assumed: judging keeps {args.kept:.0%} of a draft of {KEPT_OF} tokens, "
         f"{AGREEMENT:.0%} of draft tokens are the target's own, a segment has "
         f"{SEGMENT} tokens and a judge question {QUESTION}, and weights are 16-bit.\n"

@@ -1,6 +1,7 @@
 """`sglang-parse estimate`: sizes of models, times of rounds, and what it prints."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -120,6 +121,16 @@ def test_better_drafts_and_fewer_requests_gain_more():
     assert best(1, 0.9) > best(8, 0.9) > best(32, 0.9) > 1
 
 
+def test_guesses_gain_where_they_outweigh_the_hosts_part():
+    """Red if guesses of a draft cost nothing, or gain nothing."""
+
+    def best(tokens_a_step: float) -> float:
+        pair = replace(h200(), tokens_a_step=tokens_a_step)
+        return max(speed(pair, 1, 0.9, n).ratio for n in SEGMENTS)
+
+    assert best(2.2) > 1.2 * best(1.0) > best(1.2) > 1
+
+
 def test_estimate_prints_a_table(capsys):
     """Red if a word is cut at 80 columns, or the figures are not called estimates."""
     assert cli.main(["estimate", *BIG]) == 0
@@ -135,6 +146,8 @@ def test_estimate_prints_a_table(capsys):
     ("more", "message"),
     [
         (["--kept", "1.5"], "--kept is 1.5; expected"),
+        (["--tokens-a-step", "0.5"], "--tokens-a-step is 0.5; expected 1 or more"),
+        (["--tokens-a-step", "nan"], "--tokens-a-step is nan; expected 1 or more"),
         (["--draft", "/nowhere"], "'/nowhere' is no decoder's config.json"),
         (["--gpu", "h100"], "leave KV cache for 792 tokens, but --concurrency 32"),
     ],
