@@ -104,7 +104,7 @@ HOOKS = (
     Hook(
         BEFORE,
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
-        "sglang_parse.plugin.openai:add_endpoints",
+        "sglang_parse.plugin.openai:prepare_http",
         "the OpenAI endpoints understand `prediction` and show reports",
         "SGLang forwards `prediction`, and meta_info in streams",
     ),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
+from sglang.srt.environ import envs
 from starlette.types import Message, Receive, Scope, Send
 
 from sglang_parse.options.request import CLIENT_TEXTS, OPTIONS, check_custom_params
@@ -49,6 +50,8 @@ from sglang_parse.shield.held_answer import refuse
 ALIASES = {"/invocations": CHAT}
 PATHS = (CHAT, "/v1/completions", *ALIASES, *WITHOUT_OPTIONS, GENERATE)
 NDJSON = b"application/x-ndjson"  # Ollama's streams
+# Of each process, where several serve HTTP.
+WORKER_APP = "sglang_parse.plugin.http_workers:app"
 RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 
 
@@ -266,14 +269,22 @@ def explain_rerank(record: logging.LogRecord) -> bool:
     return True
 
 
-def add_endpoints(server_args: Any, manager: Any, *_: Any, **__: Any) -> None:
+def prepare_http(server_args: Any, manager: Any, *_: Any, **__: Any) -> None:
     """BEFORE hook on http_server._setup_and_run_http_server."""
+    if server_args.tokenizer_worker_num > 1:
+        envs.SGLANG_HTTP_SERVER_APP_PATH.set(WORKER_APP)
+        return
+    names = manager.model_config.hf_config.architectures or [""]
+    hide_media(manager.model_config, images=reads_images_of(names[0]))
+    add_endpoints(server_args)
+
+
+def add_endpoints(server_args: Any) -> None:
+    """To SGLang's application in this process."""
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware
 
     logging.getLogger(RERANK).addFilter(explain_rerank)
-    names = manager.model_config.hf_config.architectures or [""]
-    hide_media(manager.model_config, images=reads_images_of(names[0]))
     config = config_from_server_args(server_args)
     # The innermost: after the API key, CORS, the metrics, and decompression.
     app.user_middleware.append(

@@ -68,7 +68,6 @@ SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
         "its grammars cannot go back over a rejected draft",
     ),
     "model_impl": (("auto", "sglang"), "no test has proven models of another one"),
-    "tokenizer_worker_num": ((1,), "SGLang starts those processes without plugins"),
     "grpc_mode": (UNSET, _NO_REPORTS),
     "smg_grpc_mode": (UNSET, _NO_REPORTS),
     "enable_streaming_session": (

@@ -194,6 +194,8 @@ def add_shield(server_args: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware
 
-    # Inside of what authenticates, compresses and counts.
-    served = {name: getattr(server_args, name) for name in ("model_path", "device")}
-    app.user_middleware.append(Middleware(RequestShield, **served))
+    # Inside of what authenticates, compresses and counts. Processes that are forked
+    # from one that has it have it too.
+    if all(one.cls is not RequestShield for one in app.user_middleware):
+        served = {name: getattr(server_args, name) for name in ("model_path", "device")}
+        app.user_middleware.append(Middleware(RequestShield, **served))

@@ -288,6 +288,15 @@ NEEDS = {
         ),
         f"{TOKENIZER}.init_model_config": ("self.model_config = ",),
     },
+    "processes that serve HTTP import the application by name (http_workers)": {
+        "entrypoints/http_server.py:_setup_and_run_http_server": (
+            "app_path = envs.SGLANG_HTTP_SERVER_APP_PATH.get()",
+            "uvicorn.run(app_path, **uvicorn_options)",
+        ),
+        "entrypoints/http_server.py:init_multi_tokenizer": (
+            'f"multi_tokenizer_args_{main_pid}"',
+        ),
+    },
     "a hook that does not apply is logged and swallowed (check_hooks)": {
         "plugins/hook_registry.py:HookRegistry.apply_hooks": (
             "except Exception",

@@ -127,10 +127,12 @@ FLAGS = {
         "--no-speculative-parse-adaptive",
         "--skip-tokenizer-init",
     ),
-    # Nobody can make it lossy: what clients may set is bounded by default.
+    # Nobody can make it lossy: what clients may set is bounded by default. Two
+    # processes serve HTTP, and each has to know that.
     "exact": (
         *(*COMMON, "--speculative-algorithm", "PARSE", *PARSE[-2:]),
         *("--speculative-parse-mode", "exact", "--no-speculative-parse-adaptive"),
+        *("--tokenizer-worker-num", "2"),
     ),
     # Its draft is written where the server's log is.
     "permuted": (*COMMON, *ALGORITHM, "--no-speculative-parse-adaptive"),

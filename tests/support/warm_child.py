@@ -18,6 +18,8 @@ import socket
 import sys
 from importlib import metadata
 
+from uvicorn import _subprocess as uvicorn_processes
+
 MESSAGE_BYTES = 1 << 16
 
 
@@ -69,6 +71,7 @@ def serve(argv: list[str], env: dict[str, str], log: str) -> None:
     load_more_plugins(installed)
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda method, force=False: None
+    uvicorn_processes.spawn = multiprocessing.get_context("fork")
     read_again()
     sys.argv = argv
     if argv[0].endswith(".py"):

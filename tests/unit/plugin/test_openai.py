@@ -1,8 +1,10 @@
 """The layer in front of the OpenAI endpoints, over a plain ASGI application."""
 
 import asyncio
+import importlib
 import json
 import logging
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -305,7 +307,7 @@ def test_the_layer_is_the_innermost(monkeypatch):
     args = SimpleNamespace(
         speculative_algorithm="parse", speculative_draft_model_path=None
     )
-    endpoints.add_endpoints(args, MANAGER)
+    endpoints.add_endpoints(args)
     app.add_middleware(CORSMiddleware)
     kinds = [one.cls for one in app.user_middleware]
     assert kinds == [*[CORSMiddleware] * 2, ParseEndpoints]
@@ -316,6 +318,14 @@ def test_the_layer_is_the_innermost(monkeypatch):
     assert order.index(ParseEndpoints) > max(
         at for at, kind in enumerate(order) if kind is CORSMiddleware
     )
+
+
+def test_each_of_several_processes_imports_our_application(monkeypatch):
+    """Red if processes that SGLang starts without plugins serve HTTP without ours."""
+    monkeypatch.setenv("SGLANG_HTTP_SERVER_APP_PATH", "its:own")
+    endpoints.prepare_http(SimpleNamespace(tokenizer_worker_num=2), None)
+    module, _, name = os.environ["SGLANG_HTTP_SERVER_APP_PATH"].partition(":")
+    assert callable(importlib.import_module(module).__getattr__) and name == "app"
 
 
 def test_refusal_names_the_field():
@@ -351,17 +361,14 @@ def test_a_server_that_refuses_images_does_not_say_that_it_reads_them(
     name, reads, monkeypatch
 ):
     """Red if SGLang warms up with an image that is refused, which ends the server."""
-    from sglang.srt.entrypoints import http_server
-    from starlette.applications import Starlette
-
-    monkeypatch.setattr(http_server, "app", Starlette())
+    monkeypatch.setattr(endpoints, "add_endpoints", lambda args: None)
     monkeypatch.setattr(endpoints, "reads_images_of", "a".__eq__)
     config = SimpleNamespace(
         hf_config=SimpleNamespace(architectures=[name]),
         is_image_understandable_model=True,
         is_audio_understandable_model=True,
     )
-    args = SimpleNamespace(speculative_draft_model_path=None)
-    endpoints.add_endpoints(args, SimpleNamespace(model_config=config))
+    args = SimpleNamespace(tokenizer_worker_num=1)
+    endpoints.prepare_http(args, SimpleNamespace(model_config=config))
     assert config.is_image_understandable_model == reads
     assert not config.is_audio_understandable_model

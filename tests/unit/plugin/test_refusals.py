@@ -67,7 +67,6 @@ REFUSED = (
         "--model-impl transformers",
         "does not support --model-impl transformers: .*; expected auto or sglang",
     ),
-    ("--tokenizer-worker-num 2", "does not support --tokenizer-worker-num 2"),
     ("--enable-streaming-session", "does not support --enable-streaming-session"),
     ("--tp-size 2 --dcp-size 2", "--dcp-size 2"),
     ("--tp-size 2 --attn-cp-size 2", "attn.cp.size"),
