@@ -7,6 +7,8 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from sglang.srt.environ import envs
+
 from sglang_parse.drafting.draft_model import DraftModel
 from sglang_parse.drafting.drafter import Drafter, DrafterContext
 from sglang_parse.drafting.extension import (
@@ -21,6 +23,7 @@ from sglang_parse.drafting.text_drafter import TextDrafter
 from sglang_parse.drafting.vocabularies import match_of
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.table import MTP
+from sglang_parse.sgl.model_folder import context_length
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +35,34 @@ def _draft_model(context: DrafterContext) -> Drafter | None:
         return None
     match = match_of(server_args)
     logger.info("PARSE: draft and target: %s", match)
-    if not match.shares_ids:
-        return TextDrafter.create(context)
-    model = DraftModel(
-        context,
-        vocab_size=context.vocab_size,
-        context_len=context.context_len,
-        match=match,
-    )
-    return ModelDrafter(model)
+    drafter: ModelDrafter | TextDrafter
+    if match.shares_ids:
+        model = DraftModel(
+            context,
+            vocab_size=context.vocab_size,
+            context_len=_reach(context),
+            match=match,
+        )
+        drafter = ModelDrafter(model)
+    else:
+        drafter = TextDrafter.create(context)
+    if (reach := drafter.model.reach) < context.context_len:
+        logger.warning(
+            "PARSE: the draft model reads %d tokens and the target %d; longer requests "
+            "go on without it.",
+            reach,
+            context.context_len,
+        )
+    return drafter
+
+
+def _reach(context: DrafterContext) -> int:
+    """Tokens that the draft model is to read: no more than its target, and than itself
+    unless SGLang's environment says that it can."""
+    own = context_length(context.server_args.speculative_draft_model_path)
+    if own is None or envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.get():
+        return context.context_len
+    return min(own, context.context_len)
 
 
 #: One line for each drafter. `create` returns None where no flag asks for it.

@@ -113,6 +113,8 @@ class DraftModel(DraftRunner):
 
     #: None without `--speculative-parse-draft-compose ngram`.
     guesses: GuessTable | None = None
+    #: Tokens that it reads, its own drafts included.
+    reach = 1 << 30
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class DraftModel(DraftRunner):
         self.longest_extend = longest_prefill()
         if context.config.draft_compose == "ngram":
             self.guesses = GuessTable()
+        self.reach = int(self.runner.model_config.context_len)
 
     def set_unshared(self, match: TokenizerMatch) -> None:
         """Which ids are neither drafted nor read, and what is read in their place."""

@@ -19,6 +19,11 @@ from sglang_parse.sgl.scheduler_types import SchedulerBatch, SchedulerRequest
 if TYPE_CHECKING:
     from sglang_parse.drafting.runner import DraftRunner
 
+#: In the report of a request that is longer than its draft model reads.
+OUT_OF_REACH = "draft_context"
+# A shorter draft at the end of what a model reads is not worth a pass.
+LEAST_DRAFT = 8
+
 
 @dataclass(frozen=True)
 class PrefillRequest:
@@ -143,6 +148,15 @@ def room_for(r: RequestRound, drafter: str) -> int:
     what was pending, nothing is drafted in its place."""
     held = min(len(r.state.pending), r.window)
     return max(0, min(r.room(drafter), r.window - held))
+
+
+def can_reach(state: RequestState, model: Any, num_tokens: int) -> bool:
+    """Whether a model may still write behind so many tokens of its own; if it may not,
+    the request's report says so. model: a `DraftModel`."""
+    if num_tokens + LEAST_DRAFT <= model.reach:
+        return True
+    state.report.fallback = state.report.fallback or OUT_OF_REACH
+    return False
 
 
 def extend_draft(

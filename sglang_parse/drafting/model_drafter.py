@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from sglang_parse.drafting.draft_model import DraftModel, DraftPhase, DraftRequest
-from sglang_parse.drafting.drafter import Drafter, DrafterResources, Prefill, room_for
+from sglang_parse.drafting.drafter import (
+    Drafter,
+    DrafterResources,
+    Prefill,
+    can_reach,
+    room_for,
+)
 from sglang_parse.drafting.kv_flags import KvFlags
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.requests.round_records import RequestRound, Round
@@ -44,7 +50,9 @@ class ModelDrafter(Drafter):
         self.slots.tell(self.flags.forget)
 
     def can_draft(self, r: RequestRound) -> bool:
-        return self.name not in r.state.failed_drafters
+        return self.name not in r.state.failed_drafters and can_reach(
+            r.state, self.model, r.seq_len + 1
+        )
 
     def before_prefill(self, prefill: Prefill) -> None:
         """It catches up with a prompt when it first drafts behind it."""
@@ -80,10 +88,10 @@ class ModelDrafter(Drafter):
 
     def _order(self, index: int, r: RequestRound) -> DraftRequest | None:
         """What it is to write for the request at `index` of the batch."""
-        num_new = room_for(r, self.name)
-        if not num_new:
-            return None
         tokens = [*r.tokens, *r.draft.tokens]
+        num_new = min(room_for(r, self.name), self.model.reach - len(tokens))
+        if num_new <= 0:
+            return None
         memory = self._memory.get(r.state)
         if memory is None:
             known = self.flags.num_leading(self.slots.table[r.row, : r.seq_len])

@@ -18,6 +18,7 @@ from sglang_parse.drafting.drafter import (
     Drafter,
     DrafterContext,
     Prefill,
+    can_reach,
     extend_draft,
     room_for,
 )
@@ -121,7 +122,11 @@ class TextDrafter(Drafter):
         return (self.model,)
 
     def can_draft(self, r: RequestRound) -> bool:
-        return self.name not in r.state.failed_drafters and r.req.input_embeds is None
+        if self.name in r.state.failed_drafters or r.req.input_embeds is not None:
+            return False
+        memory = self.memories.get(r.state)
+        num_own = len(memory.transcript.ids) if memory else 0
+        return can_reach(r.state, self.model, num_own)
 
     def before_prefill(self, prefill: Prefill) -> None:
         """A request that is computed anew has another state from now on."""

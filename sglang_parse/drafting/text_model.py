@@ -21,8 +21,7 @@ class TextModel(DraftModel):
     def __init__(self, context: DrafterContext, tokenizer: Any) -> None:
         """tokenizer: the draft's."""
         super().__init__(context, vocab_size=len(tokenizer), context_len=None)
-        own = self.runner.model_config.context_len
-        self.row_width = min(own, 2 * context.context_len)
+        self.row_width = min(self.reach, 2 * context.context_len)
         ends = self.runner.model_config.hf_eos_token_id or ()
         found = {*ends, tokenizer.eos_token_id}
         #: Tokens that end its answers.

@@ -80,22 +80,19 @@ def check_folders(server_args: Any, config: ParseConfig) -> None:
 
 
 def check_context(server_args: Any, config: ParseConfig) -> None:
-    """What drafts reads as long a text as the target. Raises ValueError naming the flag
-    to set; SGLang would stop only when it loads the second model."""
+    """A head reads as long a text as the target. Raises ValueError naming the flag to
+    set; SGLang would stop only when it loads the second model."""
     if os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0") not in OFF:
         return
     given = getattr(server_args, "context_length", None)
     longest = given or context_length(server_args.model_path)
-    for flag, path in (
-        (checks.DRAFT_FLAG, server_args.speculative_draft_model_path),
-        (flag_name("eagle_model_path"), config.eagle_model_path),
-    ):
-        most = context_length(path) if path else None
-        if longest and most and most < longest:
-            raise ValueError(
-                f"{flag} {path!r} reads {most} tokens and the target {longest}; set "
-                f"--context-length {most} or less."
-            )
+    path = config.eagle_model_path
+    most = context_length(path) if path else None
+    if longest and most and most < longest:
+        raise ValueError(
+            f"{flag_name('eagle_model_path')} {path!r} reads {most} tokens and the "
+            f"target {longest}; set --context-length {most} or less."
+        )
 
 
 def check_device(server_args: Any, config: ParseConfig | None = None) -> None:

@@ -8,6 +8,7 @@ instead of new ones.
 
 import os
 import time
+from functools import partial
 
 import pytest
 from transformers import AutoTokenizer
@@ -22,13 +23,19 @@ from sglang_parse.embedded import (
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import CHUNK, Server, chat_ids
 from tests.support.made_plugin import write_plugin
-from tests.support.other_drafts import OTHER_MARKERS, write_permuted_draft
+from tests.support.other_drafts import (
+    OTHER_MARKERS,
+    write_permuted_draft,
+    write_short_draft,
+)
 from tests.support.warm_servers import WarmServer
 
 # Models that read images compile their rotary positions, for a minute. Before the
 # process starts that all servers are forked from.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 MAX_ALIVE = 3
+# Tokens that the draft of a server reads; its target reads 2,048.
+SHORT = 96
 NUM_PROMPTS = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "16"))
 COMMON = (
     *("--model-path", str(TARGET_PATH), "--chunked-prefill-size", str(CHUNK)),
@@ -134,8 +141,9 @@ FLAGS = {
         *("--speculative-parse-mode", "exact", "--no-speculative-parse-adaptive"),
         *("--tokenizer-worker-num", "2"),
     ),
-    # Its draft is written where the server's log is.
+    # Their drafts are written where the server's log is.
     "permuted": (*COMMON, *ALGORITHM, "--no-speculative-parse-adaptive"),
+    "short": (*COMMON, *ALGORITHM, *EAGLE, "--no-speculative-parse-adaptive"),
     "small": (*COMMON, *PARSE, *EAGLE, *SMALL_POOL),
     "eagle": (*COMMON, *PARSE, *EAGLE, *MORE, "--no-speculative-parse-adaptive"),
     "head-only": (*COMMON, *ALGORITHM, *EAGLE),
@@ -147,6 +155,10 @@ FLAGS = {
     ),
     # The ranks have to agree on what a draft in text becomes.
     "other-ranks": (*COMMON, *OTHER, *EAGLE, "--tp", "2"),
+}
+WRITTEN = {
+    "permuted": partial(write_permuted_draft, names=OTHER_MARKERS),
+    "short": partial(write_short_draft, most=SHORT),
 }
 
 
@@ -206,8 +218,8 @@ class ServerPool:
             if name in ROLLING:
                 environment.setenv("PYTHONPATH", str(self.rolling_plugin), prepend=":")
             flags = FLAGS[name]
-            if name == "permuted":
-                draft = write_permuted_draft(self.log_dir / name, OTHER_MARKERS)
+            if name in WRITTEN:
+                draft = WRITTEN[name](self.log_dir / name)
                 flags = (*flags, "--speculative-draft-model-path", str(draft))
             process = WarmServer(flags, name, self.log_dir / f"{name}.log")
         self.alive[name] = process

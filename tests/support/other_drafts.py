@@ -35,3 +35,15 @@ def write_permuted_draft(path: Path, names=()) -> Path:
             config[key] = old.index(config[key])
         (path / name).write_text(json.dumps(config))
     return path
+
+
+def write_short_draft(path: Path, *, most: int) -> Path:
+    """The embedded draft, which reads `most` tokens."""
+    path.mkdir(parents=True, exist_ok=True)
+    for file in DRAFT_PATH.iterdir():
+        if file.name != "config.json":
+            (path / file.name).symlink_to(file)
+    config = json.loads((DRAFT_PATH / "config.json").read_text())
+    config["max_position_embeddings"] = most
+    (path / "config.json").write_text(json.dumps(config))
+    return path

@@ -256,3 +256,19 @@ def test_a_drafter_that_failed_for_a_request_is_not_asked_again():
     failed = make_state(failed_drafters={"model"})
     assert not drafter.can_draft(record(failed, [4]))
     assert drafter.can_draft(record(make_state(), [4]))
+
+
+def test_it_drafts_as_far_as_it_reads():
+    """Red if a model is given a position behind its last, or the report does not say
+    that it wrote no more, or says so of a request that it can still follow."""
+    drafter = make_drafter()
+    drafter.model.reach = 13
+    state = make_state()
+    state.report = SimpleNamespace(fallback="")
+    r = record(state, [4, 5], window=40)
+    assert drafter.can_draft(r)
+    drafter.draft(Round(BATCH, [r]))
+    assert len(r.draft.tokens) == 13 - 5 and not r.is_drafting
+    assert state.report.fallback == ""
+    assert not drafter.can_draft(record(state, [4, 5, 6]))
+    assert state.report.fallback == "draft_context"

@@ -51,6 +51,7 @@ class ScriptedModel:
         self.rows = CheckedRows(num_slots)
         self.stop_ids = frozenset(encoder.pieces.special)
         self.num_read: list[int] = []
+        self.reach = 1 << 30
 
     def propose(self, requests, *, table, sampling_info, phase) -> DraftProposal:
         tokens, ended, forwarded = [], [], []

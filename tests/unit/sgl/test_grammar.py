@@ -159,7 +159,7 @@ def test_nothing_is_drafted_in_place_of_what_a_grammar_cut(backend):
     a grammar cut too."""
     text, num_good = broken_text()
     chain = chain_of(backend, "Step [0-9]: [a-z ]+")
-    drafter = ModelDrafter(None)
+    drafter = ModelDrafter(SimpleNamespace(reach=999))
     drafter.slots = SimpleNamespace(table=torch.zeros(2, 9))
     for grammar, held in ((chain, num_good), (None, len(text))):
         r = pending_request(grammar, text, len(text) + 3, ended=False)
