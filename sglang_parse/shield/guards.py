@@ -191,11 +191,13 @@ def add_shield(server_args: Any, *_: Any, **__: Any) -> None:
     """BEFORE hook on http_server._setup_and_run_http_server."""
     if not is_shielded(server_args):
         return
+    from sglang.srt.arg_groups.model_override_base import resolved_view
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware
 
     # Inside of what authenticates, compresses and counts. Processes that are forked
     # from one that has it have it too.
     if all(one.cls is not RequestShield for one in app.user_middleware):
-        served = {name: getattr(server_args, name) for name in ("model_path", "device")}
-        app.user_middleware.append(Middleware(RequestShield, **served))
+        device = resolved_view(server_args).device  # None in the flags alone
+        served = Middleware(RequestShield, server_args.model_path, device)
+        app.user_middleware.append(served)
