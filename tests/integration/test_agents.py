@@ -300,17 +300,20 @@ def test_what_begins_behind_thinking(parse, stock, is_streamed):
 
 # The server's names, and the page of its KV.
 PAIRS = {1: ("agents", "agents-target"), 16: ("paged", "paged-target")}
+OWN = "completion_tokens"
 CALLED = call("get_time", "{}")
 ASKED = [{"role": "user", "content": "Weather?"}]
 
 
 @pytest.mark.parametrize("page", PAIRS)
 def test_a_conversation_finds_its_prefix(pool, problems, page):
-    """Red if what a turn leaves in the radix cache is less than on the stock server."""
-    cached = []
+    """Red if what a turn leaves in the radix cache is less than on the stock server, or
+    if the draft model reads again what it has read or drafted in earlier turns."""
+    cached, turns, marks = [], [], []
     for name, custom in zip(PAIRS[page], ({"parse_mode": "exact"}, None), strict=True):
         server = pool.get(name)
         server.flush()
+        marks += [rows_read(server)] if custom else []
         messages, found = [], []
         for turn, problem in enumerate(problems):
             role = "tool" if turn % 3 == 1 else "user"
@@ -323,15 +326,28 @@ def test_a_conversation_finds_its_prefix(pool, problems, page):
                 body["chat_template_kwargs"] = {"enable_thinking": False}
             options = {"custom_params": custom, **body}
             (thinking, text, calls), usage = answered(server, turn % 2, **options)
+            turns += [usage] * bool(custom)
             assert len(calls) == (turn % 3 == 0)
             found.append(usage["prompt_tokens_details"]["cached_tokens"])
             text = CALLED if calls else thinking + text
             messages.append({"role": "assistant", "content": text})
         cached.append(found)
+        marks += [rows_read(server)] if custom else []
+    read = marks[1] - marks[0]
+    # What the target computed too, and in each round the token it goes on from.
+    asked, own = (sum(u[name] for u in turns) for name in ("prompt_tokens", OWN))
+    most = asked - sum(cached[0]) + 2 * own + page * len(turns)
+    assert (page > 1 or read > 0) and read <= most < asked / 2, (read, most, asked)
     assert cached[1][-1] > 100
     assert all(ours >= stocks - page for ours, stocks in zip(*cached, strict=True)), (
         cached
     )
+
+
+def rows_read(server: Server) -> int:
+    """Tokens that the draft model has read so far."""
+    info = requests.get(server.url + "/server_info", timeout=60).json()
+    return info["internal_states"][0]["parse"]["pass_rows"].get("read", 0)
 
 
 def answered(server: Server, is_streamed, **body):

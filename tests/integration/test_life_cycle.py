@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import chat_ids, outcome, report
 
@@ -106,17 +106,22 @@ def abort(server, rids):
 
 
 def update_weights(server, rids):
-    time.sleep(0.5)
-    body = {"model_path": str(TARGET_PATH), "abort_all_requests": False}
-    reply = server.post("/update_weights_from_disk", body)
-    assert reply.status_code == 200, reply.text
+    """Those that do not fit, none, and the served ones again."""
+    for path, status in ((DRAFT_PATH, 400), ("/none", 400), (TARGET_PATH, 200)):
+        time.sleep(0.2)
+        body = {"model_path": str(path), "abort_all_requests": False}
+        reply = server.post("/update_weights_from_disk", body)
+        assert reply.status_code == status, reply.text
+        assert path != DRAFT_PATH or "are missing" in reply.json()["message"]
 
 
 def flush(server, rids):
-    """Refused while requests run, and without an effect on them."""
+    """Refused while requests run, and without an effect on them; so is a release of
+    memory, which no CPU server can do."""
     for _ in range(5):
         time.sleep(0.2)
         assert server.post("/flush_cache").status_code in (200, 400)
+    assert server.post("/release_memory_occupation", {}).status_code == 400
 
 
 ACTS = {
