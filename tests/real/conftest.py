@@ -24,6 +24,7 @@ NUM_OTHER = int(os.environ.get("SGLANG_PARSE_TEST_PROMPTS", "24"))
 THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 OTHER_CONTEXT = 2048  # what the draft with another tokenizer reads
 POOL = ("--max-total-tokens", "24576", "--max-running-requests", "16")
+TOOL_CALLS = ("--tool-call-parser", "qwen25")
 
 
 def pytest_collection_modifyitems(items):
@@ -48,7 +49,7 @@ def servers(models, tmp_path_factory):
     if given := os.environ.get("SGLANG_PARSE_REAL_URLS"):
         yield {k: Server(v) for k, v in (pair.split("=") for pair in given.split(","))}
         return
-    target = ("--model-path", str(models.target), *POOL)
+    target = ("--model-path", str(models.target), *POOL, *TOOL_CALLS)
     parse = ("--speculative-algorithm", "PARSE", "--speculative-parse-mode", "exact")
     # On a busy machine measured times may say that no draft pays.
     parse += ("--no-speculative-parse-adaptive", "--speculative-parse-window", "4")

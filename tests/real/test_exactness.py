@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from tests.integration.test_agents import ASKED, NESTED, TOOLS, answered, call
 from tests.real.conftest import NUM_ALONE, NUM_OTHER, OTHER_CONTEXT
 from tests.support.client import finish, outcome, report
 
@@ -211,3 +212,24 @@ def flat(rows) -> list[tuple[float, int]]:
     for row in rows:
         found += [x[:2] for x in row] if isinstance(row[0], list | tuple) else [row[:2]]
     return [(value, token) for value, token in found]
+
+
+CALLS = {
+    "prose and a call": "Let me look.\n" + call("get_weather", NESTED),
+    "two calls": call("get_weather") + "\n" + call("get_time"),
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("answer", CALLS.values(), ids=CALLS)
+def test_tool_calls_arrive_as_from_the_target_alone(target, parse, answer, is_streamed):
+    """Red if a call, its arguments, prose before it or a count differ from the stock
+    server's, where a step has several tokens of them. A grammar gives the words."""
+    body = {"tools": TOOLS, "regex": re.escape(answer), "messages": ASKED}
+    found, usage = answered(parse, is_streamed, **body)
+    expected, counts = answered(target, is_streamed, **body)
+    assert found == expected
+    _, text, calls = found
+    assert text == answer.partition("<tool_call>")[0].strip()
+    assert len(calls) == answer.count("<tool_call>")
+    assert usage["completion_tokens"] == counts["completion_tokens"]
