@@ -155,7 +155,7 @@ class Engine:
         """A draft of `num_new` tokens after one token of catch-up, all greedy."""
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-        from sglang_parse.drafting.draft_model import DraftPhase, DraftRequest
+        from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
 
         bs = len(rows)
         requests = [

@@ -20,14 +20,9 @@ from benchmarks.simulate.drafts import (
     WRONG,
     Drafts,
 )
-from sglang_parse.drafting.draft_model import (
-    MOST_LEAD,
-    DraftPhase,
-    DraftRequest,
-    Lane,
-    Lanes,
-)
+from sglang_parse.drafting.draft_model import MOST_LEAD
 from sglang_parse.drafting.drafter import room_for
+from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
 from sglang_parse.drafting.spans import read_ends
 from sglang_parse.requests.draft import ChainCuts
 from sglang_parse.requests.round_records import RequestRound, Round

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from sglang_parse.drafting.draft_model import DraftModel, DraftPhase, DraftRequest
+from sglang_parse.drafting.draft_model import DraftModel
 from sglang_parse.drafting.drafter import (
     Drafter,
     DrafterResources,
@@ -15,6 +15,7 @@ from sglang_parse.drafting.drafter import (
     room_for,
 )
 from sglang_parse.drafting.kv_flags import KvFlags
+from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState

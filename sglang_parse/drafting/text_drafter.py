@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_parse.drafting.draft_model import DraftPhase, DraftProposal, DraftRequest
+from sglang_parse.drafting.draft_model import DraftProposal
 from sglang_parse.drafting.draft_prompt import carried_prompt
 from sglang_parse.drafting.drafter import (
     Drafter,
@@ -22,6 +22,7 @@ from sglang_parse.drafting.drafter import (
     extend_draft,
     room_for,
 )
+from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_model import TextModel

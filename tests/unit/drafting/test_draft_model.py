@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sglang_parse.drafting import draft_model
-from sglang_parse.drafting.draft_model import MOST_LEAD, DraftPhase, DraftRequest
+from sglang_parse.drafting.draft_model import MOST_LEAD
+from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
 from sglang_parse.drafting.spans import SHORT_GAP, read_ends
 from sglang_parse.drafting.vocabularies import TokenizerMatch
 from sglang_parse.sgl.readback import StepTokens

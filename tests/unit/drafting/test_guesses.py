@@ -9,14 +9,9 @@ import pytest
 import torch
 
 from sglang_parse.drafting import draft_model
-from sglang_parse.drafting.draft_model import (
-    MOST_LEARNT,
-    DraftPhase,
-    DraftRequest,
-    Lane,
-    Lanes,
-)
+from sglang_parse.drafting.draft_model import MOST_LEARNT
 from sglang_parse.drafting.guesses import LEAST_SHARE, MOST_RUNS, GuessTable
+from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
 from sglang_parse.sgl.fast_paths import GUESSED_ROWS, OFF, FastPaths
 from tests.support.counting import GREEDY, VOCAB, CountingDraft
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_parse.drafting import draft_model
-from sglang_parse.drafting.draft_model import DraftPhase, DraftRequest
+from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
 from sglang_parse.sgl.fast_paths import FastPaths
 from sglang_parse.sgl.pacing import StepPacer
 from sglang_parse.verify import passes
