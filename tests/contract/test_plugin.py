@@ -98,6 +98,10 @@ def test_attention_backend_is_known_by_name():
         ("sglang.srt.utils.hf_transformers_utils", "get_tokenizer"),
         ("sglang.srt.managers.tp_worker", "TpModelWorker"),
         ("sglang.srt.runtime_context", "get_parallel"),
+        ("sglang.srt.arg_groups.model_override_base", "resolved_view"),
+        ("sglang.srt.managers.multi_tokenizer_mixin", "get_main_process_id"),
+        ("sglang.srt.managers.multi_tokenizer_mixin", "read_from_shared_memory"),
+        ("sglang.srt.environ", "envs.SGLANG_HTTP_SERVER_APP_PATH"),
     ],
 )
 def test_imported_name_exists(module, name):
