@@ -24,6 +24,18 @@ def server_info(url: str) -> dict[str, Any]:
     return info
 
 
+def parse_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """The PARSE settings of a server. Raises ValueError if it serves without."""
+    states = info.get("internal_states") or [{}]
+    settings: dict[str, Any] | None = (states[0].get("parse") or {}).get("settings")
+    if settings is None:
+        raise ValueError(
+            f"--url {url}: the server there does not serve with PARSE; start one with "
+            "--speculative-algorithm PARSE."
+        )
+    return settings
+
+
 # Settings that no request changes, and the one that lets requests change the others.
 SERVERS_OWN = (
     "client_options",
@@ -40,13 +52,7 @@ def served_settings(info: Mapping[str, Any], url: str) -> dict[str, Any]:
     ValueError if the server does not serve with PARSE, has no draft model, refuses
     loose settings, or streams answers in pieces, which this client does not read.
     """
-    states = info.get("internal_states") or [{}]
-    settings = (states[0].get("parse") or {}).get("settings")
-    if settings is None:
-        raise ValueError(
-            f"--url {url}: the server there does not serve with PARSE; start one with "
-            "--speculative-algorithm PARSE."
-        )
+    settings = parse_settings(info, url)
     if not info.get("speculative_draft_model_path"):
         raise ValueError(
             f"--url {url}: the server there has no draft model to judge; start it with "

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -9,6 +10,8 @@ from benchmarks.harness import arm_servers, plan, run
 from benchmarks.harness.cells import CellStore
 from benchmarks.harness.config import read_config
 from benchmarks.harness.procedures import Client, sequential
+from sglang_parse.cli import main as cli
+from sglang_parse.cli.pair_page import verdicts
 from sglang_parse.demo.load import open_session
 from sglang_parse.judging.prompt import build_judge_prompt
 from sglang_parse.options.server import ParseConfig
@@ -74,6 +77,30 @@ def test_arms_of_a_benchmark_on_real_servers(target, parse, tmp_path, monkeypatc
     assert figures["parse"]["judge"]["auc"] > 0.9
     assert figures["parse"]["accept_length"] > figures["exact"]["accept_length"] > 1
     assert all(f"| {arm} |" in report for arm in found)
+
+
+def test_report_on_a_pair(target, parse, tmp_path):
+    """Red if the page counts answers, drafts or verdicts of other requests than its
+    own, or does not take the target alone from the other server."""
+    page, num = tmp_path / "report.html", 12
+    urls = ["--url", parse.url, "--target-url", target.url]
+    sizes = ["--problems", str(num), "--concurrency", "4", "--margin", "30"]
+    assert cli.main(["report", *urls, *sizes, "--out", str(page)]) == 0
+    text = page.read_text()
+    found = json.loads(re.findall(r'id="figures">(.*?)</script>', text, re.DOTALL)[0])
+    arms, counts = found["arms"], found["counts"]
+    assert arms["exact"]["answers with the target's tokens"] == num
+    alone, exact, served = (
+        arms[name]["mean log-probability"] for name in ("target alone", *list(arms)[1:])
+    )
+    assert alone == exact and -1 < served < 0
+    assert found["target alone"] == target.url
+    assert counts["tokens kept"] <= counts["tokens drafted"]
+    assert counts["segments judged"] >= num
+    right, wrong = verdicts(found["planted"])
+    assert sum(right) / len(right) > 0.7 > 0.5 > sum(wrong) / len(wrong)
+    assert "percentage points" in text and text.count("<svg") == 2
+    assert cli.main(["report", "--url", target.url, *sizes, "--out", str(page)]) == 1
 
 
 @pytest.mark.parametrize("number", [0, 1])

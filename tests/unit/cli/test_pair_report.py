@@ -1,4 +1,4 @@
-"""The page of `python -m benchmarks.report`, and what is measured for it."""
+"""The page of `sglang-parse report`, and what is measured for it."""
 
 import json
 import random
@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from benchmarks import report
-from benchmarks.report_page import ALONE, SERVED, report_page
+from sglang_parse.cli import main as cli
+from sglang_parse.cli import pair_report as report
+from sglang_parse.cli.pair_page import ALONE, SERVED, report_page
 from sglang_parse.demo.figures import RequestResult
 
 TEXT = "Step 1: 2 plus 3 makes 5.\nStep 2: 5 plus 1 makes 6.\nAnswer: 6"
@@ -17,15 +18,10 @@ def answer(text=TEXT, ids=(7, 8, 9), **more):
     return RequestResult(text, ids, len(ids), True, 1.0, 0.1, **more)
 
 
-def arm(ratio, **more):
-    return {
-        **{"problems": 4, "concurrency": 2, "accuracy": 0.75, "output_tok_s": 80.0},
-        **{"accuracy_low": 0.3, "accuracy_high": 0.95, "lost": 1, "gained": 0},
-        **{"latency_p50_s": 1.0, "latency_p95_s": 2.0, "ttft_p95_s": 0.1},
-        **{"passes_per_answer": 3.0, "ratios": [ratio, ratio]},
-        "equivalence": {"low": -9.0, "high": 1.5, "margin": 1.0, "is_shown": False},
-        "drift": report.drift([answer()], [answer()]),
-    } | more
+def arm(ratio):
+    drift = report.drift([answer()], [answer()])
+    change = {"change of accuracy, points": [-9.0, 1.5]}
+    return {"ratio to target": f"{ratio:.2f}x", **change, **drift}
 
 
 def planted(scores, third, kind="a number", item=0):
@@ -36,19 +32,17 @@ def planted(scores, third, kind="a number", item=0):
 
 FIGURES = {
     "target": "models/<target>",
-    "draft": None,
+    "draft": "none",
+    "versions": "</script>",
     "settings": {"threshold": 0.5},
-    "questions": "q.jsonl",
-    "right_by": "its reference",
+    "margin": 1.0,
     "arms": {ALONE: arm(1.0), "exact": arm(1.25), SERVED: arm(2.5)},
-    "counts": {"draft_tokens": 200, "kept_tokens": 150, "matched_tokens": 30},
+    "counts": {"tokens drafted": 200, "tokens kept": 150, "tokens by the target": 0},
     "planted": [
         planted([0.9, 0.8, 0.1], 2),
         planted([0.9, 0.7], 1, "a foreign line"),
     ],
-    "logprob": {"let stand by a verdict": -0.125},
     "worse": [{"question": "<q>", ALONE: "6", SERVED: "7"}],
-    "provenance": {"commit": "</script>"},
 }
 
 
@@ -60,18 +54,18 @@ def page():
 @pytest.mark.parametrize(
     "shown",
     [
-        "are not shown to be right as often as the target's to within 1 point: the "
-        "change lies above -9.0 and below 1.5 points",
-        "<td>2.50x  2.50x</td>",
-        "<td>75.0% (30.0 to 95.0)</td>",
-        "<td>let stand by a verdict</td><td>120 of 200 (60.0%)</td>",
-        "<td>wrong ones</td><td>2</td><td>1 of 2 (50.0%)</td>",
-        "<td>wrong: a foreign line</td><td>1</td><td>1 of 1 (100.0%)</td>",
-        "<td>right prefixes</td><td>2</td>",
-        "<td>wrong in the last third of the answer</td><td>1</td><td>0 of 1 (0.0%)",
-        "<td>let stand by a verdict</td><td>-0.125</td>",
-        "area under the curve: 1.000",
-        "<pre>instead of: &lt;b&gt;</pre>",
+        "are not shown to be right as often as the target's to within 1 percentage "
+        "points: the change lies above -9.0 and below 1.5, each",
+        "<td>ratio to target</td><td>1.00x</td><td>1.25x</td><td>2.50x</td>",
+        "<td>tokens kept</td><td>150</td>",
+        "<td>wrong ones</td><td>1</td><td>2</td><td>97.5%</td>",
+        "<td>wrong: a foreign line</td><td>1</td><td>1</td><td>100.0%</td>",
+        "<td>right prefixes</td><td>2</td><td>2</td>",
+        "<td>wrong: in third 3 of 3 of the answer</td><td>0</td><td>1</td>",
+        # Of the right ones half pass, then all; then half of the wrong ones; then all.
+        'points="20,220 20.0,120.0 20.0,20.0 170.0,20.0 320.0,20.0"',
+        "instead of: &lt;b&gt;</pre>",
+        "<pre>question:\n&lt;q&gt;\n\ntarget alone:\n6\n\nas served:\n7</pre>",
     ],
 )
 def test_page_shows_its_figures(page, shown):
@@ -103,15 +97,17 @@ def test_planted_lines_are_wrong_and_stand_at_their_depth():
     assert kinds == {(0, "a number"), (0, "a foreign line"), (1, "a foreign line")}
 
 
-def test_tokens_that_a_verdict_let_stand():
-    """Red if tokens kept token by token, or rejected ones, count as judged."""
-    segments = [
-        {"outcome": "kept", "score": 0.9, "start": 0, "token_ids": [7]},
-        {"outcome": "rejected", "score": 0.1, "start": 1, "token_ids": [1, 1]},
-        {"outcome": "kept", "score": None, "start": 1, "token_ids": [8]},
-        {"outcome": "kept", "score": 0.8, "start": 2, "token_ids": [9, 9]},
-    ]
-    marks = report.kept_by_verdict(answer(report={"segments": segments}))
-    assert marks == [True, False, True]
-    assert report.marked_mean([[-1.0, -5.0, -2.0]], [marks]) == -1.5
-    assert report.marked_mean([[-1.0]], [[False]]) is None
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [((-0.9, 0.9), "served are right"), ((-1.0, 0.1), "served are not shown")],
+)
+def test_equivalence_holds_inside_the_margin_alone(change, said):
+    arms = FIGURES["arms"] | {SERVED: arm(2) | {"change of accuracy, points": change}}
+    assert said in report_page(FIGURES | {"arms": arms})
+
+
+def test_report_refuses_before_it_asks(capsys, tmp_path):
+    """Red if a number that no run has is found out after a connection."""
+    out = ["--out", str(tmp_path / "r.html"), "--problems", "0"]
+    assert cli.main(["report", *out]) == 1
+    assert "--problems" in capsys.readouterr().err
