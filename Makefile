@@ -57,9 +57,16 @@ $(COMPILED): $(STAMP)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -W ignore -c 'import sglang_parse.plugin.worker'
 	@touch $@
 
-# Without the real model, which is fetched once, its tests are skipped.
+# Without the real model and BFCL, which are fetched once, their tests are skipped.
 real-model: install
 	-$(BIN)/python -m benchmarks.real_model
+	-$(MAKE) build/bfcl
+
+# Questions, gold and checker of BFCL v4 (2 MB). Its requirements are not installed.
+build/bfcl: | install
+	$(BIN)/python -m pip download -q --no-deps -d $@.part bfcl-eval==2026.3.23
+	$(BIN)/python -m zipfile -e $@.part/*.whl $@.part
+	mv $@.part $@
 
 # The tests of the real model alone. 93 MB are fetched first.
 test-real: install

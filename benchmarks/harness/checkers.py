@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.bfcl import check_calls
 from benchmarks.harness.datasets import Item
 from benchmarks.harness.sandbox import run_program
 from sglang_parse.calibrate.answers import boxed, check_final, last_number
@@ -119,6 +120,7 @@ CHECKERS: dict[str, Callable[[str, Any], bool | None]] = {
     "code": check_code,
     "answer": check_own,
     "embedded": check_embedded,
+    "calls": check_calls,
     "none": lambda text, reference: None,
     "rating": lambda text, reference: None,  # rate() is asked instead
 }

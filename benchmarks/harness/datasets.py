@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import bfcl
 from sglang_parse.embedded.task import make_problems
 
 Row = Mapping[str, Any]
@@ -176,6 +177,11 @@ def _speed_bench(row: Row, number: int) -> Item:
     return Item(name, turns, None, row.get("category", ""))
 
 
+def _bfcl(row: Row, number: int) -> Item:
+    """Rows of bfcl.read_rows."""
+    return Item(row["id"], (bfcl.prompt_of(row),), row)
+
+
 def _prompts(row: Row, number: int) -> Item:
     """A file of one's own: `prompt` (or `turns`), and perhaps `answer`."""
     turns = tuple(_list(row, "turns")) if row.get("turns") else (row["prompt"],)
@@ -212,6 +218,7 @@ _TABLE: tuple[DataSet, ...] = (
         *(_speed_bench, "none", 1024),
     ),
     DataSet("nemo-skills", "", None, "", _nemo_skills, "math", 16384),
+    DataSet("bfcl", "", None, "", _bfcl, "calls", 2048),
     DataSet("prompts", "", None, "", _prompts, "answer", 2048),
     DataSet("embedded", "", None, "", _prompts, "embedded", 320),
 )
@@ -263,7 +270,7 @@ def load_items(name: str, *, problems: int, seed: int, path: str = "") -> list[I
 
 def read_rows(path: Path, name: str) -> list[Row]:
     """Rows of a local file, by its ending. Raises DataError."""
-    readers: dict[str, Callable[[Path], list[Row]]] = {
+    readers: dict[str, Callable[[Path], Any]] = {
         ".jsonl": _read_jsonl,
         ".txt": _read_jsonl,  # as sgl-eval calls its files
         ".json": lambda p: json.loads(p.read_text(encoding="utf-8")),
@@ -275,6 +282,8 @@ def read_rows(path: Path, name: str) -> list[Row]:
             f"{name}: path {str(path)!r} ends in {path.suffix!r}; expected one of "
             f"{', '.join(readers)}."
         )
+    if name == "bfcl":
+        readers[".json"] = bfcl.read_rows
     try:
         rows = readers[path.suffix](path)
     except (OSError, ValueError, csv.Error) as e:
