@@ -1,8 +1,10 @@
-"""The page docs/matrix.md: what tests run, by family and feature, and a card saw.
+"""The page docs/matrix.md: what tests run by family, mode and feature, what they run
+together or see refused, and what a card saw.
 
     python -m docs.matrix [--write]      (from the repository's root)
 
-Rows are the tests that there are. "Seen on a card" comes from the
+Rows are the tests that there are, modes those that their source names, and pairs of
+features those of their marks `combines` and `refuses`. "Seen on a card" comes from the
 records of benchmarks/gpu under benchmarks/results: cells without an error whose machine
 had a GPU, and tests that passed in their JUnit files. Nothing of it is written by hand.
 """
@@ -18,6 +20,7 @@ import runpy
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,6 +38,16 @@ ASPECTS = {
     "aborts": re.compile("test_aborted"),
     "images": re.compile("test_prompts_with_images"),
 }
+MODES = ("semantic", "exact", "off")
+# Of a request, or of its report, where something is judged.
+JUDGED = re.compile("parse_(threshold|judge|recover|segmenter)|judged_")
+FEATURES = (
+    *("draft in text", "head", "probe", "grammar", "images", "tensor parallelism"),
+    *("radix cache", "pages", "hierarchical cache"),
+    *("LoRA", "PD disaggregation", "DP attention"),
+)
+# What tests write for a mark in rows of parameters.
+SHORT = {"refuses": "refused"}
 # Families of the pairs that a card ran, by the model type of the target.
 TYPES = {"gemma3_text": "gemma3"}
 HEAD = """# What the tests run
@@ -45,6 +58,17 @@ tests that there are. They pass on a CPU; `make test` runs some of the families,
 `benchmarks/results` alone: the attention backend, and the arms or fast paths that ran
 there. Weights were random, except those of the embedded pair (`llama`). A test counts
 as seen where the record of a run names it; runs before 29 November 2026 kept no names.
+
+Modes are those of the requests that the tests send, as their source names them.
+"""
+TOGETHER = """
+## Features together
+
+"served" names the number of tests that use both and compare the answers with the
+target's or a witness's; "refused" means that a test sees the sentence that ends the
+start. "untried" pairs may be served, but no test says so. On the diagonal, what is
+refused is refused by itself, and so beside everything. "head" is an EAGLE-3 head or
+an MTP head.
 """
 
 
@@ -69,6 +93,73 @@ def families() -> dict[str, set[str]]:
     for family in images["NAMES"]:
         found[family].add("test_prompts_with_images")
     return found
+
+
+def tests_in(file: Path) -> dict[str, str]:
+    """Test to its source, with its decorators."""
+    text = file.read_text()
+    lines = text.splitlines()
+    return {
+        node.name: "\n".join(
+            lines[
+                min(d.lineno for d in [node, *node.decorator_list])
+                - 1 : node.end_lineno
+            ]
+        )
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def modes_in(source: str) -> str:
+    """The modes that a test or a file names; `semantic` is the default of servers."""
+    named = {m for m in MODES if f'"{m}"' in source}
+    if JUDGED.search(source) or not named:
+        named.add("semantic")
+    return ", ".join(m for m in MODES if m in named)
+
+
+def models_in(source: str) -> str:
+    """Whose servers a file's tests ask."""
+    return "tiny families" if "support.tiny_" in source else "embedded pair"
+
+
+def pairs_of(mark: str) -> Counter[frozenset[str]]:
+    """How many tests have each set of features of a mark, by pair, or by one alone."""
+    found: Counter[frozenset[str]] = Counter()
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and re.fullmatch(
+                f"pytest.mark.{mark}|{SHORT.get(mark)}", ast.unparse(node.func)
+            ):
+                words = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
+                named = sorted(words.intersection(FEATURES))
+                is_passed_on = any(isinstance(a, ast.Starred) for a in node.args)
+                assert named or is_passed_on, f"{file.name}: {ast.unparse(node)}"
+                if len(named) == 1:
+                    found[frozenset(named)] += 1
+                for pair in combinations(named, 2):
+                    found[frozenset(pair)] += 1
+    return found
+
+
+def together() -> list[str]:
+    """The table of features by features."""
+    served, refused = pairs_of("combines"), pairs_of("refuses")
+    alone = [name for name in FEATURES if refused[frozenset([name])]]
+    lines = [row(["", *FEATURES]), row(["---"] * (len(FEATURES) + 1))]
+    for one in FEATURES:
+        cells = []
+        for other in FEATURES:
+            pair = frozenset((one, other))
+            if refused[pair] or one in alone or other in alone:
+                cells.append("refused")
+            elif one == other:
+                cells.append("served")
+            else:
+                cells.append(f"served: {served[pair]}" if served[pair] else "untried")
+        lines.append(row([f"**{one}**", *cells]))
+    return lines
 
 
 def seen_cells(lines: Iterable[str]) -> dict[str, set[str]]:
@@ -119,25 +210,31 @@ def page(
     of_family: Mapping[str, set[str]], cells: Mapping[str, set[str]], passed: set[str]
 ) -> str:
     """The text of the page."""
-    lines = [HEAD, "## Families", "", row(["Family", *ASPECTS, "Seen on a card"])]
-    lines.append(row(["---"] * (len(ASPECTS) + 2)))
+    columns = ["Family", "Modes", *ASPECTS, "Seen on a card"]
+    lines = [HEAD, "## Families", "", row(columns), row(["---"] * len(columns))]
+    sources = {k: v for file in FAMILIES for k, v in tests_in(ROOT / file).items()}
     for family, names in sorted(of_family.items()):
         marks = [
             "yes" if any(map(starts.match, names)) else ""
             for starts in ASPECTS.values()
         ]
-        lines.append(row([f"`{family}`", *marks, by_backend(cells.get(family, ()))]))
+        modes = modes_in("".join(sources.get(name, "") for name in names))
+        seen = by_backend(cells.get(family, ()))
+        lines.append(row([f"`{family}`", modes, *marks, seen]))
     on_card = Counter(name.split("::")[0] for name in passed)
-    lines += ["", "## Features", "", row(["Tests", "About", "Seen on a card"])]
-    lines.append(row(["---"] * 3))
+    columns = ["Tests", "About", "Modes", "Models", "Seen on a card"]
+    lines += ["", "## Features", "", row(columns), row(["---"] * len(columns))]
     for file in sorted(
         f for folder in FOLDERS for f in ROOT.glob(f"{folder}/test_*.py")
     ):
-        told = ast.get_docstring(ast.parse(file.read_text())) or ""
+        source = file.read_text()
+        told = ast.get_docstring(ast.parse(source)) or ""
         about = " ".join(told.split("\n\n")[0].split()).rstrip(".")
         num = on_card[str(file.relative_to(ROOT))]
-        lines.append(row([f"`{file.name}`", about, f"{num} tests" if num else ""]))
-    return "\n".join(lines) + "\n"
+        seen = f"{num} tests" if num else ""
+        models = models_in(source)
+        lines.append(row([f"`{file.name}`", about, modes_in(source), models, seen]))
+    return "\n".join([*lines, TOGETHER, *together()]) + "\n"
 
 
 def by_backend(cells: Iterable[str]) -> str:

@@ -305,6 +305,7 @@ CALLED = call("get_time", "{}")
 ASKED = [{"role": "user", "content": "Weather?"}]
 
 
+@pytest.mark.combines("pages", "radix cache", "grammar")
 @pytest.mark.parametrize("page", PAIRS)
 def test_a_conversation_finds_its_prefix(pool, problems, page):
     """Red if what a turn leaves in the radix cache is less than on the stock server, or

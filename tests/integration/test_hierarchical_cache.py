@@ -73,6 +73,7 @@ def long_prompts():
     return [[*one, *other] for one, other in both]
 
 
+@pytest.mark.combines("hierarchical cache", "radix cache")
 @pytest.mark.parametrize("mode", ["exact", "off"])
 def test_answers_behind_what_is_brought_back_are_the_targets(retracting, witness, mode):
     """Red if a pass reads KV that another prompt left in its slots."""

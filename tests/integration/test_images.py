@@ -177,6 +177,7 @@ def test_answers_behind_images_are_the_targets(served):
         served.check_greedy(text, image, one["output_ids"])
 
 
+@pytest.mark.combines("images", "radix cache")
 def test_an_image_is_cached_as_itself(served):
     """Red if a cached prefix with one image serves a prompt with another."""
     text = served.rendered("Which of them is the larger one of both? " * 2)

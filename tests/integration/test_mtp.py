@@ -87,6 +87,7 @@ def test_where_nothing_is_valid_the_head_writes_what_the_target_does(served, rec
     assert sum(a.report["draft_tokens"] for a in found) > 0
 
 
+@pytest.mark.combines("head", "tensor parallelism")
 def test_two_ranks_show_the_same_tokens_of_a_chain(tmp_path):
     """Red if a rank has other rows in a pass than the first: the collective ends the
     server."""

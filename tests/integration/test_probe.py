@@ -96,6 +96,7 @@ def test_scores_are_read_from_the_row_of_the_boundary(server, model, probe, prom
     assert num > 30
 
 
+@pytest.mark.combines("probe", "head")
 def test_exact_mode_beside_a_probe_equals_the_target(server, target, prompts):
     """Red if the head reads the layers of the probe, or prefills lose their states."""
     results = server.generate_all(prompts[:8], 8, custom={"parse_mode": "exact"})

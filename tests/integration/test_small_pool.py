@@ -56,6 +56,7 @@ SEMANTIC = {
 }
 
 
+@pytest.mark.combines("pages", "head")
 @pytest.mark.parametrize("custom", AS_TARGET, ids=str)
 @pytest.mark.parametrize(("name", "options"), [("long", LONG), ("short", SHORT)])
 def test_requests_equal_target(small, prompts, expected, custom, name, options):

@@ -7,6 +7,8 @@ prefix that is shown other columns gets other verdicts.
 
 import time
 
+import pytest
+
 from tests.support.client import Server, report
 
 # Servers of several tests at a time on two cores: a few prompts say enough.
@@ -30,6 +32,7 @@ def answers(server: Server, prompts) -> dict[str, list]:
     }
 
 
+@pytest.mark.combines("tensor parallelism", "head")
 def test_two_ranks_answer_like_one(pool, prompts):
     """Red if ranks follow their own clocks or verdicts: tokens differ, or all hangs."""
     one = answers(pool.get("parse"), prompts)

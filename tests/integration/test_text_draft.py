@@ -60,6 +60,7 @@ def test_the_same_weights_behind_other_ids_draft_the_same(pool, mode):
     assert same >= len(ours) - 1
 
 
+@pytest.mark.combines("draft in text", "head")
 def test_exact_mode_writes_what_the_target_alone_writes(pool, target, prompts):
     """Red if a draft in text changes an answer, alone, with an EAGLE-3 head in front,
     or where requests are retracted and drafted for anew."""
@@ -146,6 +147,7 @@ def two_turns(server, tokenizer, prompt):
     return answers
 
 
+@pytest.mark.combines("draft in text", "radix cache")
 def test_a_session_goes_on_with_a_draft_in_text(pool, target, tokenizer, prompts):
     """Red if the second turn of a session is drafted behind another text than its
     first, so that its answer changes, or is not drafted at all."""
@@ -167,6 +169,7 @@ def test_pieces_of_a_stream_join_to_the_answer(pool, prompts):
         assert longer.startswith(shorter)
 
 
+@pytest.mark.combines("draft in text", "grammar")
 def test_a_judged_draft_keeps_to_a_grammar(pool, prompts):
     """Red if judged text that breaks a request's grammar becomes part of an answer."""
     custom = {"parse_mode": "semantic", "parse_threshold": 0.0}
@@ -179,6 +182,7 @@ def test_a_judged_draft_keeps_to_a_grammar(pool, prompts):
     assert any(report_of(one)["drafted_by"].get("model") for one in results)
 
 
+@pytest.mark.combines("draft in text", "tensor parallelism", "head")
 @pytest.mark.skipif(not os.environ.get(SCALE), reason=f"two more ranks; set {SCALE}=1")
 def test_two_ranks_have_the_same_draft_in_text(pool, target, tokenizer, prompts):
     """Red if two ranks encode, draft or keep different texts: tokens differ, or each

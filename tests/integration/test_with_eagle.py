@@ -119,6 +119,7 @@ def test_switched_off_per_request(eagle, prompts, expected):
     assert total(results, "eagle_draft_tokens") == 0 < total(results, "draft_tokens")
 
 
+@pytest.mark.combines("head", "radix cache")
 def test_prefix_cached_without_the_head(eagle, prompts, expected):
     """Red if such a prefix gives a wrong token, or the head knows less of it than of
     one that was cached with it."""
@@ -161,6 +162,7 @@ def test_long_prompts_in_chunks(eagle, reference, prompts):
     assert result["output_ids"] == reference.long["output_ids"]
 
 
+@pytest.mark.combines("head", "grammar")
 @pytest.mark.parametrize("index", range(len(SAME)))
 def test_grammar_and_logprobs_are_served_right(eagle, reference, prompts, index):
     """Red if logprobs or a grammar meet the head."""

@@ -30,3 +30,21 @@ def test_only_tests_that_passed_are_seen(tmp_path):
     cases = case.format("a[1]", "") + case.format("b", "<skipped/>")
     (tmp_path / "tests.xml").write_text(f"<testsuites>{cases}</testsuites>")
     assert matrix.seen_tests(tmp_path / "tests.xml") == {"tests/gpu/test_x.py::a[1]"}
+
+
+def test_pairs_of_features_are_those_of_the_marks():
+    """Red if a refusal is shown as served, or a feature of three is left out."""
+    served, refused = matrix.pairs_of("combines"), matrix.pairs_of("refuses")
+    assert served[frozenset(("tensor parallelism", "head"))] >= 2
+    assert served[frozenset(("draft in text", "tensor parallelism"))] == 1
+    assert refused[frozenset(("images", "head"))] == 1 and refused[frozenset(["LoRA"])]
+    assert not set(served) & set(refused)
+    text = "\n".join(matrix.together())
+    assert "| **LoRA** |" + " refused |" * len(matrix.FEATURES) in text
+
+
+def test_modes_of_a_test_are_those_of_its_requests():
+    """Red if a mode that no request has is shown, or the default is forgotten."""
+    assert matrix.modes_in('{"parse_mode": "exact"}') == "exact"
+    assert matrix.modes_in('"off", {"parse_threshold": 1.5}') == "semantic, off"
+    assert matrix.modes_in("server.generate(prompt)") == "semantic"

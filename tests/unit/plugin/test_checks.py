@@ -94,6 +94,7 @@ def test_a_draft_is_read_at_its_own_revision(monkeypatch):
     assert asked == [("a/b", "v2")]
 
 
+@pytest.mark.refuses("draft in text", "pages")
 def test_a_draft_in_text_is_refused_beside_pages():
     """Red if such a draft asks for slots one by one where SGLang gives pages: it loses
     them, and its drafts."""

@@ -26,6 +26,11 @@ def no_config_env(monkeypatch):
     monkeypatch.delenv(CONFIG_ENV, raising=False)
 
 
+def refused(flags, named, *features):
+    """A row of REFUSED. features: what docs/matrix.md says is refused together."""
+    return pytest.param(flags, named, marks=pytest.mark.refuses(*features))
+
+
 # Flags, and what the sentence names.
 # The sentence names these as they are given.
 NAMED = (
@@ -48,13 +53,22 @@ NAMED = (
 REFUSED = (
     *((flags, flags) for flags in NAMED),
     ("--pp-size 2", "--pipeline-parallel-size"),
-    ("--tp 2 --attn-dp-size 2", "--attn-dp-size"),
+    refused("--tp 2 --attn-dp-size 2", "--attn-dp-size", "DP attention"),
+    refused(
+        "--disaggregation-mode decode", "--disaggregation-mode", "PD disaggregation"
+    ),
     ("--disaggregation-mode prefill", "--disaggregation-mode"),
-    ("--enable-lora --max-lora-rank 8", "--enable-lora"),
+    refused("--enable-lora --max-lora-rank 8", "--enable-lora", "LoRA"),
     ("--lora-paths a=/nowhere", "lora"),
     ("--enable-hisparse", "hisparse"),
-    (
+    refused(
         "--enable-hierarchical-cache --speculative-parse-compose mtp",
+        "--enable-hierarchical-cache brings back",
+        *("hierarchical cache", "head"),
+    ),
+    (
+        "--enable-hierarchical-cache --speculative-parse-compose eagle3 "
+        f"--speculative-parse-eagle-model-path {HEAD_PATH}",
         "--enable-hierarchical-cache brings back",
     ),
     (

@@ -98,7 +98,10 @@ def test_target_is_served_where_its_passes_are_right(runner, fields, more):
         (WINDOWS, {"brings_back": True}, "--enable-hierarchical-cache"),
         (GATED, {"brings_back": True}, "--enable-hierarchical-cache"),
         ({"is_multimodal": True}, {"head": "eagle3"}, "read images; .*compose eagle3"),
-        ({"is_multimodal": True}, {"head": "mtp"}, "read images; .*compose mtp"),
+        pytest.param(
+            *({"is_multimodal": True}, {"head": "mtp"}, "read images; .*compose mtp"),
+            marks=pytest.mark.refuses("images", "head"),
+        ),
     ],
 )
 def test_target_is_refused_where_its_passes_would_be_wrong(runner, fields, more, told):
