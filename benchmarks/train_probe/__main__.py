@@ -1,9 +1,7 @@
 """Learn a probe, or show what one is bound to (docs/probes.md).
 
-    python -m benchmarks.train_probe train --url URL --out FILE
-    python -m benchmarks.train_probe show FILE
-
-`python -m benchmarks.train_probe.embedded` learns the one of the embedded pair.
+python -m benchmarks.train_probe train --url URL --out FILE
+python -m benchmarks.train_probe show FILE
 """
 
 from __future__ import annotations

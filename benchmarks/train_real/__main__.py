@@ -1,13 +1,11 @@
-"""Train a drafter for the real model on the target's own answers.
+"""Train the EAGLE-3 head of the real model on the target's own answers.
 
-    python -m benchmarks.train_real                       # EAGLE-3 head
-    python -m benchmarks.train_real small --layers 6      # a small draft model
+    python -m benchmarks.train_real
 
 The answers and the target's states go to `WORK/answers`, a file for each batch; the
 same command goes on from there. The head's state of training goes to `WORK/state.pt`,
-and its folder is written at each checkpoint; the same command goes on from both. The
-small draft is written at the end. Without `--out` the folders go to the cache, where
-`sglang-parse models --real` finds them.
+and its folder is written at each checkpoint; the same command goes on from both.
+Without `--out` the folder goes to the cache, where `benchmarks.real_model` finds it.
 """
 
 from __future__ import annotations
@@ -26,12 +24,6 @@ import torch
 from benchmarks.real_model import real_models
 from benchmarks.train_real.decode import Answer
 from benchmarks.train_real.fit import FitOptions, Fitting, held_out_length
-from benchmarks.train_real.small import (
-    SmallOptions,
-    export_small,
-    small_length,
-    train_small,
-)
 from benchmarks.train_real.target import (
     fastest_dtype,
     frequent_tokens,
@@ -49,7 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Job:
-    """What either drafter is trained with."""
+    """What the head is trained with."""
 
     args: argparse.Namespace
     #: The target.
@@ -58,7 +50,7 @@ class Job:
     train: list[Answer]
     #: Answers that are never trained on.
     test: list[Answer]
-    #: Folder of the drafter.
+    #: Folder of the head.
     out: Path
     #: When to stop, of time.monotonic().
     end: float
@@ -71,7 +63,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     start = time.monotonic()
     models = real_models(print)
-    out = args.out or models.target.parent / args.drafter
+    out = args.out or models.target.parent / "head"
     dtype = DTYPES[args.dtype] if args.dtype else fastest_dtype()
     model, tokenizer = load_target(models.target, dtype)
     found = write_texts(
@@ -89,28 +81,7 @@ def main() -> None:
     written = sum(len(a.own) for a in train)
     logger.info("%d answers, %d tokens of training", len(found), written)
     end = start + 60 * args.minutes
-    job = Job(args, model, tokenizer, train, test, out, end, dtype)
-    if args.drafter == "small":
-        fit_small(job)
-    else:
-        fit_head(job)
-
-
-def fit_small(job: Job) -> None:
-    args = job.args
-    options = SmallOptions(
-        job.out,
-        args.layers,
-        job.end,
-        args.epochs,
-        args.batch,
-        args.seed,
-        job.dtype,
-    )
-    small = train_small(job.model, job.train, options)
-    export_small(small, job.tokenizer, job.out)
-    figures = small_length(small, job.test, args.batch)
-    logger.info("held out: %s", json.dumps(figures))
+    fit_head(Job(args, model, tokenizer, train, test, out, end, dtype))
 
 
 def fit_head(job: Job) -> None:
@@ -148,8 +119,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("drafter", nargs="?", choices=("head", "small"), default="head")
-    parser.add_argument("--out", type=Path, help="folder of the drafter")
+    parser.add_argument("--out", type=Path, help="folder of the head")
     parser.add_argument(
         "--start", type=Path, help="folder of a head to go on from; default: a new one"
     )
@@ -166,9 +136,6 @@ def arguments() -> argparse.Namespace:
         type=int,
         default=8192,
         help="tokens the head can draft; default: 8192",
-    )
-    parser.add_argument(
-        "--layers", type=int, default=6, help="of the small draft; default: 6"
     )
     parser.add_argument("--epochs", type=int, default=2, help="default: 2")
     parser.add_argument(

@@ -6,12 +6,12 @@ import re
 import pytest
 import requests
 
-from benchmarks.bad_drafts.server import CASES, draft_server
 from benchmarks.models import OTHER_DRAFT_PATH
 from sglang_parse.demo.servers import HOST, free_port
 from sglang_parse.embedded import DRAFT_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import ALGORITHM, COMMON
+from tests.support.bad_draft_server import CASES, draft_server
 from tests.support.client import ANSWER_TOKENS, Server, chat_ids, outcome, report
 from tests.support.warm_servers import WarmServer
 

@@ -1,1 +1,0 @@
-"""A draft server that misbehaves, and what it costs."""

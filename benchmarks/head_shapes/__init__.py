@@ -1,1 +1,0 @@
-"""Chains or trees for an EAGLE-3 head: `python -m benchmarks.head_shapes`."""
