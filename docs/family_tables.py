@@ -5,6 +5,7 @@ python docs/family_tables.py        rewrites them
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def _refused_table() -> str:
     for row in rows_of("family"):
         if row["served"] == "no":
             names = _names(row["architectures"])
-            rows.append(f"| {row['name']} | {names} | It {row['why']}. |")
+            why = re.sub(
+                r"\(docs/(\S+?/0*(\d+)-\S+)\)", r"([decision \2](\1))", row["why"]
+            )
+            rows.append(f"| {row['name']} | {names} | It {why}. |")
     return "\n".join(rows)
 
 
@@ -53,9 +57,7 @@ def how_served(architectures: list[str]) -> str:
     refused = [name for name in architectures if family_of(name).why]
     if len(refused) == len(architectures):
         return "no"
-    on_cpu = any(family_of(name).recurrent for name in architectures)
-    words = "on the CPU platform alone" if on_cpu else "yes"
-    return f"{words}; {_names(refused)} refused" if refused else words
+    return f"yes; {_names(refused)} refused" if refused else "yes"
 
 
 def _most_served_list() -> str:
@@ -67,7 +69,6 @@ def _most_served_list() -> str:
         f"Of these {len(told)} families, {len(served)} are served.",
         f"Of {sum('refused' in one for one in served)} of them some models are "
         "refused.",
-        f"{sum('CPU' in one for one in served)} are served on the CPU platform alone.",
         *("", "| | Family | Served |", "|---|---|---|"),
     ]
     return "\n".join(

@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.runtime_context import get_memory
 from torch import Tensor
 
-from sglang_parse.sgl.compat.model_changes import on_device, taken_for_triton
+from sglang_parse.sgl.compat.model_changes import taken_for_triton
 from sglang_parse.sgl.compat.pool_changes import keep_on_cpu
 from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
 
@@ -129,9 +129,8 @@ def skip_others_experts(
 
 
 def build_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook on _initialize_model: models are built for the CPU, and a
-    hierarchical cache beside them keeps its slots in memory that no GPU reaches."""
+    """AROUND hook on _initialize_model: a hierarchical cache beside the model keeps its
+    slots in memory that no GPU reaches."""
     if get_memory().enable_hierarchical_cache:
         keep_on_cpu(host_memory, copy_slots, HOST_RESERVE)
-    with on_device("cpu"):
-        return original(*args, **kwargs)
+    return original(*args, **kwargs)

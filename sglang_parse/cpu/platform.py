@@ -103,11 +103,6 @@ class ParseCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.moe_runner_backend == "auto":
             # Experts run in plain torch; SGLang would lay out gpt-oss's for a kernel.
             server_args.moe_runner_backend = "triton"
-        # The last inputs of a convolution are kept as exactly as they were.
-        dtype = {"half": "float16", "float": "float32"}.get(
-            server_args.dtype, server_args.dtype
-        )
-        os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
         # The idle scheduler loop would take a core from the servers beside it.
         server_args.sleep_on_idle = True
         server_args.disable_overlap_schedule = True

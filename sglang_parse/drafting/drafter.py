@@ -138,8 +138,7 @@ class DrafterResources:
     #: Slots of the KV pool.
     num_slots: int
     #: Computes the target's hidden states at cached positions again
-    #: (`verify.passes.TargetVerifier.features_of`); None where a recurrent state, which
-    #: no slot of those positions keeps, is in the way.
+    #: (`verify.passes.TargetVerifier.features_of`).
     features_of: Any
 
 

@@ -118,18 +118,14 @@ class HeadDrafter(Drafter):
         cached. Done once, the head's KV stays with the slots like the target's.
 
         A request is left out where it wants no head, where nothing is generated that
-        would pay for it, and where the gap exceeds one prefill or the free slots. With
-        a recurrent state in the target, any gap is too much.
+        would pay for it, and where the gap exceeds one prefill or the free slots.
         """
         batch = prefill.batch
         self.flags.forget(batch.out_cache_loc)
         self._whole = set()
         if self._rests:
             return
-        left = 0
-        if self.features_of is not None:
-            free = self.slots.num_free(batch.tree_cache)
-            left = min(self.head.longest_prefill, free)
+        left = min(self.head.longest_prefill, self.slots.num_free(batch.tree_cache))
         for i, one in enumerate(prefill.requests):
             num_filled = self._fill_gaps(batch, one, left)
             if num_filled is None:

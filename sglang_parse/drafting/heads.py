@@ -37,8 +37,7 @@ class MtpHead(HeadModel):
     """The head for multi-token prediction in the target's own checkpoint.
 
     It reads the target's final hidden state, and its own in a chain.
-    Source: arXiv:2412.19437, 2.2; sglang/srt/models/deepseek_nextn.py and
-    qwen3_next_mtp.py.
+    Source: arXiv:2412.19437, 2.2; sglang/srt/models/deepseek_nextn.py.
     """
 
     name = MTP

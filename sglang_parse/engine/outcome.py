@@ -143,8 +143,7 @@ def decode(
 
     is_due: whether the scheduler has to be asked now.
 
-    What it wrote behind an end counts for nothing. Where a recurrent state has read it,
-    it belongs to the answer until SGLang cuts it, which caches the state with it.
+    What it wrote behind an end counts for nothing.
     """
     lens = [r.tokens_left for r in round]
     ends = TextEnds(lens, [r.state.stop_ids for r in round])
@@ -157,7 +156,7 @@ def decode(
     round.num_steps = len(steps)
     ends.see(steps)
     for row, r in enumerate(round):
-        num = len(steps) if round.has_state else min(ends.lens[row], len(steps))
+        num = min(ends.lens[row], len(steps))
         chosen = tuple(step[row] for step in steps[:num])
         places = tuple(k * len(round) + row for k in range(num))
         r.root_row = row

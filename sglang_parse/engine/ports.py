@@ -43,8 +43,5 @@ class Target(Sampler, Protocol):
         are known and the number of all.
         """
 
-    def keep(self, round: Round) -> None:
-        """Behind a pass: leave the target at what each request has decided."""
-
     def prefill(self, batch: Any, *, needed: bool) -> tuple[Any, Tensor | None]:
         """SGLang's own prefill: its result, and features where drafters read them."""

@@ -95,10 +95,10 @@ class RoundEngine:
     def _goes_on(self, round: Round, done: Round) -> bool:
         """Whether the next round needs nothing that the scheduler does after this one.
 
-        It ends answers, finds stop strings, lets requests in that wait, moves grammars
-        on and keeps states of recurrent targets.
+        It ends answers, finds stop strings, lets requests in that wait, and moves
+        grammars on.
         """
-        if not self.planner.adaptive or not round.may_repeat or round.has_state:
+        if not self.planner.adaptive or not round.may_repeat:
             return False
         if round.num_waiting or any(
             r.error or r.is_at_its_end or (r.has_stop_text and r.decision.accept_tokens)
@@ -231,7 +231,7 @@ class RoundEngine:
 
     def commit(self, round: Round) -> None:
         """Keep what the draft holds after the cut and what the target has to rewrite,
-        and tell the reports; free slots, and leave a recurrent state at what was kept.
+        and tell the reports; free slots.
         """
         keep = []
         for r in round:
@@ -241,7 +241,6 @@ class RoundEngine:
             pending = r.state.pending
             keep.append(r.new_len + len(pending) + bool(pending))
         self.slots.trim_rows(round.batch, keep)
-        self.target.keep(round)
 
 
 def left_over(r: RequestRound) -> Draft:

@@ -16,7 +16,6 @@ from sglang.srt.arg_groups.model_override_base import (
     resolved_view,
 )
 from sglang.srt.runtime_context import get_memory, get_parallel
-from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_parse.drafting.create_drafters import create_drafters
 from sglang_parse.drafting.drafter import Drafter, DrafterContext, DrafterResources
@@ -41,8 +40,8 @@ from sglang_parse.probe.open_probe import OpenedProbe, open_probe
 from sglang_parse.probe.probe_verdicts import RoundParts
 from sglang_parse.reporting import telemetry
 from sglang_parse.requests.request_states import RequestStates
-from sglang_parse.sgl.architecture import check_architecture, has_recurrent_state
-from sglang_parse.sgl.capacity import longest_prefill, pass_rows
+from sglang_parse.sgl.architecture import check_architecture
+from sglang_parse.sgl.capacity import longest_pass, longest_prefill
 from sglang_parse.sgl.compat.request_changes import hold, release
 from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.sgl.slots import RoundSlots
@@ -79,10 +78,6 @@ class Parts:
     def draft_runners(self) -> list[DraftRunner]:
         """Models that draft; the draft model comes first, as SGLang expects."""
         return [r for drafter in reversed(self.drafters) for r in drafter.runners]
-
-    @property
-    def has_recurrent_state(self) -> bool:
-        return has_recurrent_state(self.verifier.runner)
 
 
 def open_parts(
@@ -150,7 +145,6 @@ def open_parts(
         has_token_level=any(d.token_level for d in drafters),
         refuse=refuse,
         judge_kind=probe.judge_kind,
-        has_recurrent_state=has_recurrent_state(runner),
     )
     counters.held = requests.count
     logger.info(
@@ -232,12 +226,10 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
 
 
 def _open_slots(parts: Parts, req_to_token_pool: Any, allocator: Any) -> RoundSlots:
-    runner = parts.verifier.runner
-    most = pass_rows(runner, req_to_token_pool, _free_bytes(runner))
     return RoundSlots(
         req_to_token_pool,
         allocator,
-        max_rows=parts.ranks.agree(most),
+        max_rows=parts.ranks.agree(longest_pass()),
         brings_back=get_memory().enable_hierarchical_cache,
     )
 
@@ -246,13 +238,7 @@ def _open_drafters(parts: Parts, slots: RoundSlots) -> None:
     resources = DrafterResources(
         slots=slots,
         num_slots=slots.last_slot,
-        features_of=None if parts.has_recurrent_state else parts.verifier.features_of,
+        features_of=parts.verifier.features_of,
     )
     for drafter in parts.drafters:
         drafter.open(resources)
-
-
-def _free_bytes(runner: Any) -> int:
-    """Free memory of the runner's device."""
-    free_gb = get_available_gpu_memory(runner.device, runner.gpu_id, empty_cache=False)
-    return int(free_gb * (1 << 30))

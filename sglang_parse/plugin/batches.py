@@ -110,13 +110,7 @@ class Batches:
         pass beside it, or where more than tokens is asked for, of which a result has
         those of one pass. Returns the rounds of the passes."""
         wants_more = batch.return_logprob or batch.return_hidden_states
-        open_now = partial(
-            open_round,
-            batch,
-            states,
-            index,
-            has_state=self.requests.has_recurrent_state,
-        )
+        open_now = partial(open_round, batch, states, index)
         if len(index) == len(states) and not wants_more:
             rounds = self.engine.run_quantum(open_now)
         else:

@@ -6,8 +6,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.plugin.gating import AFTER, AROUND, REPLACE, Hook
 
-_SRT, _OPS = "sglang.srt", "sglang.kernels.ops"
-_GATED = "recurrent.gated_ops"
+_SRT = "sglang.srt"
 _UNQUANTIZED = f"{_SRT}.layers.quantization.unquant.Unquantized"
 #: Modules of Triton's functions -> the function, and torch's in its stead.
 _BY_TORCH = {
@@ -16,20 +15,6 @@ _BY_TORCH = {
         "get_last_loc": "cpu.ops:last_slots",
     },
     f"{_SRT}.layers.logits_processor": {"fused_softcap": "cpu.ops:softcap"},
-    f"{_OPS}.attention.triton_gdn_fused_proj": {
-        "fused_qkvzba_split_reshape_cat": f"{_GATED}:split_by_group",
-        "fused_qkvzba_split_reshape_cat_contiguous": f"{_GATED}:split_by_kind",
-    },
-    f"{_OPS}.attention.fla.fused_norm_gate": {
-        "rms_norm_gated": f"{_GATED}:norm_and_gate"
-    },
-    f"{_OPS}.attention.fla.layernorm_gated": {
-        "rms_norm_gated": f"{_GATED}:norm_or_gate"
-    },
-    f"{_OPS}.elementwise.elementwise": {
-        "fused_sigmoid_mul": f"{_GATED}:multiply_by_sigmoid",
-        "fused_gate_sigmoid_mul_add": f"{_GATED}:add_gated",
-    },
 }
 
 
@@ -78,7 +63,7 @@ CPU_HOOKS = (
     ),
     on_cpu(
         AROUND,
-        "models with gated delta nets, and hierarchical caches, are built",
+        "hierarchical caches are built",
         (
             f"{_SRT}.model_loader.loader._initialize_model",
             "cpu.ops:build_on_cpu",
@@ -106,14 +91,6 @@ CPU_HOOKS = (
                 "cpu.linear:forget_packed",
             )
             for layer in ("Linear", "Embedding")
-        ),
-    ),
-    on_cpu(
-        AROUND,
-        "models with gated delta nets are served",
-        (
-            f"{_SRT}.layers.attention.attention_registry.attn_backend_wrapper",
-            "recurrent.gated_backend:add_linear_layers",
         ),
     ),
 )

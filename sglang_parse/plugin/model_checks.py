@@ -17,7 +17,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
 from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote.remote_protocol import check_key
-from sglang_parse.sgl.families import SMALL_DRAFT, family_of
+from sglang_parse.sgl.families import EXPECTED, SMALL_DRAFT, UNKNOWN, family_of
 from sglang_parse.sgl.mtp import check_mtp
 from sglang_parse.sgl.tokenizers import load_tokenizer
 
@@ -79,11 +79,35 @@ def check_draft_model(server_args: Any, config: ParseConfig) -> None:
     config.check_draft_model(server_args.speculative_draft_model_path)
 
 
+def check_families(server_args: Any, config: ParseConfig) -> None:
+    """Neither the target nor the draft is of a family that is refused, before SGLang
+    looks at it. Raises ValueError. What has no config.json yet passes."""
+    from transformers import PretrainedConfig
+
+    for flag, path, revision in (
+        ("--model-path", server_args.model_path, server_args.revision),
+        (
+            DRAFT_FLAG,
+            server_args.speculative_draft_model_path,
+            server_args.speculative_draft_model_revision,
+        ),
+    ):
+        if not path:
+            continue
+        try:
+            model, _ = PretrainedConfig.get_config_dict(path, revision=revision)
+        except (OSError, ValueError):
+            continue  # SGLang says it in its own words
+        for name in model.get("architectures") or ():
+            family = family_of(name)
+            if family.why and family is not UNKNOWN:
+                raise ValueError(f"{flag} {path!r}: {name} {family.why}; {EXPECTED}.")
+
+
 def check_pair(server_args: Any, config: ParseConfig) -> None:
     """The draft, if there is one, can write for the target. Raises ValueError."""
     target = load_tokenizer(server_args, of_draft=False)
     if server_args.speculative_draft_model_path:
-        check_draft_kind(server_args)
         draft = load_tokenizer(server_args, of_draft=True)
         check_draft_pages(server_args, check_draft_tokenizer(target, draft))
     if config.draft_url:
@@ -119,26 +143,6 @@ def _load(field: str, name: str, load: Callable[[], object]) -> None:
         load()
     except ValueError as e:
         raise ValueError(f"{flag_name(field)} is {name!r}: {e}") from e
-
-
-def check_draft_kind(server_args: Any) -> None:
-    """The draft has no recurrent state, which would keep a rejected token. Raises
-    ValueError."""
-    from sglang.srt.utils.hf_transformers_utils import get_config
-
-    path = server_args.speculative_draft_model_path
-    config = get_config(
-        path,
-        trust_remote_code=server_args.trust_remote_code,
-        revision=server_args.speculative_draft_model_revision,
-    )
-    for name in getattr(config, "architectures", None) or ():
-        if family_of(name).recurrent:
-            raise ValueError(
-                f"{DRAFT_FLAG} is {path!r}, and {name} has a "
-                "recurrent state, which cannot go back behind a rejected draft; "
-                f"expected a model of attention alone, such as {SMALL_DRAFT}."
-            )
 
 
 def check_draft_pages(server_args: Any, agreement: TokenizerMatch) -> None:

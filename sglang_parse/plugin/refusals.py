@@ -16,7 +16,6 @@ UNSET = (None, False)
 _OWN_VERIFICATION = "it is of SGLang's own verification, which PARSE does not run"
 _ONE_POOL = "slots and positions of a pass are those of one pool on one rank"
 _OTHER_KV = "what it brings back is missing in the draft model's KV pool"
-_STATES = "a recurrent state is kept as it was, in a slot of its own for each request"
 _NO_REPORTS = "its requests pass no TokenizerManager, so that they have no reports"
 _TO_THE_BIT = (
     "a token's logits come from a pass or from a step, whose last bits differ, and "
@@ -59,10 +58,6 @@ SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "enable_two_batch_overlap": (UNSET, "it splits batches that a pass needs whole"),
     "enable_mixed_chunk": (UNSET, "a pass and a prefill would be one batch"),
-    "mamba_radix_cache_strategy": (("no_buffer", "auto"), _STATES),
-    "enable_linear_replayssm": (UNSET, _STATES),
-    "enable_linear_replayssm_spec": (UNSET, _STATES),
-    "enable_int8_mamba_checkpoint": (UNSET, _STATES),
     "grammar_backend": (
         ("xgrammar", "llguidance", "none"),
         "its grammars cannot go back over a rejected draft",

@@ -16,7 +16,6 @@ from torch import Tensor
 from sglang_parse.plugin.stops import num_kept
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.sgl.compat.request_changes import keep_from_cache
 from sglang_parse.sgl.sampling import ROW_LISTS
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
 from sglang_parse.sgl.upload import upload
@@ -68,8 +67,6 @@ def emit(rounds: Sequence[RequestRound]) -> Emitted:
         passes[0] += num_ahead
     num_drafted = num_ahead + sum(len(r.draft.tokens) for r in rounds)
     num = num_kept(last.req, tokens, last.state.stop_ids)
-    if num < len(tokens):
-        keep_from_cache(last.req)
     return Emitted(tokens[:num], num_drafted, tuple(_first(passes, num)), last)
 
 

@@ -65,13 +65,10 @@ def open_round(
     batch: SchedulerBatch,
     states: Sequence[RequestState],
     index: Sequence[int],
-    *,
-    has_state: bool = False,
 ) -> Round:
     """The requests at `index` of a decode batch, as they stand before the round.
 
-    states: of all requests of the batch. has_state: whether the target has a recurrent
-    state.
+    states: of all requests of the batch.
     """
     view = batch_view(batch, index)
     rows = view.req_pool_indices_cpu.tolist()
@@ -96,23 +93,19 @@ def open_round(
         chosen,
         num_waiting=queue.num_waiting,
         has_mail=queue.has_mail,
-        may_repeat=may_repeat(view, has_state=has_state),
-        has_state=has_state,
+        may_repeat=may_repeat(view),
     )
 
 
-def may_repeat(batch: RoundBatch, *, has_state: bool) -> bool:
+def may_repeat(batch: RoundBatch) -> bool:
     """Whether the next tokens need nothing that the scheduler does behind each one.
 
-    Penalties and grammars follow the answer, and so may a logit processor. A session
-    goes on from an answer's end, which a recurrent state may have left behind.
+    Penalties and grammars follow the answer, and so may a logit processor.
     """
-    sessions = has_state and any(getattr(r, "session", None) for r in batch.reqs)
     info = batch.sampling_info
     penalties = getattr(info.penalizer_orchestrator, "is_required", False)
     return not (
         penalties
-        or sessions
         or info.acc_additive_penalties is not None
         or info.acc_scaling_penalties is not None
         or info.has_custom_logit_processor

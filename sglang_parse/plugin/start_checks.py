@@ -124,6 +124,7 @@ EARLY_CHECKS = (
     StartCheck("draft model", checks.check_draft_model),
     StartCheck("device", check_device),
     StartCheck("model folders", check_folders),
+    StartCheck("families of the models", checks.check_families),
     StartCheck("context lengths", check_context),
     StartCheck("probe", check_probe_flags),
     # SGLang would refuse some in the name of what it resolved them to.

@@ -19,7 +19,6 @@ from sglang_parse.probe.probe_file import load_probe
 from sglang_parse.probe.probe_guard import ProbeGuard
 from sglang_parse.probe.probe_verdicts import ProbeVerdicts, RoundParts
 from sglang_parse.probe.target_fingerprint import fingerprint
-from sglang_parse.sgl.architecture import has_recurrent_state
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,6 @@ def open_probe(
     if probe is None and not config.probe_collect:
         return OpenedProbe(config)
     model = verifier.runner.model_config
-    if has_recurrent_state(verifier.runner):
-        raise ValueError(
-            f"--model-path {server_args.model_path!r} has a recurrent state, for "
-            f"which no probe was tested; leave out {flag_name('probe')} and "
-            f"{flag_name('probe_collect')}."
-        )
     layers = usual_layers(model.num_hidden_layers)
     flag = flag_name("probe_collect")
     if probe is not None:

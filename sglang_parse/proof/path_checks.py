@@ -26,7 +26,6 @@ from sglang_parse.proof.plain_path import (
     kept,
 )
 from sglang_parse.requests.round_records import Round
-from sglang_parse.sgl.architecture import has_recurrent_state
 from sglang_parse.sgl.compat.graph_changes import graphs_of_pass
 from sglang_parse.sgl.fast_paths import (
     DRAFT_STEPS,
@@ -61,12 +60,11 @@ class NotTaken(RuntimeError):
 @dataclass(frozen=True)
 class PathCheck:
     """absent: why the server has no such path, "" where it has. measure: how far it
-    lies from the plain path, and how far it may. unproven: why it is not tried."""
+    lies from the plain path, and how far it may."""
 
     name: str
     absent: Callable[[], str]
     measure: Callable[[], tuple[float, float]]
-    unproven: str = ""
 
 
 def open_checks(parts: Any, engine: Any, *, is_full: bool) -> Iterator[PathCheck]:
@@ -142,16 +140,13 @@ class TargetChecks(RunnerChecks):
         self.verifier, self.short_passes = verifier, short_passes
 
     def checks(self) -> Iterator[PathCheck]:
-        has_state = has_recurrent_state(self.runner)
-        unproven = "the target keeps recurrent states" if has_state else ""
-        check = partial(PathCheck, unproven=unproven)
         steps = partial(self.measure_steps, self.step)
-        yield check(TARGET_STEPS, self.why_no_steps, steps)
+        yield PathCheck(TARGET_STEPS, self.why_no_steps, steps)
         for route in backend_of(self.runner.prefill_attention_backend_str).inputs:
             measure = partial(self.measure_pass, route)
-            yield check(route_path(route), lambda: "", measure)
-        yield check(PASS_GRAPHS, self.why_no_graphs, self.measure_graphs)
-        yield check(SHORT_PASSES, self.why_no_short, self.measure_short)
+            yield PathCheck(route_path(route), lambda: "", measure)
+        yield PathCheck(PASS_GRAPHS, self.why_no_graphs, self.measure_graphs)
+        yield PathCheck(SHORT_PASSES, self.why_no_short, self.measure_short)
 
     def step(self, ids: Sequence[int], rows: Tensor, lens: Sequence[int]) -> Tensor:
         on_host = torch.tensor(lens)

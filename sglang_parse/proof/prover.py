@@ -89,8 +89,8 @@ class Prover:
         elif self.died[place]:
             why = f"the server ended while it tried this; {self.record.path} says so"
             self._switch_off(name, why)
-        elif check.unproven or self.level == "off":
-            self.paths.set(name, UNPROVEN, check.unproven or "the proof is off")
+        elif self.level == "off":
+            self.paths.set(name, UNPROVEN, "the proof is off")
         elif self.proven[place] and self.level == "fast":
             self.paths.set(name, PROVEN, "at an earlier start")
         else:

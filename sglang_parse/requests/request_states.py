@@ -44,8 +44,6 @@ class RequestStates:
     refuse: Callable[[Any, Refusal], None]
     #: What gives a request's verdicts. Raises ValueError where that is not served.
     judge_kind: Callable[[RequestOptions], str] = lambda options: "suffix"
-    #: Whether the target has a state besides its KV.
-    has_recurrent_state: bool = False
     _states: weakref.WeakKeyDictionary[Any, RequestState] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -136,12 +134,6 @@ class RequestStates:
             else:
                 stop_ids = stop_token_ids(req, self.model_eos_ids)
                 client = ClientText.of(options.client_text, self.tokenizer, stop_ids)
-            if self.has_recurrent_state:
-                raise ValueError(
-                    "The request has a text behind its prompt (prediction, "
-                    "custom_params), which cannot be judged here: this model's "
-                    "recurrent state is past the prompt's last token; leave it out."
-                )
             if req.input_embeds is not None:
                 raise ValueError(
                     "custom_params has a text behind the prompt's tokens, and the "

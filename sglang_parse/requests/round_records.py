@@ -233,8 +233,6 @@ class Round:
     may_repeat: bool = False
     #: Requests that run, with those that take no part in the pass.
     num_running: int = 0
-    #: Whether the target has a recurrent state, which stands behind all that it wrote.
-    has_state: bool = False
     #: Whether verdicts are asked for; else drafts are followed token by token.
     judged: bool = True
     #: A verdict stands at every N-th boundary of requests that do not say themselves.

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
 from sglang.srt.configs.model_config import AttentionArch, is_minimax_sparse
 
-from sglang_parse.options.table import EAGLE3
-from sglang_parse.sgl.families import SEE, family_of
+from sglang_parse.sgl.families import EXPECTED, family_of
 from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
 
 # Attention backends on which a pass of many prefixes is right for such models.
@@ -18,7 +16,6 @@ LATENT_BACKENDS = (CPU_ATTENTION_BACKEND, "triton", "flashinfer")
 # FlashInfer puts a prefill after a cached prefix of latent KV together from parts of
 # SGLang's own batches. A draft model runs such prefills, and so does a head.
 LATENT_PREFILL_BACKENDS = (CPU_ATTENTION_BACKEND, "triton")
-RECURRENT_BACKENDS = (CPU_ATTENTION_BACKEND,)
 
 #: Whether something speaks against a model, and the sentence that says so.
 Reason = tuple[bool, str]
@@ -60,16 +57,6 @@ def check_architecture(
             raise ValueError(f"{flag}: {what.format(name=name)}.")
 
 
-def has_recurrent_state(runner: Any) -> bool:
-    """Whether some layer of a model keeps a state besides KV.
-
-    Of such families SGLang takes a draft for the MTP head, whose layer keeps none.
-    """
-    if getattr(runner, "is_draft_worker", False):
-        return False
-    return mambaish_config(runner.model_config) is not None
-
-
 def has_latent_kv(runner: Any) -> bool:
     """Whether all heads of a model share one compressed key and value."""
     return bool(runner.model_config.attention_arch == AttentionArch.MLA)
@@ -86,10 +73,6 @@ def _reasons(runner: Any, name: str, *, is_head: bool) -> Iterator[Reason]:
     config, family = runner.model_config, family_of(name)
     for holds, why in (
         (bool(family.why), family.why),
-        (
-            mambaish_config(config) is not None and hybrid_gdn_config(config) is None,
-            "has a recurrent state other than that of gated delta nets",
-        ),
         (config.is_encoder_decoder, "is an encoder-decoder"),
         (not config.is_generation, "does not generate"),
         (is_minimax_sparse(config.hf_config), "has block-sparse attention"),
@@ -98,8 +81,7 @@ def _reasons(runner: Any, name: str, *, is_head: bool) -> Iterator[Reason]:
             "attends within chunks of the context",
         ),
     ):
-        told = "which --speculative-algorithm PARSE does not support"
-        yield holds, f"{{name}} {why}, {told}; {SEE}"
+        yield holds, f"{{name}} {why}; {EXPECTED}"
     yield (
         family.head and not is_head,
         "SGLang serves this model as {name}, the head of a target; expected a model "
@@ -112,10 +94,7 @@ def _reasons_of_backend(
     runner: Any, backend: str, *, is_draft: bool
 ) -> Iterator[Reason]:
     """What speaks against a model on one attention backend."""
-    is_hybrid, has_state = (
-        runner.model_config.is_hybrid_swa,
-        has_recurrent_state(runner),
-    )
+    is_hybrid = runner.model_config.is_hybrid_swa
     if not is_draft:
         # SGLang divides memory between both pools and leaves none to what drafts.
         yield (
@@ -124,16 +103,15 @@ def _reasons_of_backend(
             "cannot budget a draft; add --disable-hybrid-swa-memory",
         )
         yield (
-            (is_hybrid or has_state) and getattr(runner, "page_size", 1) > 1,
-            "{name} keeps windows or states in a pool of their own, which PARSE does "
-            "not serve in pages; add --page-size 1",
+            is_hybrid and getattr(runner, "page_size", 1) > 1,
+            "{name} keeps windows in a pool of their own, which PARSE does not serve "
+            "in pages; add --page-size 1",
         )
     windows = (*WINDOW_BACKENDS, "flashinfer") if is_draft else WINDOW_BACKENDS
     latent = LATENT_PREFILL_BACKENDS if is_draft else LATENT_BACKENDS
     for holds, what, possible in (
         (has_window(runner), "sliding windows", windows),
         (has_latent_kv(runner), "latent attention", latent),
-        (has_state, "a recurrent state", RECURRENT_BACKENDS),
     ):
         yield (
             holds and backend not in possible,
@@ -157,12 +135,6 @@ def _reasons_of_latent_kv(
 def _reasons_of_readers(runner: Any, *, head: str) -> Iterator[Reason]:
     """What reads the target's hidden states beside the passes."""
     yield (
-        has_recurrent_state(runner) and head == EAGLE3,
-        "{name} has a recurrent state, from which what an EAGLE-3 head reads of a "
-        "cached prompt cannot be computed; leave out --speculative-parse-compose "
-        "eagle3",
-    )
-    yield (
         bool(head) and runner.model_config.is_multimodal,
         "{name} is multimodal, and its head cannot read images; leave out "
         f"--speculative-parse-compose {head}",
@@ -171,12 +143,8 @@ def _reasons_of_readers(runner: Any, *, head: str) -> Iterator[Reason]:
 
 def _reasons_of_cache(runner: Any, brings_back: bool) -> Iterator[Reason]:
     """No test has shown these beside a hierarchical cache."""
-    for holds, what in (
-        (has_recurrent_state(runner), "a recurrent state"),
-        (has_window(runner), "sliding windows"),
-    ):
-        yield (
-            brings_back and holds,
-            f"{{name}} has {what}, which PARSE does not serve with "
-            "--enable-hierarchical-cache; leave it out",
-        )
+    yield (
+        brings_back and has_window(runner),
+        "{name} has sliding windows, which PARSE does not serve with "
+        "--enable-hierarchical-cache; leave it out",
+    )

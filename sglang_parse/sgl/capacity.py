@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.runtime_context import get_exec, get_schedule
-
-from sglang_parse.sgl.architecture import has_recurrent_state
-
-logger = logging.getLogger(__name__)
 
 # SGLang leaves memory beside its pools for the activations of a prefill of at least so
 # many tokens (arg_groups/memory_hook.py).
@@ -32,56 +26,6 @@ def longest_pass() -> int:
     # SGLang's buffer for routed experts has rows for its own prefills alone.
     least = 0 if features.enable_return_routed_experts else LEAST_PREFILL
     return max(least, longest_prefill())
-
-
-@dataclass(frozen=True)
-class StateCosts:
-    """Bytes of the recurrent state of a model, over all its layers."""
-
-    #: Of one request, or of one cached prefix.
-    slot: int
-    #: What a pass keeps of a drafted row until its tokens are decided.
-    row: int
-    #: What a judge suffix takes while one layer runs.
-    branch: int
-
-    @classmethod
-    def of(cls, pool: Any, itemsize: int) -> StateCosts:
-        """pool: SGLang's MambaPool (mem_cache/memory_pool.py). itemsize: of an element
-        of the model's activations."""
-        conv, delta = pool.mamba_cache.conv[0], pool.mamba_cache.temporal
-        num_layers, _, width, _ = conv.shape
-        branch = conv[0, 0].nbytes + delta[0, 0].nbytes
-        # Inputs of the convolution, and two numbers for each head's gates.
-        row = num_layers * (width + 2 * delta.shape[2]) * itemsize
-        return cls(num_layers * branch, row, branch)
-
-    def most_rows(self, most: int, free_bytes: int) -> int:
-        """Rows of a pass, at most `most`, whose inputs and branches fit; each row is
-        counted as a drafted one, and half of what is free is left to activations."""
-        return max(2, min(most, free_bytes // (2 * self.row)))
-
-    def describe(self, *, num_slots: int, max_rows: int) -> str:
-        return (
-            f"Recurrent state: {num_slots} slots of {self.slot} bytes, "
-            f"{num_slots * self.slot / 1e9:.2f} GB, for requests and cached prefixes. "
-            f"A pass has at most {max_rows} rows: it keeps {self.row} bytes of each "
-            "drafted one until its tokens are decided, "
-            f"{max_rows * self.row / 1e9:.2f} GB, and each judge suffix takes "
-            f"{self.branch} bytes while a layer runs."
-        )
-
-
-def pass_rows(runner: Any, req_to_token_pool: Any, free_bytes: int) -> int:
-    """Rows of the longest pass of a target; fewer where its recurrent state needs the
-    memory, which is told. free_bytes: left beside weights and pools."""
-    rows = longest_pass()
-    if has_recurrent_state(runner):
-        pool = req_to_token_pool.mamba_pool
-        costs = StateCosts.of(pool, runner.dtype.itemsize)
-        rows = costs.most_rows(rows, free_bytes)
-        logger.info(costs.describe(num_slots=pool.size, max_rows=rows))
-    return rows
 
 
 def check_feature_room(

@@ -9,6 +9,10 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("families.toml")
 SEE = "docs/models.md lists the families that PARSE knows"
+EXPECTED = (
+    "expected a model of a family that docs/models.md lists as served, or a start "
+    "without --speculative-algorithm PARSE"
+)
 # A small model of attention alone whose tokens are known as text: any target's draft.
 SMALL_DRAFT = "Qwen/Qwen3-0.6B"
 
@@ -21,8 +25,6 @@ class Family:
     why: str = ""
     #: Whether requests with images are served, in `exact` at most.
     images: bool = False
-    #: Whether its models keep a recurrent state besides KV.
-    recurrent: bool = False
     #: How names of weights of its head for multi-token prediction begin; "" where no
     #: test has proven such a head. {layers} is the number of the target's layers.
     mtp: str = ""

@@ -60,7 +60,6 @@ def why_not(graphs: Any) -> str:
         ("use_captured_attn_metadata", "the attention backend captures its metadata"),
         ("enable_cp_bcg_capture", "prefills are context parallel"),
         ("is_multimodal", "the model reads more than tokens"),
-        ("mamba_track_enabled", "the model keeps states beside its KV"),
         ("enable_lora", "LoRA is on"),
     ):
         if getattr(graphs, flag, False):

@@ -36,9 +36,7 @@ def check_mtp(server_args: Any) -> None:
 
 def _missing(server_args: Any, config: Any, beginning: str) -> str:
     """What the checkpoint lacks, or "". beginning: of the names of its weights."""
-    if beginning.startswith("model.layers.") and not getattr(
-        config, "num_nextn_predict_layers", 0
-    ):
+    if not getattr(config, "num_nextn_predict_layers", 0):
         return "says of no num_nextn_predict_layers in its config.json"
     if server_args.load_format == "dummy":
         return ""

@@ -49,8 +49,6 @@ class RequestKV(Protocol):
 
     #: Leading columns of its row of req_to_token that hold slots of its own.
     kv_allocated_len: int
-    #: Whether its model has a recurrent state.
-    holds_mamba: bool
 
 
 class SchedulerRequest(Protocol):
@@ -87,8 +85,6 @@ class SchedulerRequest(Protocol):
     #: What ended it, and the length of its answer with the stop.
     finished_reason: Any
     finished_len: int | None
-    #: Whether its KV stays out of the radix cache.
-    skip_radix_cache_insert: bool
     #: Right drafts of all steps, and steps by their number of right drafts.
     spec_verify_ct: int
     spec_num_correct_drafts: int

@@ -64,13 +64,6 @@ class TargetModel:
         round.sampled = self.join_samples(samples)
         return tokens
 
-    def keep(self, round: Round) -> None:
-        """Behind a pass: bring recurrent states to the decided tokens but the last,
-        whose row no pass has had yet. A decode step has brought them there itself."""
-        advance = round.output.advance
-        if advance is not None:
-            advance([len(r.decision.accept_tokens) for r in round])
-
     def prefill(
         self, batch: SchedulerBatch, *, needed: bool
     ) -> tuple[Any, Tensor | None]:

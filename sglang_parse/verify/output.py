@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,9 +24,6 @@ class PassOutput:
     layers: Tensor | None = None
     #: Whether `logits` has every row of the pass.
     has_all_logits: bool = False
-    #: Leaves recurrent states at the kept rows of each request, their number request by
-    #: request; None where there are no such states, or they are there already.
-    advance: Callable[[Sequence[int]], None] | None = None
 
     def kept(self) -> PassOutput:
         """The same with states of its own, as a captured graph's next pass writes into

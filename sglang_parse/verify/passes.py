@@ -193,8 +193,7 @@ class TargetVerifier:
             result = self.target_worker.forward_batch_generation(
                 batch=None, forward_batch=forward_batch, is_verify=True
             )
-        output = self._output(result.logits_output, num_logits=len(verdict_rows))
-        return replace(output, advance=spec_info.advance)
+        return self._output(result.logits_output, num_logits=len(verdict_rows))
 
     def decode(
         self,

@@ -53,8 +53,7 @@ class ShortPasses:
             return False
         if not self._captures(plan.num_verify_tokens):
             return False
-        # A recurrent state goes along one path.
-        if round.has_state or round.batch.return_hidden_states:
+        if round.batch.return_hidden_states:
             return False
         if not self._shows_enough(round):
             return False

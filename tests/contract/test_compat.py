@@ -292,8 +292,6 @@ def test_a_draft_of_such_a_target_is_its_head():
     for target, head in (
         ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN"),
         ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN"),
-        ("Qwen3NextForCausalLM", "Qwen3NextForCausalLMMTP"),
-        ("Qwen3_5MoeForCausalLM", "Qwen3_5ForCausalLMMTP"),
     ):
         assert family_of(target).mtp and not family_of(head).why
         renamed = config.partition(f'self.hf_config.architectures[0] = "{head}"')
@@ -303,8 +301,6 @@ def test_a_draft_of_such_a_target_is_its_head():
     for file, reads in (
         ("deepseek_nextn", "previous_hidden_states = forward_batch.spec_info.hidden"),
         ("glm4_moe_nextn", "forward_batch.spec_info.hidden_states"),
-        ("qwen3_next_mtp", "hidden_states = forward_batch.spec_info.hidden_states"),
-        ("qwen3_5_mtp", "hidden_states = forward_batch.spec_info.hidden_states"),
     ):
         assert reads in source_of(f"models/{file}.py")
 
@@ -367,26 +363,6 @@ def test_plainly_served_request_asks_for_nothing_of_parse():
     requests.serve_plainly(req)
     options = RequestOptions.of(req, ParseConfig())
     assert options.mode == "off"
-
-
-@pytest.mark.contract_source
-def test_sglang_caches_no_state_that_is_past_the_end():
-    """Red if SGLang sees by something else than its lengths that a state has read more
-    than the answer, or if it caches an answer all the same."""
-    from sglang.srt.managers.scheduler_components import batch_result_processor
-    from sglang.srt.mem_cache import common
-
-    source = inspect.getsource(batch_result_processor)
-    assert "if req.owned_kv_len() != req.kv.kv_committed_len:" in source
-    assert "req.skip_radix_cache_insert = True" in source
-    release = inspect.getsource(common.release_kv_cache)
-    assert "not req.skip_radix_cache_insert" in release
-    req = request("ab")
-    requests.keep_from_cache(req)
-    assert req.skip_radix_cache_insert is False
-    req.kv.mamba_pool_idx = 1
-    requests.keep_from_cache(req)
-    assert req.skip_radix_cache_insert is True
 
 
 def test_a_server_says_what_its_model_reads_in_two_fields():

@@ -1,12 +1,17 @@
 """What serving families of models needs of SGLang: checks by name, and tables."""
 
+import importlib
 import inspect
-import types
+import json
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sglang_parse.embedded import TARGET_PATH
+from sglang_parse.options.server import ParseConfig
+from sglang_parse.plugin.model_checks import check_families
 from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
 from tests.support.signatures import parameters
 
@@ -82,42 +87,59 @@ def test_experts_of_other_ranks_are_minus_one_in_torchs_code():
     assert local.tolist() == [[1, 0], [-1, -1]]
 
 
-def test_torch_stands_in_for_kernels_with_their_arguments():
-    """Red if a kernel around gated delta nets takes other arguments than ours."""
-    from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
-    from sglang.kernels.ops.attention.fla import fused_norm_gate, layernorm_gated
-    from sglang.kernels.ops.elementwise import elementwise
+@pytest.mark.parametrize(
+    ("module", "config", "architecture"),
+    [
+        ("qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM"),
+        ("qwen3_5", "Qwen3_5Config", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3_5", "Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration"),
+        ("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+        ("qwen3_5", "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+        ("kimi_linear", "KimiLinearConfig", "KimiLinearForCausalLM"),
+        ("nemotron_h", "NemotronHConfig", "NemotronHForCausalLM"),
+        ("falcon_h1", "FalconH1Config", "FalconH1ForCausalLM"),
+        ("granitemoehybrid", "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM"),
+        ("lfm2", "Lfm2Config", "Lfm2ForCausalLM"),
+        ("jet_nemotron", "JetNemotronConfig", "JetNemotronForCausalLM"),
+        ("mamba2", "Mamba2Config", "Mamba2ForCausalLM"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["model_path", "speculative_draft_model_path"])
+def test_models_with_a_recurrent_state_are_refused(
+    tmp_path, flag, module, config, architecture
+):
+    """Red if a model that SGLang gives a pool of states is served as a target or a
+    draft, or its refusal does not say what was found, what is expected and where it is
+    described. The configurations are those of SGLang's own classes."""
+    family = importlib.import_module(f"sglang.srt.configs.{module}")
+    written = getattr(family, config)().to_dict() | {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    paths = {"model_path": TARGET_PATH, "speculative_draft_model_path": TARGET_PATH}
+    args = SimpleNamespace(
+        **{name: str(path) for name, path in (paths | {flag: tmp_path}).items()},
+        **{"revision": None, "speculative_draft_model_revision": None},
+    )
+    told = f"--{flag.replace('_', '-')} '{tmp_path}': {architecture} keeps a recurrent "
+    with pytest.raises(ValueError, match=re.escape(told)) as e:
+        check_families(args, ParseConfig())
+    assert "docs/decisions/0012-recurrent-targets.md" in str(e.value)
+    assert "; expected a model of a family that docs/models.md lists" in str(e.value)
+    setattr(args, flag, str(TARGET_PATH))
+    check_families(args, ParseConfig())
 
-    from sglang_parse.recurrent import gated_ops
 
-    for theirs, ours in (
-        (projections.fused_qkvzba_split_reshape_cat, gated_ops.split_by_group),
-        (
-            projections.fused_qkvzba_split_reshape_cat_contiguous,
-            gated_ops.split_by_kind,
-        ),
-        (fused_norm_gate.rms_norm_gated, gated_ops.norm_and_gate),
-        (layernorm_gated.rms_norm_gated, gated_ops.norm_or_gate),
-        (elementwise.fused_sigmoid_mul, gated_ops.multiply_by_sigmoid),
-        (elementwise.fused_gate_sigmoid_mul_add, gated_ops.add_gated),
-    ):
-        assert parameters(inspect.unwrap(theirs)) == parameters(ours)
+def test_every_configuration_with_states_belongs_to_a_family_that_is_refused():
+    """Red if SGLang gives another kind of model a pool of states: its architecture has
+    to be refused by name, or be unknown."""
+    from sglang.srt.configs import hybrid_arch
 
-
-def test_models_with_gated_delta_nets_ask_torch_for_a_device(monkeypatch):
-    """Red if they no longer do: that of `on_device` could go. Or if models are built
-    elsewhere: Qwen3-Next would not start on a torch that was built for CUDA."""
-    from sglang.srt.model_loader import loader
-
-    from sglang_parse.cpu import ops
-
-    memory = types.SimpleNamespace(enable_hierarchical_cache=False)
-    monkeypatch.setattr(ops, "get_memory", lambda: memory)
-    assert "model_class(" in inspect.getsource(inspect.unwrap(loader._initialize_model))
-    file = inspect.getfile(loader).replace("model_loader/loader", "models/qwen3_next")
-    with open(file, encoding="utf-8") as source:
-        assert "torch.get_device_module().current_device()" in source.read()
-    before = torch.get_device_module
-    found = ops.build_on_cpu(lambda: torch.get_device_module().current_device())
-    assert torch.device(found) == torch.device("cpu")
-    assert torch.get_device_module is before
+    states = re.findall(r"^    (\w+Config),$", inspect.getsource(hybrid_arch), re.M)
+    assert set(states) == {
+        *("BailingHybridConfig", "FalconH1Config", "FalconMambaConfig"),
+        *("GraniteMoeHybridConfig", "InklingMMConfig", "InklingModelConfig"),
+        *("InternS2PreviewConfig", "JetNemotronConfig", "JetVLMConfig"),
+        *("KimiLinearConfig", "Lfm2Config", "Lfm2MoeConfig", "Lfm2VlConfig"),
+        *("Mamba2Config", "MambaConfig", "MiniCPMHybridConfig"),
+        *("NemotronH_Nano_VL_V2_Config", "NemotronHConfig", "Qwen3NextConfig"),
+        *("Qwen3_5Config", "Qwen3_5MoeConfig", "ZayaConfig"),
+    }

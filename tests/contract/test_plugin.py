@@ -94,7 +94,6 @@ def test_attention_backend_is_known_by_name():
         ("sglang.srt.speculative.spec_utils", "draft_pp_context"),
         ("sglang.srt.layers.moe.utils", "draft_model_build_scope"),
         ("sglang.srt.configs.draft_parallel", "DraftTPExecution.TARGET_LAYOUT"),
-        ("sglang.srt.configs.hybrid_arch", "mambaish_config"),
         ("sglang.srt.utils.hf_transformers_utils", "get_tokenizer"),
         ("sglang.srt.managers.tp_worker", "TpModelWorker"),
         ("sglang.srt.runtime_context", "get_parallel"),

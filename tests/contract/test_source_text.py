@@ -170,34 +170,6 @@ NEEDS = {
             '"mindspore"',
         ),
     },
-    "linear layers get their backend from one function": {
-        f"{SETUP}attention_backend_setup.py": ("attn_backend_wrapper(",),
-        **{
-            f"{ATTENTION}hybrid_linear_attn_backend.py:HybridLinearAttnBackend.{m}": (
-                f"self.linear_attn_backend.{m}(",
-                *(f"{name}={name}," for name in ("layer", "mixed_qkv", "a", "b")),
-            )
-            for m in ("forward_extend", "forward_decode")
-        },
-    },
-    "states lie by layer and slot (sgl/capacity.py, recurrent)": {
-        "mem_cache/memory_pool.py:MambaPool.__init__": (
-            "size=(num_mamba_layers, size + 1) + conv_shape",
-            "size=(num_mamba_layers, size + 1) + temporal_state_shape",
-        ),
-        "mem_cache/memory_pool.py": (
-            "def get_mamba_indices(self, req_indices",
-            "def mamba2_layer_cache(self, layer_id",
-        ),
-    },
-    "a state is cached only at the last KV, and no pass clears it": {
-        "managers/scheduler_components/batch_result_processor.py": (
-            "if req.owned_kv_len() != req.kv.kv_committed_len:",
-        ),
-        f"{RUNNER}._maybe_execute_deferred_mamba_cow_and_clear": (
-            "forward_batch.forward_mode.is_target_verify()",
-        ),
-    },
     "logits are bounded in place by the function that we replace": {
         f"{LOGITS}._get_logits": (
             "  fused_softcap(logits, self.final_logit_softcapping)\n",
@@ -256,7 +228,7 @@ NEEDS = {
     },
     "models of heads wait for a GPU (on_device)": {
         f"models/{name}.py": ("torch.cuda.synchronize()",)
-        for name in ("deepseek_v2", "glm4_moe", "qwen3_next")
+        for name in ("deepseek_v2", "glm4_moe")
     },
     "what comes for a scheduler waits in a ZeroMQ socket": {
         "managers/scheduler.py": (
@@ -362,7 +334,7 @@ def test_a_replay_copies_no_more_than_a_pass_sets():
     for name in ("load_batch", "execute", "_execute_body_capture"):
         assert "is_target_verify" not in source_of(f"{PREFILLS}.{name}")
     for flag in ("use_captured_attn_metadata", "enable_cp_bcg_capture", "is_multimodal",
-                 "mamba_track_enabled", "enable_lora", "prefill_backend_name",
+                 "enable_lora", "prefill_backend_name",
                  "_backend_can_run_prefill_cuda_graph"):  # fmt: skip
         assert re.search(rf"self\.{flag}\b.* = ", source_of(f"{PREFILLS}.__init__"))
 

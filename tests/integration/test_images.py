@@ -24,7 +24,7 @@ pytestmark = pytest.mark.own_server
 # The others run with SGLANG_PARSE_TEST_SCALE=1.
 NAMES = ("qwen3_vl",)
 if os.environ.get("SGLANG_PARSE_TEST_SCALE"):
-    NAMES += ("qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe", "qwen3_5_vl", "mistral3")
+    NAMES += ("qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe", "mistral3")
     NAMES += ("gemma3_images",)
 # SGLang's vision models of these give other features than Hugging Face's: logits are
 # off by up to 5 and 0.1. Within an image of Gemma 3 only SGLang's Triton backend reads

@@ -77,7 +77,6 @@ class FakeTarget:
         self.num_passes = self.num_decodes = 0
         self.plans: list = []
         #: How many tokens each request of a round has decided.
-        self.kept: list[list[int]] = []
 
     def verify(self, round: Round, plan) -> SimpleNamespace:
         self.num_passes += 1
@@ -117,9 +116,6 @@ class FakeTarget:
         round.output = SimpleNamespace(logits=None)
         round.sampled = [token for step in steps for token in step]
         return steps
-
-    def keep(self, round: Round) -> None:
-        self.kept.append([len(r.decision.accept_tokens) for r in round])
 
     def sample(self, round: Round, owner, offset) -> tuple[list[int], list[int]]:
         tokens = []
@@ -211,9 +207,7 @@ def make_request(
         grammar=None,
         to_finish=None,
         vocab_size=1 << 20,
-        kv=SimpleNamespace(
-            kv_allocated_len=len(prompt) + len(output), holds_mamba=False
-        ),
+        kv=SimpleNamespace(kv_allocated_len=len(prompt) + len(output)),
         sampling_params=SimpleNamespace(
             max_new_tokens=max_new_tokens,
             stop_strs=[],

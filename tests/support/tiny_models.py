@@ -37,7 +37,6 @@ COMMON = {
 }
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 DRAFT_NOISE = 0.02
-NORMS_FROM_ONE = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 RESIDUAL = 0.2
 
 
@@ -163,8 +162,6 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
                 p.copy_(noise.bfloat16().float())  # SGLang keeps them in bfloat16
             elif "norm" in name and p.dim() == 1:
                 p.add_(0.1 * noise)
-            elif "dt_bias" in name:
-                p.copy_(0.5 * noise - 3.0)  # states that last for dozens of tokens
             elif p.dim() == 1:
                 p.copy_(0.1 * noise)
             elif "embed" in name:
@@ -185,7 +182,7 @@ def dampen(model: torch.nn.Module, share: float) -> None:
     """Scale what each layer adds."""
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if name.split(".")[-2] in ("o_proj", "out_proj", "down_proj") or (
+            if name.split(".")[-2] in ("o_proj", "down_proj") or (
                 name.endswith("experts.down_proj")
             ):
                 p.mul_(share)
@@ -205,9 +202,7 @@ def without_layers(model: Any) -> Any:
     llama.model.embed_tokens.load_state_dict(body.embed_tokens.state_dict())
     llama.lm_head.load_state_dict(model.lm_head.state_dict())
     with torch.no_grad():
-        # Some count a norm's weights from one on.
-        base = 1.0 if type(body.norm).__name__ in NORMS_FROM_ONE else 0.0
-        llama.model.norm.weight.copy_(base + body.norm.weight)
+        llama.model.norm.weight.copy_(body.norm.weight)
     return llama
 
 
@@ -280,16 +275,6 @@ MOE = {
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
 }
-# Linear, full, linear; heads that share keys, keys and values of their own widths.
-GATED_DELTA = {
-    **{"num_hidden_layers": 3, "shared_expert_intermediate_size": 24},
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
-    **{"linear_key_head_dim": 8, "linear_value_head_dim": 16},
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}
-HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
-# As Qwen3.5's text models keep it; positions of text are one.
-HALF_MROPE = {**HALF_ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 VISION_START, VISION_END, IMAGE, VIDEO = 581, 582, 583, 584
 QWEN_TOKENS = {
     **{"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
@@ -353,52 +338,6 @@ FAMILIES = {
             "rope_parameters": ROPE,
             "intermediate_size": 32,
         },
-    ),
-    "qwen3_next": TinyModel(
-        "Qwen3NextConfig",
-        {
-            **{**COMMON, **MOE, **GATED_DELTA, "num_experts": 4},
-            **{"rope_parameters": HALF_ROPE, "decoder_sparse_step": 1},
-        },
-        more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
-        residual=RESIDUAL,
-    ),
-    "qwen3_5": TinyModel(
-        "Qwen3_5TextConfig",
-        {**COMMON, **GATED_DELTA, "rope_parameters": HALF_MROPE},
-        model="Qwen3_5ForCausalLM",
-        more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
-        residual=RESIDUAL,
-    ),
-    "qwen3_5_moe": TinyModel(
-        "Qwen3_5MoeTextConfig",
-        {
-            **{**COMMON, **MOE, **GATED_DELTA, "num_experts": 4},
-            "rope_parameters": HALF_MROPE,
-        },
-        model="Qwen3_5MoeForCausalLM",
-        more={"full_attention_interval": 2, "partial_rotary_factor": 0.5},
-        residual=RESIDUAL,
-    ),
-    "qwen3_5_vl": TinyModel(
-        "Qwen3_5Config",
-        {
-            **QWEN_VL,
-            "text_config": {
-                **{**COMMON, **GATED_DELTA, "rope_parameters": HALF_MROPE},
-                **{"full_attention_interval": 2, "partial_rotary_factor": 0.5},
-            },
-            "vision_config": {
-                **{**QWEN_VISION, "num_position_embeddings": 16},
-                # As in Qwen's checkpoints; SGLang's own default has three.
-                "deepstack_visual_indexes": [],
-            },
-        },
-        "Qwen3_5ForConditionalGeneration",
-        qwen_processor("Qwen3VLProcessor"),
-        QWEN_TOKENS,
-        QWEN_IMAGE,
-        residual=RESIDUAL,
     ),
     "deepseek_v2": TinyModel(
         "DeepseekV2Config",

@@ -18,19 +18,9 @@ from tests.support.tiny_models import FAMILIES
 
 NOISE = 0.2
 SEED = 7
-# Names of the head's weights in a checkpoint: of its layer, and of the parts around it.
-BY_LAYER = {
-    **{"layer": "model.layers.{layers}.", "project": "eh_proj", "embedding": "enorm"},
-    **{"hidden": "hnorm", "norm": "shared_head.norm"},
-}
-BY_NAME = {
-    **{"layer": "mtp.layers.0.", "project": "fc", "norm": "norm"},
-    **{"embedding": "pre_fc_norm_embedding", "hidden": "pre_fc_norm_hidden"},
-}
-NAMES = {
-    **{"deepseek_v3": BY_LAYER, "glm4_moe": BY_LAYER},
-    **{"qwen3_next": BY_NAME, "qwen3_5": BY_NAME, "qwen3_5_moe": BY_NAME},
-}
+NAMES = ("deepseek_v3", "glm4_moe")
+# The head's weights in a checkpoint, beside those of its layer.
+WEIGHTS = {"embedding": "enorm", "hidden": "hnorm", "norm": "shared_head.norm"}
 
 
 @dataclass
@@ -93,32 +83,21 @@ class MtpReference:
 
 def build_with_mtp(name: str, folder: Path) -> MtpReference:
     """Write the family's target and its head to `folder`."""
-    family, names = FAMILIES[name], NAMES[name]
+    family = FAMILIES[name]
     layers = family.fields["num_hidden_layers"]
-    fields, more = {**family.fields, "num_hidden_layers": layers + 1}, dict(family.more)
-    if kinds := fields.get("layer_types"):
-        fields["layer_types"] = [*kinds, "full_attention"]
-        more["layer_types"] = kinds
-    more |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
+    fields = {**family.fields, "num_hidden_layers": layers + 1}
+    more = {**family.more, "num_hidden_layers": layers, "num_nextn_predict_layers": 1}
     family = replace(family, fields=fields, more=more)
     family.build(folder)
     whole = family.model_of()
     reference = _reference(whole, layers)
-    prefix = names["layer"].format(layers=layers)
-    around = prefix if names is BY_LAYER else "mtp."
-    parts = {
-        f"{around}{names['project']}.weight": reference.project,
-        **{
-            f"{around}{names[part]}.weight": getattr(reference, part).weight.data
-            for part in ("embedding", "hidden", "norm")
-        },
+    prefix = f"model.layers.{layers}."
+    parts = {f"{prefix}eh_proj.weight": reference.project} | {
+        f"{prefix}{name}.weight": getattr(reference, part).weight.data
+        for part, name in WEIGHTS.items()
     }
     (file,) = folder.glob("*.safetensors")
-    weights = {
-        k.replace(f"model.layers.{layers}.", prefix): v
-        for k, v in load_file(file).items()
-    }
-    save_file({**weights, **parts}, file, metadata={"format": "pt"})
+    save_file({**load_file(file), **parts}, file, metadata={"format": "pt"})
     return reference
 
 

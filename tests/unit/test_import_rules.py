@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
     "shield", "options", "judging", "sgl", "reporting", "requests", "verify", "cpu",
-    "recurrent", "drafting", "remote", "policy", "engine", "probe", "proof", "plugin",
+    "drafting", "remote", "policy", "engine", "probe", "proof", "plugin",
     "embedded", "demo", "calibrate", "cli",
 )  # fmt: skip
 # The client's side, which shares little with the server's.
@@ -27,7 +27,6 @@ WITH_SGLANG = {
     "sgl",
     "verify",
     "cpu",
-    "recurrent",
     "drafting",
     "probe",
     "proof",

@@ -174,30 +174,21 @@ def taken_for_triton(name: str) -> Iterator[None]:
 
 @contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """Let SGLang build a model, or hand weights to a head, on a CPU as on a GPU.
+    """Let SGLang hand a target's weights to a head on a CPU as on a GPU.
 
     device: of the models. Nothing changes where it is another than the CPU.
 
-    What: inside the block `torch.get_device_module` gives the CPU to what asks for the
-    current device, and `torch.cuda.synchronize` does nothing.
-    Why: a torch that was built for CUDA answers with CUDA where there is no GPU, and
-    models of heads wait for a GPU when they take the target's weights.
-    Where: models/qwen3_next.py and models/qwen3_5.py, `norm`; models/deepseek_v2.py,
-    glm4_moe.py and qwen3_next.py, `set_embed_and_head`.
-    Ends with: layers that take SGLang's device, and models that ask SGLang's platform
-    to wait, as models/llama.py does.
+    What: inside the block `torch.cuda.synchronize` does nothing.
+    Why: models of heads wait for a GPU when they take the target's weights.
+    Where: models/deepseek_v2.py and glm4_moe.py, `set_embed_and_head`.
+    Ends with: models that ask SGLang's platform to wait, as models/llama.py does.
     """
     if device != "cpu":
         yield
         return
-    found, wait = torch.get_device_module, torch.cuda.synchronize
-
-    def answer(device: Any = None) -> Any:
-        return found("cpu" if device is None else device)
-
-    torch.get_device_module = answer  # type: ignore[assignment]
+    wait = torch.cuda.synchronize
     torch.cuda.synchronize = lambda device=None: None
     try:
         yield
     finally:
-        torch.get_device_module, torch.cuda.synchronize = found, wait
+        torch.cuda.synchronize = wait

@@ -41,20 +41,6 @@ def abort(
     req.to_finish = FINISH_ABORT(message, status_code=status, err_type=err_type)
 
 
-def keep_from_cache(req: SchedulerRequest) -> None:
-    """Do not let SGLang cache the answer of a request that ends within a step, if its
-    model has a recurrent state.
-
-    What: writes `Req.skip_radix_cache_insert`.
-    Why: the state has read tokens behind the end, and cannot go back to it.
-    Where: scheduler_components/batch_result_processor.py,
-    `_mamba_can_cache_finished_req`, which sees this where SGLang gets those tokens.
-    Ends with: a result that says how many tokens the state has read.
-    """
-    if req.kv.holds_mamba:
-        req.skip_radix_cache_insert = True
-
-
 def serve_plainly(req: SchedulerRequest) -> None:
     """Serve a request one token at a time, whatever its options say.
 

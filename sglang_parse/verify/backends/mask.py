@@ -25,9 +25,6 @@ MAX_MASK_CELLS = 2**31 - 1
 class MaskedVerifyInput(ParseVerifyInput):
     """The sequences are the requests."""
 
-    def request_rows(self, req_pool_indices: Tensor) -> Tensor:
-        return req_pool_indices
-
     def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
         return self.plan.visibility, list(self.plan.qo_lens), self.slots
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,14 +40,6 @@ class ParseVerifyInput(SpecInput):
         self.logits_rows = self.select_index = logits_rows
         self.draft_token_num = max(plan.qo_lens)
         self.capture_hidden_mode = CaptureHiddenMode.FULL
-        #: What leaves a recurrent state at the kept rows of each request (their number,
-        #: request by request); set by the backend of recurrent layers.
-        self.advance: Callable[[Sequence[int]], None] | None = None
-
-    @abstractmethod
-    def request_rows(self, req_pool_indices: Tensor) -> Tensor:
-        """[bs] rows of req_to_token, one a request, of those of the batch's sequences
-        (`batch_fields`)."""
 
     @abstractmethod
     def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:

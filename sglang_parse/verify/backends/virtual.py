@@ -39,11 +39,6 @@ class VirtualVerifyInput(ParseVerifyInput):
         self.sequences = build_virtual_sequences(plan)
         self.draft_token_num = max(self.sequences.qo_lens)
 
-    def request_rows(self, req_pool_indices: Tensor) -> Tensor:
-        request = self.sequences.request
-        first = [request.index(i) for i in range(len(self.plan.seq_lens))]
-        return req_pool_indices[upload(first, req_pool_indices.device)]
-
     def attention_rows(self) -> tuple[RowVisibility, list[int], list[Tensor]]:
         sequences = self.sequences
         slots = virtual_slots(sequences, self.plan, self.slots)

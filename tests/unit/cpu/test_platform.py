@@ -22,9 +22,6 @@ def bare_machine(monkeypatch):
     """No accelerator, no environment variable: what CI has."""
     for name in (SWITCH_ENV, "SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE"):
         monkeypatch.delenv(name, raising=False)
-    # Set by the defaults; whatever they set goes with the test.
-    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "")
-    monkeypatch.delenv("SGLANG_MAMBA_CONV_DTYPE")
     for name in PROBES:
         monkeypatch.setattr(platforms, f"_is_{name}_available", lambda: False)
 
@@ -177,21 +174,6 @@ def test_defaults_respect_what_the_user_set():
     assert args.dtype == "bfloat16"
     assert args.max_total_tokens == 600
     assert args.max_running_requests == 3
-
-
-@pytest.mark.parametrize(
-    ("asked", "kept"),
-    [("auto", torch.float32), ("half", torch.float16), ("bfloat16", torch.bfloat16)],
-)
-def test_states_of_convolutions_have_the_type_of_the_model(asked, kept):
-    """Red if the last inputs of a convolution are rounded: a step would differ from
-    the same token in a prefill."""
-    from sglang.srt.configs.mamba_utils import mamba2_state_dtype
-
-    args = Args()
-    args.dtype = asked
-    ParseCpuPlatform().apply_server_args_defaults(args)
-    assert mamba2_state_dtype().conv == kept
 
 
 def test_what_sglang_asks_of_the_platform():

@@ -204,19 +204,17 @@ def options(mode: str = "semantic", **settings) -> RequestOptions:
 
 
 def test_rows_behind_the_ends_of_answers_count_for_nothing():
-    """Red if several plain steps in a row make an answer longer than asked for, or cut
-    what a recurrent state has read already."""
+    """Red if several plain steps in a row make an answer longer than asked for."""
     steps = [[11, 21], [12, 22], [13, 23]]
     target = SimpleNamespace(decode=lambda round, go_on: steps)
-    for has_state, expected in ((False, [(11,), (21, 22, 23)]), (True, None)):
-        requests = [record(None), record(None)]
-        for r, max_new in zip(requests, (2, 9), strict=True):
-            params = SimpleNamespace(max_new_tokens=max_new)
-            r.req = SimpleNamespace(sampling_params=params)
-        decode(Round(None, requests, has_state=has_state), target)
-        accepted = [r.decision.accept_tokens for r in requests]
-        assert accepted == (expected or [(11, 12, 13), (21, 22, 23)])
-        assert [len(r.kept.places) for r in requests] == [len(a) for a in accepted]
+    requests = [record(None), record(None)]
+    for r, max_new in zip(requests, (2, 9), strict=True):
+        params = SimpleNamespace(max_new_tokens=max_new)
+        r.req = SimpleNamespace(sampling_params=params)
+    decode(Round(None, requests), target)
+    accepted = [r.decision.accept_tokens for r in requests]
+    assert accepted == [(11,), (21, 22, 23)]
+    assert [len(r.kept.places) for r in requests] == [len(a) for a in accepted]
 
 
 def test_choose_cuts_by_each_requests_own_options():

@@ -65,17 +65,6 @@ def test_all_segments_are_kept_in_one_pass():
     assert req.state.recovering == 0
 
 
-def test_the_target_is_left_at_what_each_request_keeps():
-    """Red if a recurrent state is left at the whole draft, or nobody brings it on
-    behind a pass."""
-    own = follows((*DRAFT[:4], 31, 32))
-    server, target, _ = serve(judge=says(22), own=own)
-    first, second = make_request(), make_request(exact_tail=False)
-    server.round(first, second)
-    assert len(first.output_ids) == 1 + 5 and len(second.output_ids) == 1 + 4
-    assert target.kept == [[5, 4]]
-
-
 @pytest.mark.parametrize(("wrong", "kept"), [(20, 0), (22, 3), (25, 6)])
 def test_cut_at_the_first_middle_and_last_boundary(wrong, kept):
     """Red if more or less than the segments before the failing one is kept."""
@@ -317,11 +306,10 @@ def quantum_server(own, *, steps=None, **more):
     [
         ({"has_mail": lambda: True}, 1),
         ({"num_waiting": 1}, 1),
-        ({"has_state": True}, 1),
         ({"may_repeat": False}, 1),
         ({}, 3),
     ],
-    ids=["mail", "somebody waits", "a recurrent state", "a grammar", "0.1 s"],
+    ids=["mail", "somebody waits", "a grammar", "0.1 s"],
 )
 def test_a_quantum_ends_where_the_scheduler_is_needed(more, num):
     """Red if somebody who came waits for more than a round, or a stream for longer than

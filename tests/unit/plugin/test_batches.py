@@ -93,7 +93,7 @@ def decode(monkeypatch):
             client_pass=SimpleNamespace(
                 go_on=lambda batch, texts: told.texts.extend(texts)
             ),
-            requests=SimpleNamespace(of=states.__getitem__, has_recurrent_state=False),
+            requests=SimpleNamespace(of=states.__getitem__),
             telemetry=told.telemetry,
         )
         num = len(reqs)

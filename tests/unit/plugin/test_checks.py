@@ -11,8 +11,8 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.plugin import model_checks as checks
 from sglang_parse.plugin.model_checks import (
-    check_draft_kind,
     check_draft_pages,
+    check_families,
     check_head,
 )
 from tests.support import tokenizer_kinds as kinds
@@ -49,49 +49,28 @@ def test_a_head_of_another_target_is_refused(tmp_path, changes, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "name", "refused"),
-    [
-        ("qwen3_next", "Qwen3NextForCausalLM", True),
-        ("qwen3_5_text", "Qwen3_5ForCausalLM", True),
-        ("qwen3", "Qwen3ForCausalLM", False),
-    ],
-)
-def test_a_draft_with_a_recurrent_state_is_refused(tmp_path, model_type, name, refused):
-    """Red if a draft is loaded that cannot go back behind a rejected token, or the
-    sentence names no draft that works."""
-    config = {"model_type": model_type, "architectures": [name]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    args = SimpleNamespace(
-        speculative_draft_model_path=str(tmp_path),
-        speculative_draft_model_revision=None,
-        trust_remote_code=False,
-    )
-    if not refused:
-        return check_draft_kind(args)
-    with pytest.raises(ValueError, match=f"{name} has a recurrent state.*Qwen3-0.6B"):
-        check_draft_kind(args)
-
-
-def test_a_draft_is_read_at_its_own_revision(monkeypatch):
-    """Red if another revision of the draft is looked at than is served."""
-    from sglang.srt.utils import hf_transformers_utils
+def test_models_are_read_at_their_own_revisions(monkeypatch):
+    """Red if another revision of a model is looked at than is served, or a start ends
+    because a configuration is not there yet."""
+    from transformers import PretrainedConfig
 
     asked = []
 
-    def get_config(path, **more):
+    def get_config_dict(path, **more):
         asked.append((path, more["revision"]))
-        return SimpleNamespace(architectures=None)
+        raise OSError("no connection")
 
-    monkeypatch.setattr(hf_transformers_utils, "get_config", get_config)
-    check_draft_kind(
-        SimpleNamespace(
-            speculative_draft_model_path="a/b",
-            speculative_draft_model_revision="v2",
-            trust_remote_code=False,
-        )
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", get_config_dict)
+    args = SimpleNamespace(
+        model_path="c/d",
+        revision="v1",
+        speculative_draft_model_path="a/b",
+        speculative_draft_model_revision="v2",
     )
-    assert asked == [("a/b", "v2")]
+    check_families(args, ParseConfig())
+    args.speculative_draft_model_path = None
+    check_families(args, ParseConfig())
+    assert asked == [("c/d", "v1"), ("a/b", "v2"), ("c/d", "v1")]
 
 
 @pytest.mark.refuses("draft in text", "pages")

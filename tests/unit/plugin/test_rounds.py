@@ -10,23 +10,22 @@ from sglang_parse.plugin.rounds import may_repeat
 from tests.support.fake_batch import plain_sampling
 
 
-def batch(*, grammar=None, session=None, hidden=False, required=False, **info):
-    """A batch of two requests, the second with a grammar or a session."""
+def batch(*, grammar=None, hidden=False, required=False, **info):
+    """A batch of two requests, the second with a grammar."""
     penalizer = SimpleNamespace(is_required=required)
     return SimpleNamespace(
         reqs=[
-            SimpleNamespace(grammar=None, session=None),
-            SimpleNamespace(grammar=grammar, session=session),
+            SimpleNamespace(grammar=None),
+            SimpleNamespace(grammar=grammar),
         ],
         return_hidden_states=hidden,
         sampling_info=plain_sampling(9, **{"penalizer_orchestrator": penalizer} | info),
     )
 
 
-@pytest.mark.parametrize("has_state", [False, True])
-def test_plain_requests_may(has_state):
+def test_plain_requests_may():
     """Red if steps in a row are never taken."""
-    assert may_repeat(batch(), has_state=has_state)
+    assert may_repeat(batch())
 
 
 @pytest.mark.parametrize(
@@ -43,10 +42,4 @@ def test_plain_requests_may(has_state):
 )
 def test_what_follows_each_token_takes_one_step_at_a_time(more):
     """Red if the second of two tokens ignores what the first one changes."""
-    assert not may_repeat(batch(**more), has_state=False)
-
-
-def test_a_session_goes_on_from_a_recurrent_state():
-    """Red if its next turn begins behind what was written after the answer's end."""
-    one = batch(session="s")
-    assert may_repeat(one, has_state=False) and not may_repeat(one, has_state=True)
+    assert not may_repeat(batch(**more))

@@ -20,6 +20,8 @@ def arguments(**changes):
             "speculative_algorithm": "parse",
             "model_path": str(TARGET_PATH),
             "speculative_draft_model_path": str(DRAFT_PATH),
+            "revision": None,
+            "speculative_draft_model_revision": None,
             "load_format": "auto",
             "device": None,
             "host": "127.0.0.1",

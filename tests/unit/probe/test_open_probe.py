@@ -10,7 +10,6 @@ import torch
 from benchmarks.train_probe.save import save_probe
 from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.probe import open_probe as opening
 from sglang_parse.probe.linear_probe import Learnt, Probe
 from sglang_parse.probe.open_probe import OpenedProbe, check_probe_flags, open_probe
 from sglang_parse.probe.target_fingerprint import fingerprint
@@ -31,7 +30,6 @@ def make(layers=(1, 2), size=4, suffix=SUFFIX):
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
     """Open a probe on a target of 4 layers and width 4; the flags may differ."""
-    monkeypatch.setattr(opening, "has_recurrent_state", lambda runner: False)
     model = SimpleNamespace(num_hidden_layers=4, hidden_size=4)
     shown = []
     verifier = SimpleNamespace(
@@ -84,13 +82,6 @@ def test_a_file_of_pairs_begins_with_what_they_are_bound_to(opened, tmp_path):
     assert (pair["request"], pair["index"], pair["score"]) == ("r", 0, 0.5)
     with pytest.raises(ValueError, match="probe-collect '/no/x' cannot be written"):
         opened(make(), probe_collect="/no/x")
-
-
-def test_a_recurrent_state_has_no_probe(opened, monkeypatch):
-    """Red if such a target is served with a probe that no test has shown there."""
-    monkeypatch.setattr(opening, "has_recurrent_state", lambda runner: True)
-    with pytest.raises(ValueError, match="recurrent state, .*-parse-probe-collect"):
-        opened(make())
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,6 @@ def refuse_question(question):
         ({}, {"make_judge": refuse_question}, "chat template changes the question"),
         ({"parse_draft": "  "}, {}, "expected non-empty text"),
         ({"parse_draft": "\u200b"}, {"tokenizer": None}, "without tokens"),
-        ({"parse_draft": "abc"}, {"has_recurrent_state": True}, "recurrent state"),
-        ({"parse_verify": "abc"}, {"has_recurrent_state": True}, "recurrent state"),
     ],
 )
 def test_no_request_stops_the_scheduler(custom_params, changes, message):

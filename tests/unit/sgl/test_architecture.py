@@ -5,25 +5,20 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.configs.model_config import AttentionArch
 
-from sglang_parse.sgl import architecture
 from sglang_parse.sgl.architecture import check_architecture
 
 TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
 WINDOWS = {"sliding_window_size": 9}
 POOL = {"is_hybrid_swa": True, **WINDOWS}
 LATENT = {"attention_arch": AttentionArch.MLA}
-GATED = {"name": "Qwen3NextForCausalLM", "state": "gated"}
 CPU = ["parse_torch"]
 
 
 @pytest.fixture
-def runner(monkeypatch):
-    """Makes a runner; state: the kind of recurrent state of its model, "" for none."""
+def runner():
+    """Makes a runner."""
 
-    def make(*, sliding_window_size=None, name="LlamaForCausalLM", state="", **fields):
-        monkeypatch.setattr(architecture, "mambaish_config", lambda _: state or None)
-        gated = state if state == "gated" else None
-        monkeypatch.setattr(architecture, "hybrid_gdn_config", lambda _: gated)
+    def make(*, sliding_window_size=None, name="LlamaForCausalLM", **fields):
         of_runner = {k: fields.pop(k) for k in list(fields) if k in ("page_size",)}
         values = {
             **{"is_multimodal": False, "is_hybrid_swa": False, "is_generation": True},
@@ -50,7 +45,6 @@ def runner(monkeypatch):
         ({"name": "MiniMaxM3SparseForCausalLM"}, "block-sparse attention"),
         ({"name": "NobodysForCausalLM"}, "no family that PARSE knows"),
         ({"name": "KimiLinearForCausalLM"}, "recurrent state"),
-        ({"state": "mamba"}, "recurrent state other than"),
     ],
 )
 @pytest.mark.parametrize("flag", [TARGET, DRAFT])
@@ -73,7 +67,6 @@ def test_model_whose_kv_cannot_branch_is_refused(runner, flag, fields, told):
         (POOL, {"backends": CPU}),
         (LATENT, {"backends": ["parse_torch", "triton", "flashinfer"]}),
         (LATENT, {"backends": ["triton"], "head": "eagle3"}),
-        (GATED, {"backends": CPU, "head": "mtp"}),
         ({"is_multimodal": True}, {}),
     ],
 )
@@ -92,11 +85,7 @@ def test_target_is_served_where_its_passes_are_right(runner, fields, more):
         (LATENT, {"backends": ["torch_native"]}, "latent.* torch_native; expected"),
         (LATENT, {"backends": ["flashinfer"], "head": "eagle3"}, "cannot serve with"),
         (LATENT, {"backends": ["flashinfer"], "head": "mtp"}, "cannot serve with"),
-        (GATED, {"backends": ["triton"]}, "recurrent state.* triton; expected"),
-        (GATED, {"backends": ["flashinfer"]}, "recurrent state.* flashinfer; exp"),
-        (GATED, {"backends": CPU, "head": "eagle3"}, "from which .*compose eagle3"),
         (WINDOWS, {"brings_back": True}, "--enable-hierarchical-cache"),
-        (GATED, {"brings_back": True}, "--enable-hierarchical-cache"),
         ({"is_multimodal": True}, {"head": "eagle3"}, "read images; .*compose eagle3"),
         pytest.param(
             *({"is_multimodal": True}, {"head": "mtp"}, "read images; .*compose mtp"),
@@ -121,13 +110,6 @@ def test_drafts_run_where_their_own_forwards_are_right(runner, fields, right, wr
     check_architecture(runner(**fields), DRAFT, backends=[right], is_draft=True)
     with pytest.raises(ValueError, match=f"{DRAFT}: .* {wrong}; expected"):
         check_architecture(runner(**fields), DRAFT, backends=[wrong], is_draft=True)
-
-
-def test_an_mtp_head_keeps_no_state(runner):
-    """Red if the head of such a target is taken for another one with a state."""
-    head = runner(name="Qwen3NextForCausalLMMTP", state="gated")
-    head.is_draft_worker = True
-    check_architecture(head, DRAFT, backends=["triton"], is_draft=True, is_head=True)
 
 
 @pytest.mark.parametrize("name", ["Glm4MoeForCausalLMNextN", "LlamaForCausalLMEagle3"])

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from sglang_parse.sgl import capacity
 
@@ -36,34 +35,3 @@ def test_a_pass_is_no_longer_than_memory_is_left_for(
     monkeypatch.setattr(capacity, "get_schedule", lambda: schedule)
     monkeypatch.setattr(capacity, "get_exec", lambda: execution)
     assert capacity.longest_pass() == rows
-
-
-def a_state_pool():
-    """Two layers of 4 heads in 8 + 1 slots, as SGLang's MambaPool holds them."""
-    cache = SimpleNamespace(
-        conv=[torch.zeros(2, 9, 64, 3)], temporal=torch.zeros(2, 9, 4, 16, 8)
-    )
-    return SimpleNamespace(mamba_cache=cache, size=8)
-
-
-def test_passes_beside_a_recurrent_state_have_rows_that_fit(monkeypatch, caplog):
-    """Red if what a pass keeps of its rows is not bounded by memory, or the log does
-    not say what it takes."""
-    pool = SimpleNamespace(mamba_pool=a_state_pool())
-    model = SimpleNamespace(dtype=torch.float32)
-    monkeypatch.setattr(capacity, "longest_pass", lambda: 2048)
-    monkeypatch.setattr(capacity, "has_recurrent_state", lambda _: False)
-    assert capacity.pass_rows(model, pool, 0) == 2048
-    monkeypatch.setattr(capacity, "has_recurrent_state", lambda _: True)
-    caplog.set_level("INFO")
-    row = 2 * (64 + 2 * 4) * 4
-    assert capacity.pass_rows(model, pool, 2 * 100 * row) == 100
-    assert capacity.pass_rows(model, pool, 1 << 40) == 2048
-    branch = (64 * 3 + 4 * 16 * 8) * 4
-    for told in (
-        f"8 slots of {2 * branch} bytes",
-        "at most 100 rows",
-        f"keeps {row} bytes of each drafted one",
-        f"each judge suffix takes {branch} bytes",
-    ):
-        assert told in caplog.text

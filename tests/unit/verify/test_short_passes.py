@@ -115,13 +115,11 @@ def test_a_head_that_rests_needs_no_hidden_states():
     ("plan", "round"),
     [
         ({"boundaries": (2,)}, {}),
-        ({}, {"has_state": True}),
         ({}, {"hidden": True}),
     ],
 )
 def test_what_a_chain_of_steps_cannot_show_is_a_pass(plan, round):
-    """Red if verdicts, recurrent states or a request's hidden states get lost in decode
-    steps."""
+    """Red if verdicts or a request's hidden states get lost in decode steps."""
     made = plan_of(2, **plan)
     assert not short_passes().fits(round_of(made, **round), made)
 

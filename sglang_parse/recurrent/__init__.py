@@ -1,1 +1,0 @@
-"""Optional: targets with a recurrent state (gated delta nets), on a CPU."""
