@@ -25,9 +25,3 @@ def test_every_figure_is_quoted_and_has_a_source():
     assert [key for key in VALUES if f"<!--f:{key}-->" not in shown] == []
     groups = tomllib.loads((ROOT / "docs" / "figures.toml").read_text())
     assert all((ROOT / rows["source"]).exists() for rows in groups.values())
-
-
-def test_a_wrong_figure_is_replaced():
-    """Red if a marked figure is left as it is, or its markers are lost."""
-    text = "a <!--f:x.y-->1x<!--f--> b"
-    assert SCRIPT.filled(text, {"x.y": "2x"}) == "a <!--f:x.y-->2x<!--f--> b"

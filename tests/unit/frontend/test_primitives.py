@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import threading
 import typing
 import warnings
 
@@ -20,7 +19,6 @@ from sglang.lang.ir import SglGen, SglSamplingParams, SglSelect  # noqa: E402
 
 from sglang_parse import parse_gen, parse_verify  # noqa: E402
 from sglang_parse.frontend import (  # noqa: E402
-    ParseUnavailableError,
     adapter,
 )
 from sglang_parse.frontend.adapter import report_of  # noqa: E402
@@ -54,17 +52,12 @@ VERDICTS = [
 class FakeBackend(BaseBackend):
     """Says "one two" to everything; remembers what it was asked."""
 
-    def __init__(self, has_report=True):
+    def __init__(self):
         super().__init__()
         self.chat_template = get_chat_template("chatml")
-        self.has_report = has_report
         self.asked = []
-        self.may_go_on = threading.Event()  # a stream's second half
-        self.may_go_on.set()
 
     def _meta_info(self, custom):
-        if not self.has_report:
-            return {"completion_tokens": 2}
         segments = VERDICTS if "parse_verify" in custom else []
         return {"parse": [{"mode": "semantic", "segments": list(segments)}]}
 
@@ -76,7 +69,6 @@ class FakeBackend(BaseBackend):
     def generate_stream(self, s, sampling_params):
         _, meta_info = self.generate(s, sampling_params)
         yield "one", {"completion_tokens": 1}
-        assert self.may_go_on.wait(120)
         yield " two", meta_info
 
 
@@ -247,36 +239,6 @@ def test_wrong_options_are_named_when_the_call_is_written(options, message):
         parse_gen("x", **options)
 
 
-def test_gen_streams_text_and_ends_with_the_report():
-    backend = FakeBackend()
-    backend.may_go_on.clear()  # SGLang streams nothing of what has ended meanwhile
-    state = answer.run(question="Q", stream=True, backend=backend)
-    pieces = state.text_iter("answer")
-    assert next(pieces) == "one"
-    backend.may_go_on.set()
-    assert state["answer"] == "one two"
-    assert state.get_meta_info("answer")["parse"][0]["mode"] == "semantic"
-    assert state.text().endswith("assistant\none two<|im_end|>\n")
-
-
-def test_gen_in_batches_forks_and_joins():
-    """Red if an executor keeps another one's options or loses its backend."""
-
-    @sgl.function
-    def forked(s, question):
-        s += sgl.user(question)
-        forks = s.fork(3)
-        for k, fork in enumerate(forks):
-            fork += sgl.assistant(parse_gen("part", threshold=k / 10))
-        forks.join()
-
-    backend = FakeBackend()
-    states = forked.run_batch([{"question": q} for q in "abcd"], backend=backend)
-    assert [s["part"] for s in states] == [["one two"] * 3] * 4
-    sent = sorted(k["custom_params"]["parse_threshold"] for _, k in backend.asked)
-    assert sent == [0.0] * 4 + [0.1] * 4 + [0.2] * 4
-
-
 def test_prefix_tracing_passes_over_the_primitives():
     """Red if run_batch fails in SGLang's tracer, where arguments are expressions."""
 
@@ -333,26 +295,6 @@ def test_verify_keeps_the_valid_prefix_in_the_prompt(text, stream):
 
 
 # -- Without PARSE --------------------------------------------------------------------
-
-
-def failure(state):
-    """The error of a program whose worker thread has warned of it."""
-    error = error_of(state)
-    assert isinstance(error, ParseUnavailableError)
-    assert "\n" not in str(error) and "--speculative-algorithm PARSE" in str(error)
-    return str(error)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_without_a_report_is_an_error(stream):
-    """Red if a server may answer without PARSE and nobody is told."""
-    backend = FakeBackend(has_report=False)
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        state = answer.run(question="Q", backend=backend, stream=stream)
-        assert "FakeBackend does not serve PARSE" in failure(state)
-        assert stream or "answer" not in state or state["answer"] == ""
-        failure(check.run(text=STEPS, backend=backend))
 
 
 def test_programs_that_cut_answers_by_tokens_are_refused():

@@ -1,8 +1,6 @@
 """The table of options: one row is all that an option needs."""
 
-import argparse
 import dataclasses
-import json
 import re
 import subprocess
 import sys
@@ -11,44 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from docs.tables import request_table, server_table
 from sglang_parse.options.kinds import SWITCH, whole
 from sglang_parse.options.request import (
     REQUEST_TABLE,
     RequestOptions,
-    check_custom_params,
 )
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import (
     GROUPS,
     RequestOnlyOptions,
-    SharedOptions,
     grouped,
     option,
     options_of,
 )
-from sglang_parse.plugin.flags import add_flags, flag_values
 from tests.support.option_request import request
 
 SERVER_TABLE = options_of(ParseConfig)
 ROWS = [*SERVER_TABLE, *options_of(RequestOnlyOptions)]
-
-
-@dataclass(frozen=True)
-class OneMore(SharedOptions):
-    """The table with an imaginary option; this row is all that is written for it."""
-
-    patience: int = option(3, whole(0, 9), "Rounds to wait before giving up.")
-
-
-@dataclass(frozen=True)
-class WiderConfig(OneMore, ParseConfig):
-    """A server with that option."""
-
-
-@dataclass(frozen=True)
-class WiderRequest(RequestOptions, OneMore):
-    """A request with that option."""
 
 
 @dataclass(frozen=True)
@@ -65,52 +42,13 @@ class HintedRequest(RequestOptions):
     hint: bool = option(True, SWITCH, "Yes or no.")
 
 
-def test_one_row_gives_a_flag():
-    """Red if a flag, its help or its way to the settings is written by hand."""
-    table = options_of(WiderConfig)
-    parser = argparse.ArgumentParser()
-    add_flags(parser, table)
-    shown = " ".join(parser.format_help().split())
-    assert "Rounds to wait before giving up. Values: 0 to 9. Default: 3." in shown
-    assert "`" not in shown
-    namespace = parser.parse_args(["--speculative-parse-patience", "5"])
-    values = flag_values(namespace, table)
-    path = values.pop("speculative_parse_config")
-    assert WiderConfig.from_sources(values, path).patience == 5
-
-
 def test_every_option_stands_in_one_group_and_ten_come_first():
     """Red if --help or the documentation loses an option, or shows one twice."""
-    table = options_of(WiderConfig)
+    table = options_of(ParseConfig)
     shown = [row for rows in grouped(table).values() for row in rows]
     assert sorted(map(id, shown)) == sorted(map(id, table))
     assert len(grouped(table)["most used"]) == 10
     assert set(sum(GROUPS.values(), ())) <= {row.name for row in table}
-
-
-def test_one_row_gives_a_checked_key_of_the_json_file(tmp_path):
-    """Red if keys or checks of the settings are written by hand."""
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps({"patience": 7}))
-    assert WiderConfig.from_sources({}, str(path)).patience == 7
-    path.write_text(json.dumps({"patience": 10}))
-    with pytest.raises(ValueError, match="--speculative-parse-patience is 10; expect"):
-        WiderConfig.from_sources({}, str(path))
-    with pytest.raises(ValueError, match=r"unknown keys \['patience'\]"):
-        ParseConfig.from_sources({}, str(path))
-
-
-def test_one_row_gives_a_checked_request_field():
-    """Red if request fields, or the server's values under them, are written by hand."""
-    table = options_of(WiderRequest)
-    bad = {"parse_patience": 10}
-    with pytest.raises(ValueError, match=r"custom_params\.parse_patience is 10; expec"):
-        check_custom_params(bad, table=table)
-    with pytest.raises(ValueError, match="parse_patience is 10 and no PARSE option"):
-        check_custom_params(bad)
-    config = WiderConfig(patience=2)
-    assert WiderRequest.of(request({}), config).patience == 2
-    assert WiderRequest.of(request({"parse_patience": 5}), config).patience == 5
 
 
 def test_options_of_one_name_are_kept_apart():
@@ -118,13 +56,6 @@ def test_options_of_one_name_are_kept_apart():
     config = CountingConfig(hint=7)
     assert HintedRequest.of(request({}), config).hint is True
     assert HintedRequest.of(request({"parse_hint": False}), config).hint is False
-
-
-def test_one_row_gives_lines_of_the_documentation():
-    """Red if the tables of the documentation are written by hand."""
-    line = "| 0 to 9 | `3` | Rounds to wait before giving up. |"
-    assert f"| `patience` {line}" in server_table(options_of(WiderConfig))
-    assert "| `parse_patience` | 0 to 9 |" in request_table(options_of(WiderRequest))
 
 
 def test_every_field_of_the_settings_is_a_row():
