@@ -53,11 +53,17 @@ def cascade(draft, tmp_path_factory):
 
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_exact_answers_are_the_targets_own(cascade, prompts, expected, concurrency):
-    """Red if a copied or a streamed token stands that the target did not choose."""
-    custom = {"parse_mode": "exact"}
-    results = cascade.generate_all(prompts[:NUM], concurrency, custom=custom)
-    assert [outcome(r) for r in results] == expected
-    assert any(report(r)["drafted_by"].get("remote") for r in results)
+    """Red if a copied or a streamed token stands that the target did not choose. On a
+    busy machine a draft may come too late, so answers are made until one has come."""
+    drafted = 0
+    for _ in range(8):
+        custom = {"parse_mode": "exact"}
+        results = cascade.generate_all(prompts[:NUM], concurrency, custom=custom)
+        assert [outcome(r) for r in results] == expected
+        drafted += sum(report(r)["drafted_by"].get("remote", 0) for r in results)
+        if drafted:
+            break
+    assert drafted
 
 
 def test_a_quote_is_copied(cascade, pool, tokenizer):
