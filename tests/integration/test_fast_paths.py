@@ -1,4 +1,4 @@
-"""A whole server over captured decode steps, and an error in each of its fast paths."""
+"""A whole server over captured graphs, and an error in each of its fast paths."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 BROKEN = (
     ("short_passes",),
     ("target_steps", "draft_steps", "head_steps"),
+    ("pass_graphs",),
     ("sampled_rows",),
     ("route_mask",),
     ("route_virtual",),
@@ -50,14 +51,17 @@ PLUGIN = """
     def install(worker):
         from tests.support import cpu_graphs
 
-        cpu_graphs.install()
+        cpu_graphs.install(prefills=True)
         replay = cpu_graphs.ReplayBackend.replay
 
         def broken(self, *args, **kwargs):
             runner = self.runner.model_runner
             is_head = "eagle" in type(runner.model).__name__.lower()
             role = "draft" if runner.is_draft_worker else "target"
-            fail(f"{{'head' if is_head else role}}_steps")
+            if "Prefill" not in type(self.runner).__name__:
+                fail(f"{{'head' if is_head else role}}_steps")
+            elif runner.prefill_cuda_graph_runner.__dict__.get("can_run_graph"):
+                fail("pass_graphs")
             return replay(self, *args, **kwargs)
 
         cpu_graphs.ReplayBackend.replay = broken
@@ -120,8 +124,7 @@ def test_captured_steps_answer_like_the_target(graphs, prompts, expected, concur
         found = server.generate_all(prompts, concurrency, custom={"parse_mode": mode})
         assert [r["output_ids"] for r in found] == expected
     states = {name: one["state"] for name, one in paths_of(server).items()}
-    assert states.pop("pass_graphs") == states.pop("head_prefills") == "absent"
-    assert set(states.values()) == {"proven"} and len(states) == 8
+    assert set(states.values()) == {"proven"} and len(states) == 10
     assert "PARSE: fast paths after" in log.read_text()
 
 

@@ -20,12 +20,14 @@ CAPTURE_TOKENS = [4, 8, 16, 32, 64, 128, 256]
 
 def leaves(value) -> list[torch.Tensor]:
     """The tensors of what a forward returned."""
-    from torch.utils._pytree import tree_leaves
-
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return [t for f in fields for t in leaves(getattr(value, f.name))]
-    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value if isinstance(value, list | tuple) else ()  # or a class of lists
+    if isinstance(value, dict):
+        parts = value.values()
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    return [t for part in parts for t in leaves(part)]
 
 
 class ReplayBackend:
@@ -152,6 +154,8 @@ def install(*, poisons: bool = True, prefills: bool = False) -> None:
     def capture(*, model_runner, capture_decode_cuda_graph=True, **kwargs):
         config = get_exec().graph.cuda_graph_config
         config.decode.bs, config.prefill.bs = list(CAPTURE_BS), list(CAPTURE_TOKENS)
+        if prefills:
+            config.prefill.backend = "breakable"
         found = without(
             model_runner=model_runner, capture_decode_cuda_graph=False, **kwargs
         )

@@ -42,6 +42,16 @@ def stale_tokens(replay):
     return broken
 
 
+def stale_positions(replay):
+    """The positions of a pass never reach the buffer that it reads."""
+
+    def broken(self, key, batch, **kwargs):
+        self.runner.buffers.positions.zero_()
+        return replay(self, key, batch, **kwargs)
+
+    return broken
+
+
 def wrong_bucket(replay):
     """Another size is replayed than the one whose outputs are read."""
 
@@ -130,6 +140,9 @@ def faults():
                 "replay",
                 where(fault(replay)),
             )
+    for fault in (stale_tokens, stale_positions):
+        broken = in_target(fault(replay))
+        add(f"pass_graphs: {fault.__name__}", ReplayBackend, "replay", broken)
     states = in_drafts(stale_states(replay))
     add("head_prefills: stale_states", ReplayBackend, "replay", states)
     add("draft_steps: raises", ReplayBackend, "replay", in_drafts(raises))
