@@ -59,11 +59,13 @@ SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 RETRACTED = ("small", "other", "default")
 # Draft phases are short, so that requests take part in passes while others draft on;
-# quanta take as long as they may on any machine; and short passes are decode steps.
+# quanta take as long as they may on any machine; and short passes are decode steps. KV
+# of slots that are freed is spoiled.
 ROLLING = ("default", "head-only")
 ROLLING_PLUGIN = """
     from sglang_parse.engine import round
     from sglang_parse.verify.short_passes import ShortPasses
+    from tests.support import freed_slots
 
 
     def register():
@@ -71,6 +73,8 @@ ROLLING_PLUGIN = """
 
         engine = "sglang_parse.plugin.worker.ParseWorker.alloc_memory_pool"
         HookRegistry.register(engine, switch_on, HookType.AFTER)
+        prewarm = "sglang_parse.plugin.worker.ParseWorker.prewarm_sampling"
+        HookRegistry.register(prewarm, freed_slots.poison, HookType.BEFORE)
         bound = "sglang_parse.policy.planner.RoundPlanner._bound_phase"
         HookRegistry.register(bound, shorten, HookType.AFTER)
         run = "sglang_parse.engine.round.RoundEngine.run"
