@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -212,3 +213,20 @@ def test_a_release_names_its_repository(tmp_path):
     assert not re.findall(r"\]\((?!https://)", readme)
     urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
     assert {"Paper", "Source", "Issues"} < set(urls) and urls["Source"] == url
+
+
+def test_every_image_gets_its_digest_once(tmp_path):
+    """Red if an image keeps a tag that can be moved, or a second run pins the pin."""
+    folder, programs = tmp_path / "deploy", tmp_path / "bin"
+    shutil.copytree(DEPLOY, folder)
+    programs.mkdir()
+    digest = "sha256:" + "0a" * 32
+    docker = programs / "docker"
+    docker.write_text(f'#!/bin/sh\ncase "$4" in *@*) exit 1;; esac\necho {digest}\n')
+    docker.chmod(0o755)
+    path = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    for _ in range(2):
+        subprocess.run([folder / "pin_images"], env=path, check=True)
+    text = (folder / "compose.yaml").read_text() + (folder / "Dockerfile").read_text()
+    images = [f"{name}@{digest}\n" for name in ("v3.5.0", "12.1.0", "v0.5.23")]
+    assert all(f":{image}" in text for image in images) and text.count("@sha256") == 3
