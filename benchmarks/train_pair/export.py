@@ -143,13 +143,6 @@ def load(path: Path) -> TinyLlama:
     return model
 
 
-def load_head(path: Path, target: TinyLlama) -> Eagle3Head:
-    """The head of an exported directory, on its target's embedding."""
-    head = Eagle3Head(target)
-    fill_head(head, load_file(path / "model.safetensors"))
-    return head
-
-
 def fill_head(head: Eagle3Head, weights: dict[str, Tensor]) -> None:
     """Give a head the weights of an exported directory."""
     names = {ours: name for name, ours in HEAD.items()}
