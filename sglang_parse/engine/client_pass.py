@@ -183,7 +183,6 @@ class ClientPass:
             return
         self._keep(batch, round, [text.index for text, _ in kept])
         seconds = self.clock() - started
-        self.verifications.time(plan.num_verify_tokens, seconds)
         for text, r in chosen:
             if text.state.verification is not None:
                 self.verifications.settle(text, r, seconds)

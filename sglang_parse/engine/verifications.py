@@ -27,11 +27,6 @@ from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 # Seconds that the passes over one text may take in all.
 MAX_VERIFY_SECONDS = 120.0
-# Seconds that a pass over texts that are judged alone is to take: others wait for it,
-# and checks of /health give up after 20 s. One verdict is always judged.
-STEP_SECONDS = 4.0
-# Rows of such a pass before any was timed.
-FIRST_ROWS = 512
 
 
 @dataclass
@@ -81,8 +76,6 @@ class Verifications:
         self.page_size = page_size
         self.step_rows = step_rows
         self.clock = clock
-        #: Seconds that a row of a pass takes here, 0 before any was timed.
-        self.row_seconds = 0.0
 
     def begin(self, text: Text, r: RequestRound) -> None:
         """Take in a text whose draft and boundaries are known."""
@@ -98,9 +91,9 @@ class Verifications:
         """What the next pass judges of the texts that wait, in `room` rows.
 
         Those with the fewest passes come first. There is at least one verdict, and
-        otherwise as many rows as are timely beside `num_kept` others.
+        otherwise no more rows than a prefill has, `num_kept` others included.
         """
-        timely = self._timely_rows(num_kept)
+        timely = max(0, self.step_rows - num_kept)
         chosen: list[tuple[Text, RequestRound]] = []
         unused = self.page_size - 1  # of the last page of a text
         order = sorted(waiting, key=lambda text: text.state.verification.num_passes)
@@ -131,20 +124,7 @@ class Verifications:
         r.segments = Segments(part)
         return r
 
-    def _timely_rows(self, num_kept: int) -> int:
-        """Rows for texts that are judged alone, beside `num_kept` others; by the first
-        rank's clock, as all ranks lay out the same pass."""
-        known = self.row_seconds
-        rows = round_down(STEP_SECONDS / known) if known else FIRST_ROWS
-        rows = min(rows, self.step_rows)
-        return max(0, self.ranks.agree_all([[rows]])[0][0] - num_kept)
-
     # -- Behind a pass ---------------------------------------------------------
-
-    def time(self, num_rows: int, seconds: float) -> None:
-        """Learn what a row costs from a pass of so many."""
-        latest = seconds / max(1, num_rows)
-        self.row_seconds = (self.row_seconds or latest) / 2 + latest / 2
 
     def settle(self, text: Text, r: RequestRound, seconds: float) -> None:
         """Take the verdicts of a pass; what that raises ends this request alone."""
@@ -203,8 +183,3 @@ class Verifications:
         """Without verdicts."""
         text.state.verification = None
         self.refuse(text.req, refusal)
-
-
-def round_down(rows: float) -> int:
-    """Rows as a whole number that every rank can hold."""
-    return int(min(rows, 1 << 30))
