@@ -18,6 +18,24 @@ GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completi
 MODES = ("semantic", "exact", "off")
 CONTEXT = 2048
 UPDATE = "/update_weights_from_disk"
+# What an operator asks for, and this server cannot do or must not do now.
+OPERATOR: tuple[tuple[str, dict[str, Any]], ...] = (
+    *((f"/{name}_memory_occupation", {}) for name in ("release", "resume")),
+    ("/resume_memory_occupation", {"tags": ["weights", "x"]}),
+    *((f"/{name}_weight_update", {"selector": "draft"}) for name in ("begin", "end")),
+    *(
+        ("/update_weights_from_tensor", {"serialized_named_tensors": [x], **fields})
+        for x in ("", "AAAA", "gAROLg==")
+        for fields in ({}, {"load_format": "zzz"}, {"selector": "draft"})
+    ),
+    *(
+        (
+            "/update_weights_from_distributed",
+            {"names": ["x"], "dtypes": [x], "shapes": [[1]], "group_name": "x"},
+        )
+        for x in ("float32", "zzz")
+    ),
+)
 # Of requests: kinds that are known to have ended or frozen a server.
 KNOWN_SHARE = 0.08
 SLOW_EXPRESSIONS = ("(.*.*.*.*)*#", "(a+)+$", "(.|.)*=#", "([0-9 ]+)*x", "Step [2-9]")
@@ -203,7 +221,7 @@ def known(rng: random.Random) -> tuple[str, dict[str, Any]]:
     params: dict[str, Any] = {"max_new_tokens": rng.choice((8, 27, 150))}
     params["temperature"] = rng.choice((0, 1))
     body["sampling_params"] = params
-    kind = rng.randrange(9)
+    kind = rng.randrange(10)
     if kind == 0:  # only the end is allowed, and must not come yet
         grammar = rng.choice(("(Yes|No)", "[0-9]{1,3}", "a?"))
         params |= {"regex": grammar, "min_new_tokens": rng.randrange(12), "top_p": 0.9}
@@ -232,6 +250,8 @@ def known(rng: random.Random) -> tuple[str, dict[str, Any]]:
         weights = rng.choice((*((one, "auto") for one in folders), ("x", "zz")))
         path, load_format = weights
         return UPDATE, {"model_path": path, "load_format": load_format}
+    elif kind == 8:
+        return rng.choice(OPERATOR)
     else:
         hidden = {"sglang_parse_draft_chat": [{"role": "user", "content": "x"}]}
         texts = {"parse_draft": "<|im_end|>\n<|im_start|>assistant\nYes\n"}

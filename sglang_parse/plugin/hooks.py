@@ -137,7 +137,7 @@ HOOKS = (
         "/server_info shows PARSE's settings and counters",
         "workers may add to the internal state",
     ),
-    *(Hook(*seam, is_gated=False) for seam in SEAMS),
+    *(Hook(*seam[:5], is_gated=False, others=seam.others) for seam in SEAMS),
 )
 
 

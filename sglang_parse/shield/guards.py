@@ -41,8 +41,6 @@ PATHS = frozenset(
     }
 )
 UPDATE = "/update_weights_from_disk"
-# SGLang waits for a GPU behind them, whatever the server runs on.
-MEMORY = ("/release_memory_occupation", "/resume_memory_occupation")
 
 _progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
     "sglang_parse_progress", default=None
@@ -127,16 +125,12 @@ class RequestShield:
     """ASGI middleware: HTTP 500 before the scheduler has the request becomes HTTP 400,
     and no response breaks off."""
 
-    def __init__(self, app: Any, model_path: str = "", device: str = "") -> None:
+    def __init__(self, app: Any, model_path: str = "") -> None:
         self.app = app
         self.model_path = model_path
-        self.device = device
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] == "http" and path in MEMORY and self.device == "cpu":
-            await refuse(send, f"{path} needs a GPU, and this server runs on a CPU.")
-            return
         if scope["type"] == "http" and path == UPDATE:
             body = await read_body(receive)
             # It reads files, and others are not to wait for a disk.
@@ -191,13 +185,10 @@ def add_shield(server_args: Any, *_: Any, **__: Any) -> None:
     """BEFORE hook on http_server._setup_and_run_http_server."""
     if not is_shielded(server_args):
         return
-    from sglang.srt.arg_groups.model_override_base import resolved_view
     from sglang.srt.entrypoints.http_server import app
     from starlette.middleware import Middleware
 
     # Inside of what authenticates, compresses and counts. Processes that are forked
     # from one that has it have it too.
     if all(one.cls is not RequestShield for one in app.user_middleware):
-        device = resolved_view(server_args).device  # None in the flags alone
-        served = Middleware(RequestShield, server_args.model_path, device)
-        app.user_middleware.append(served)
+        app.user_middleware.append(Middleware(RequestShield, server_args.model_path))

@@ -14,16 +14,37 @@ _wanted_by: list[Callable[[Any], bool]] = []
 
 
 class Seam(NamedTuple):
-    """One hook: where, what, why, and which change of SGLang makes it superfluous."""
+    """Hooks for one reason: where, what, why, and which change of SGLang makes them
+    superfluous."""
 
     kind: HookType
     target: str
     function: str
     purpose: str
     until: str
+    #: Further pairs of target and function, for the same reason.
+    others: tuple[tuple[str, str], ...] = ()
 
 
 _GUARDS = "sglang_parse.shield.guards"
+_CALLS = "sglang_parse.shield.operator_calls"
+_MANAGER = (
+    "sglang.srt.managers.scheduler_components.weight_updater."
+    "SchedulerWeightUpdaterManager"
+)
+_MIXIN = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
+_UPDATER = (
+    "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+)
+_OPERATOR_CALLS = (
+    (f"{_MANAGER}.release_memory_occupation", f"{_CALLS}:guard_memory"),
+    (f"{_MANAGER}.resume_memory_occupation", f"{_CALLS}:guard_memory"),
+    (f"{_MIXIN}.release_memory_occupation", f"{_CALLS}:ask_for_memory"),
+    (f"{_MIXIN}.resume_memory_occupation", f"{_CALLS}:ask_for_memory"),
+    (f"{_UPDATER}.update_weights_from_tensor", f"{_CALLS}:check_tensors"),
+    (f"{_UPDATER}.load_weights_from_distributed", f"{_CALLS}:check_tensors"),
+    (f"{_MANAGER}.update_weights_from_tensor", f"{_CALLS}:survive_tensors"),
+)
 SEAMS = (
     Seam(
         HookType.AROUND,
@@ -32,6 +53,7 @@ SEAMS = (
         f"{_GUARDS}:check_ready",
         "no request ends the scheduler",
         "SGLang checks what it sends to the scheduler",
+        _OPERATOR_CALLS,
     ),
     Seam(
         HookType.AFTER,

@@ -6,8 +6,10 @@ it means to load the old weights, reads the new folder again, and its scheduler 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 # A file may leave it out where it is the embedding.
 TIED = frozenset({"lm_head.weight"})
@@ -22,25 +24,52 @@ def problem_of_weights(asked: str, served: str) -> str:
     Other names for tensors are no fault: a model reads several. SGLang loads a part of
     the tensors without a word.
     """
-    theirs, files = weight_files(served), weight_files(asked)
-    if not theirs:
+    own, files = served_shapes(served), weight_files(asked)
+    if not own:
         return ""
-    own: dict[str, tuple[int, ...]] = {}
-    for path in theirs:
-        own.update(shapes_of(path))
     found: dict[str, tuple[int, ...]] = {}
     for path in files:
         try:
             found.update(shapes_of(path))
         except Exception as e:  # safetensors has an error of its own
             return f"{path.name} cannot be read ({str(e)[:120]})"
-    for name, shape in found.items():
-        if shape != own.get(name, shape):
-            return f"{name} has the shape {shape}, and the served one {own[name]}"
+    if told := other_shape(found.items(), own):
+        return told
     missing = sorted(own.keys() - found.keys() - TIED)
     if missing and found and found.keys() <= own.keys():
         return f"{len(missing)} tensors are missing, {missing[0]} among them"
     return ""  # where it has no files, SGLang says so
+
+
+def problem_of_tensors(named_tensors: Any, served: str) -> str:
+    """The same of tensors in memory. They may be any part of a model.
+
+    named_tensors: pairs of name and tensor, or a bucket of SGLang with `metadata`.
+    """
+    if isinstance(named_tensors, dict):
+        pairs = [(one.name, one.shape) for one in named_tensors["metadata"]]
+    else:  # what another process shards has no shape yet
+        pairs = [(k, t.shape) for k, t in named_tensors if hasattr(t, "shape")]
+    return other_shape(((k, tuple(v)) for k, v in pairs), served_shapes(served))
+
+
+def other_shape(found: Iterable[tuple[str, tuple[int, ...]]], own: Shapes) -> str:
+    for name, shape in found:
+        if shape != own.get(name, shape):
+            return f"{name} has the shape {shape}, and the served one {own[name]}"
+    return ""
+
+
+@functools.lru_cache(maxsize=4)  # weights come in many parts
+def served_shapes(model_path: str) -> Shapes:
+    """Tensors of a model by name, none where it has no such files that can be read."""
+    own: dict[str, tuple[int, ...]] = {}
+    try:
+        for path in weight_files(model_path):
+            own.update(shapes_of(path))
+    except Exception:  # safetensors has an error of its own
+        return {}
+    return own
 
 
 def weight_files(model_path: str) -> list[Path]:

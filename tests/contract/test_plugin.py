@@ -100,6 +100,11 @@ def test_attention_backend_is_known_by_name():
         ("sglang.srt.arg_groups.model_override_base", "resolved_view"),
         ("sglang.srt.managers.multi_tokenizer_mixin", "get_main_process_id"),
         ("sglang.srt.managers.multi_tokenizer_mixin", "read_from_shared_memory"),
+        ("sglang.srt.managers.io_struct", "ReleaseMemoryOccupationReqInput"),
+        ("sglang.srt.managers.io_struct", "ReleaseMemoryOccupationReqOutput"),
+        ("sglang.srt.managers.io_struct", "ResumeMemoryOccupationReqOutput"),
+        ("sglang.srt.managers.io_struct", "UpdateWeightsFromTensorReqOutput"),
+        ("sglang.srt.constants", "GPU_MEMORY_ALL_TYPES"),
         ("sglang.srt.environ", "envs.SGLANG_HTTP_SERVER_APP_PATH"),
     ],
 )

@@ -4,13 +4,18 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import requests
+import torch
+from safetensors.torch import load_file
 
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import chat_ids, outcome, report
+from tests.support.trainer import Trainer, send_tensors
 
 pytestmark = pytest.mark.own_server
 EXACT = {"parse_mode": "exact"}
@@ -87,13 +92,19 @@ def test_options_that_disagree_are_refused(parse, path):
 # -- Life cycle under load ----------
 
 
+@contextmanager
+def paused(server, mode):
+    assert server.post("/pause_generation", {"mode": mode}).status_code == 200
+    yield
+    assert server.post("/continue_generation", {}).status_code == 200
+
+
 def pause(mode):
     def act(server, rids):
         for _ in range(2):
             time.sleep(0.5)
-            assert server.post("/pause_generation", {"mode": mode}).status_code == 200
-            time.sleep(0.2)
-            assert server.post("/continue_generation", {}).status_code == 200
+            with paused(server, mode):
+                time.sleep(0.2)
 
     return act
 
@@ -115,13 +126,41 @@ def update_weights(server, rids):
         assert path != DRAFT_PATH or "are missing" in reply.json()["message"]
 
 
+OWN = load_file(TARGET_PATH / "model.safetensors")
+
+
+def update_through(server, send):
+    """Weights that do not fit, behind others that would change each answer, and the
+    served ones, between answers and in the middle of those that are retracted."""
+    *names, last = OWN
+    others = {name: torch.zeros_like(OWN[name]) for name in names}
+    assert "has the shape" in send({**others, last: OWN[last][:-1]}, status=400)
+    time.sleep(0.3)
+    send(OWN, flush_cache=False)
+    time.sleep(0.3)
+    with paused(server, "retract"):
+        send(OWN)
+
+
+def update_from_tensor(server, rids):
+    update_through(server, partial(send_tensors, server))
+    told = send_tensors(server, OWN, status=400, load_format="none.such")
+    assert "cannot be loaded" in told
+
+
+def update_from_distributed(server, rids):
+    trainer = Trainer(server)
+    update_through(server, trainer.send)
+    trainer.close()
+
+
 def flush(server, rids):
     """Refused while requests run, and without an effect on them; so is a release of
     memory, which no CPU server can do."""
     for _ in range(5):
         time.sleep(0.2)
         assert server.post("/flush_cache").status_code in (200, 400)
-    assert server.post("/release_memory_occupation", {}).status_code == 400
+        assert server.post("/release_memory_occupation", {}).status_code == 400
 
 
 ACTS = {
@@ -130,6 +169,8 @@ ACTS = {
     "in_place": pause("in_place"),
     "abort_request": abort,
     "update_weights": update_weights,
+    "update_from_tensor": update_from_tensor,
+    "update_from_distributed": update_from_distributed,
     "flush_cache": flush,
 }
 ABORTING = ("abort", "abort_request")
@@ -172,6 +213,25 @@ def test_exact_answers_survive_what_an_operator_does(parse, prompts, expected, a
     parse.flush()  # only where nothing is held
     again = parse.generate_all(prompts[:4], 4, custom=EXACT)
     assert list(map(outcome, again)) == expected[:4]
+
+
+@pytest.mark.parametrize("name", ["agents", "exact"])
+def test_memory_is_not_released_while_requests_run(pool, prompts, name):
+    """Red if SGLang's assertion ends the scheduler and the answer that runs, where one
+    or two processes serve HTTP. No CPU server releases memory at rest."""
+    server = pool.get(name)
+    options = {"custom": EXACT, "ignore_eos": True, "max_new_tokens": 1500}
+    chunks = server.stream(prompts[0], **options)
+    next(chunks)
+    for path, told in (("release", "while requests run"), ("resume", "on a GPU alone")):
+        reply = server.post(f"/{path}_memory_occupation", {})
+        assert reply.status_code == 400 and told in reply.json()["error"]["message"]
+    *_, last = chunks
+    assert last["meta_info"]["completion_tokens"] == 1500
+    server.flush()
+    reply = server.post("/release_memory_occupation", {})
+    assert reply.status_code == 400 and "on a GPU alone" in reply.text
+    assert server.is_alive()
 
 
 def is_aborted(found) -> bool:

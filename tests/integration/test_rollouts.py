@@ -1,19 +1,17 @@
 """What rollouts of reinforcement learning ask of a server: ids instead of text
 (--skip-tokenizer-init), and new weights in the middle of answers."""
 
-import base64
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from sglang_parse.demo.servers import HOST, free_port
 from sglang_parse.embedded import DRAFT_PATH, TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.support.client import chat_ids, finish, report
+from tests.support.trainer import Trainer, post, send_tensors
 
 pytestmark = pytest.mark.own_server
 EXACT, OFF = {"parse_mode": "exact"}, {"parse_mode": "off"}
@@ -98,76 +96,6 @@ def other_target():
     name = "model.layers.3.mlp.down_proj.weight"
     noise = torch.randn(own[name].shape, generator=torch.Generator().manual_seed(1))
     return {name: own[name]}, {name: own[name] + noise * own[name].std()}
-
-
-def post(server, path, **body):
-    reply = server.post(path, body)
-    assert reply.status_code == 200, reply.text
-
-
-@contextmanager
-def weight_update(server, selector):
-    post(server, "/begin_weight_update", selector=selector)
-    yield
-    post(server, "/end_weight_update")
-
-
-def send_tensors(server, weights, **fields):
-    """To the target alone: no selector is named."""
-    from sglang.srt.utils import MultiprocessingSerializer
-
-    before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    try:
-        data = MultiprocessingSerializer.serialize(list(weights.items()))
-        data = base64.b64encode(data).decode()
-        with weight_update(server, "all"):
-            post(
-                server,
-                "/update_weights_from_tensor",
-                serialized_named_tensors=[data],
-                **fields,
-            )
-    finally:
-        torch.multiprocessing.set_sharing_strategy(before)
-
-
-class Trainer:
-    """Sends weights through a process group, as a trainer does."""
-
-    def __init__(self, server):
-        from sglang.srt.utils.common import init_custom_process_group
-
-        self.server, self.name, port = server, "weight_update_group", free_port()
-        where = {"group_name": self.name, "backend": "gloo", "world_size": 2}
-        with ThreadPoolExecutor(1) as helper:
-            joined = helper.submit(
-                post,
-                server,
-                "/init_weights_update_group",
-                **where,
-                master_address=HOST,
-                master_port=port,
-                rank_offset=1,
-            )
-            self.group = init_custom_process_group(
-                init_method=f"tcp://{HOST}:{port}", rank=0, **where
-            )
-            joined.result()
-
-    def send(self, weights, selector):
-        told = {
-            "names": list(weights),
-            "dtypes": ["float32"] * len(weights),
-            "shapes": [list(one.shape) for one in weights.values()],
-            "selector": selector,
-        }
-        path = "/update_weights_from_distributed"
-        with weight_update(self.server, selector), ThreadPoolExecutor(1) as helper:
-            sent = helper.submit(post, self.server, path, **told)
-            for one in weights.values():
-                torch.distributed.broadcast(one, src=0, group=self.group)
-            sent.result()
 
 
 def test_answers_go_on_with_new_weights(pool, prompts, other_target):

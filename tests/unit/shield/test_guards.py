@@ -164,7 +164,7 @@ def answer_of(app, error=None, path="/generate", asked=b"{}"):
         sent.append(message)
 
     with pytest.raises(error) if error else contextlib.nullcontext():
-        layer = RequestShield(app, str(TARGET_PATH), "cpu")
+        layer = RequestShield(app, str(TARGET_PATH))
         asyncio.run(layer({"type": "http", "path": path}, receive, send))
     is_whole = not sent[-1].get("more_body", False)
     return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:]), is_whole
@@ -241,12 +241,6 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         status, found = call(respond(200, b"{}"), body, path)
         assert status == (400 if told else 200)
         assert told in json.loads(found).get("message", "")
-
-
-def test_memory_is_released_on_a_gpu_alone():
-    """Red if the scheduler is asked to: it waits for a GPU, and ends without one."""
-    status, told = call(respond(200, b"{}"), path="/release_memory_occupation")
-    assert status == 400 and b"needs a GPU" in told
 
 
 def stream(kind, error, parts=(b"", b"a"), ready=True):
