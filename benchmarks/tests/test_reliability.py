@@ -164,9 +164,10 @@ def test_a_long_run_draws_the_same_requests_as_its_parts():
 def test_what_once_ended_a_server_is_among_the_requests():
     """Red if a kind of request is never drawn, or cannot be sent."""
     rng = random.Random(3)
-    found = [cases.known(rng) for _ in range(300)]
+    found = [cases.known(rng) for _ in range(1000)]
     assert {path for path, _ in found} == {
         *(cases.GENERATE, cases.UPDATE, "/open_session", "/close_session"),
+        *(path for path, _ in cases.OPERATOR),
     }
     texts = " ".join(json.dumps(body) for _, body in found)
     for name in ("stop_regex", "session_params", "custom_labels", '"n"', "regex"):
