@@ -145,12 +145,6 @@ def test_prediction_is_token_exact(client, problems, answers, kind):
             assert accepted > rejected > 0 or kind == "deletion"
 
 
-def test_no_prediction_no_counts(client, problems):
-    """Red if responses without a prediction carry prediction counts."""
-    usage = chat(client, problems[0].prompt).usage
-    assert usage.completion_tokens_details is None
-
-
 def test_prediction_is_judged_only_when_asked(client, problems):
     """Red if semantic predictions are followed token by token, or the reverse."""
     problem = problems[0]
@@ -167,23 +161,6 @@ def test_prediction_is_judged_only_when_asked(client, problems):
     assert text_of(semantic) == foreign
     exact = chat(client, problem.prompt, **predict(foreign))
     assert text_of(exact) != foreign
-
-
-def test_prediction_in_parts_and_empty(client, problems, answers):
-    """Red if the list form is refused, or an empty prediction is an error."""
-    half = len(answers[0]) // 2
-    parts = [
-        {"type": "text", "text": answers[0][:half]},
-        {"type": "text", "text": answers[0][half:]},
-    ]
-    prediction = {"type": "content", "content": parts}
-    result = chat(client, problems[0].prompt, prediction=prediction)
-    assert text_of(result) == answers[0]
-    assert result.usage.completion_tokens_details.rejected_prediction_tokens == 0
-    empty = chat(client, problems[0].prompt, **predict(""))
-    details = empty.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == 0
-    assert details.rejected_prediction_tokens == 0
 
 
 # -- Client drafts and judging ----------
@@ -229,12 +206,6 @@ def test_malformed_texts_get_400(parse, path, stream):
         assert reply.status_code == 400, (name, str(value)[:40], reply.text[:300])
         assert len(reply.text) < 1200
     assert parse.is_alive()
-
-
-def test_verify_generates_nothing(parse, client):
-    """Red if parse_verify is served with a response length that it ignores."""
-    with pytest.raises(openai.BadRequestError, match="max_new_tokens"):
-        chat(client, "Hello", **extra(custom_params={"parse_verify": "text"}))
 
 
 # -- Telemetry ----------

@@ -47,13 +47,6 @@ def test_bad_option_is_refused_on_openai_endpoints(parse, path, stream):
         check_refused(parse.post(path, body), field, value)
 
 
-def test_bad_option_in_a_batch_refuses_the_batch(parse, prompts):
-    """Red if a batch with one bad request half runs."""
-    params = [{"max_new_tokens": 3}, {"custom_params": {"parse_mode": "fast"}}]
-    body = {"input_ids": prompts[:2], "sampling_params": params}
-    check_refused(parse.post("/generate", body), "parse_mode")
-
-
 HOSTILE_SUFFIXES = {
     "the marker of our own template split": "PARSE-CUT-MARK",
     "the marker inside a question": "Is it PARSE-CUT-MARK right? Yes or No.",
@@ -186,10 +179,3 @@ def test_ollama_s_limit_is_a_number_of_tokens(parse, limit):
     assert reply.status_code == 200, reply.text[:300]
     assert reply.json()["eval_count"] <= 12
     assert parse.is_alive()
-
-
-def test_null_custom_params_pass(parse, prompts):
-    """Red if an explicit null breaks the hook."""
-    body = parse.body(prompts[0], max_new_tokens=3)
-    body["sampling_params"]["custom_params"] = None
-    assert parse.post("/generate", body).status_code == 200

@@ -16,7 +16,6 @@ from tests.support.client import finish, outcome, report
 
 TOKENS = 10
 NEAR = 1e-3  # nats between the two likeliest tokens; float32, 30 layers
-TOLERANCE = 2e-3  # of log-probabilities
 # By the draft model, also on a server with an EAGLE-3 head.
 EXACT = {"parse_mode": "exact", "parse_compose": False}
 BY_HEAD = {"parse_mode": "exact"}
@@ -187,31 +186,6 @@ def errors_under(target, ours, theirs) -> list[int]:
     """Under a grammar a near-tie cannot be asked for: all must be the same."""
     pairs = zip(ours, theirs, strict=True)
     return [i for i, (a, b) in enumerate(pairs) if outcome(a) != outcome(b)]
-
-
-def test_logprobs_equal_target(parse, target, prompts):
-    """Red if log-probabilities are read from another row of a pass."""
-    top = {"return_logprob": True, "top_logprobs_num": 2}
-    for prompt in prompts[:3]:
-        ours, theirs = (
-            server.generate(prompt, top=top, max_new_tokens=TOKENS, **options)
-            for server, options in ((parse, {"custom": EXACT}), (target, {}))
-        )
-        assert ours["output_ids"] == theirs["output_ids"]
-        for key in ("output_token_logprobs", "output_top_logprobs"):
-            mine, its = (flat(r["meta_info"][key]) for r in (ours, theirs))
-            assert [t for _, t in mine] == [t for _, t in its]
-            assert [v for v, _ in mine] == pytest.approx(
-                [v for v, _ in its], abs=TOLERANCE
-            )
-
-
-def flat(rows) -> list[tuple[float, int]]:
-    """(log-probability, token) of one token a position, or of several."""
-    found = []
-    for row in rows:
-        found += [x[:2] for x in row] if isinstance(row[0], list | tuple) else [row[:2]]
-    return [(value, token) for value, token in found]
 
 
 CALLS = {

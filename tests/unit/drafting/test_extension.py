@@ -148,16 +148,6 @@ def test_broken_drafter_is_left_out_with_a_warning(
     assert reason in told and f"the drafter {name!r} of my-package 1.0" in told
 
 
-def test_drafts_of_a_package_are_judged():
-    """Red if a drafter without a model cannot serve alone, or its tokens are not judged
-    as the draft model's are."""
-    server = serve(Writer(LINES), config=None)
-    req = make_request(window=6)
-    (r,) = server.round(req)
-    assert r.boundaries == (3, 6) and r.draft.parts == (("mine", 6),)
-    assert req.output_ids == [12, *LINES, 30]
-
-
 def test_the_draft_model_writes_behind_a_package():
     """Red if what a package wrote is lost to the next drafter, or the window counts
     twice."""

@@ -79,15 +79,6 @@ def test_exact_answers_are_the_targets_own(own, adaptive):
     assert req.output_ids == alone(own, prompt, len(req.output_ids))
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_a_quote_takes_few_passes(adaptive):
-    """Red if a passage of the prompt is not drafted in long spans."""
-    req, rounds = run(quote, adaptive=adaptive, num=200)
-    assert len(rounds) < 15
-    kept = req.state.report.drafters.kept
-    assert kept == {"ngram": len(req.output_ids) - 1 - len(rounds)}
-
-
 def test_text_that_never_repeats_is_decoded_plainly():
     """Red if copies are drafted without a match."""
     req, rounds = run(never_again)

@@ -6,23 +6,16 @@ import random
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
 
-from benchmarks.embedded_answers import render_answer
 from sglang_parse.drafting.draft_model import DraftProposal
 from sglang_parse.drafting.draft_prompt import PROMPT_KEY
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder
 from sglang_parse.drafting.text_drafter import TextDrafter
-from sglang_parse.embedded import DRAFT_PATH
-from sglang_parse.embedded.task import make_problems
 from sglang_parse.judging.decide import Decision
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round
 from sglang_parse.requests.state import RequestState
 from tests.support import tokenizer_kinds as tokenizers
-from tests.support.client import chat_ids
-from tests.support.other_drafts import write_permuted_draft
 from tests.support.own_rows import CheckedRows
 
 END = "<|im_end|>"
@@ -308,55 +301,3 @@ def test_a_pool_that_is_too_small_costs_drafts_alone(target, other):
     for r in records:
         r.kept = Kept(decision=Decision((answer[1],), 0, 0, ()))
     model.rows.check_whole()
-
-
-class RealModel(ScriptedModel):
-    """The weights of a folder, greedy, in place of a script."""
-
-    def __init__(self, path, encoder: TextEncoder) -> None:
-        super().__init__(encoder, self.write_on)
-        self.weights = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
-        self.stop = self.weights.config.eos_token_id
-
-    def write_on(self, text: bytes) -> bytes:
-        ids = self.encoder.encode(text.decode())[0]
-        new = greedy(self.weights, ids, 40, self.stop)
-        return self.encoder.pieces.join(new) + (END.encode() if len(new) < 40 else b"")
-
-
-@torch.no_grad()
-def greedy(model, ids, most: int, stop: int) -> list[int]:
-    new: list[int] = []
-    fresh, past = list(ids), None
-    while len(new) < most:
-        with torch.no_grad():
-            out = model(torch.tensor([fresh]), past_key_values=past, use_cache=True)
-        token, past = int(out.logits[0, -1].argmax()), out.past_key_values
-        if token == stop:
-            break
-        new.append(token)
-        fresh = [token]
-    return new
-
-
-def test_the_same_weights_behind_other_ids_write_the_same(target, tmp_path):
-    """Red if a prompt, an answer or a draft loses or gains anything between the two
-    token spaces."""
-    path = write_permuted_draft(tmp_path / "draft")
-    other = TextEncoder(AutoTokenizer.from_pretrained(path))
-    drafter = TextDrafter(RealModel(path, other), target, other)
-    weights = LlamaForCausalLM.from_pretrained(DRAFT_PATH, dtype=torch.float32)
-    tokenizer = tokenizers.embedded()
-    num_ended = 0
-    for k, problem in enumerate(make_problems(4, seed=5)):
-        prompt = chat_ids(tokenizer, problem.prompt)
-        answer = target.encode(render_answer(problem, "AB"[k % 2]))[0]
-        output = answer[: 1 + 20 * k]
-        expected = greedy(weights, [*prompt, *output], 24, 2)
-        r = record(make_req(prompt, output), make_state({2}), window=23)
-        run(drafter, r)
-        r.req.finished = lambda: True
-        assert list(r.draft.tokens) == expected[:23]
-        assert r.draft.ended == (len(expected) < 24)
-        num_ended += r.draft.ended
-    assert 0 < num_ended < 4

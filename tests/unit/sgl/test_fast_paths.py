@@ -8,20 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.sgl.fast_paths import (
     ABSENT,
-    DRAFT_STEPS,
     LEFT_OUT,
     PASS_GRAPHS,
-    SAMPLED_ROWS,
     SHORT_PASSES,
     TARGET_STEPS,
     FastPaths,
-    PassFailed,
     PassLacksMemory,
     RanksDiffer,
-    route_path,
 )
 from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.verify.model import TargetModel
@@ -145,27 +140,6 @@ def make_verifier(backend="flashinfer"):
     return verifier
 
 
-def test_a_pass_takes_the_next_route_and_the_last_one_says_so():
-    """Red if an error of one route ends the server while another could serve."""
-    verifier, ran = make_verifier(), []
-
-    def verify_by(route, plan, *, by_graphs=True):
-        ran.append((route, by_graphs))
-        if route == "virtual":
-            raise Fault
-        return route
-
-    verifier.verify_by = verify_by
-    assert verifier.verify(None) == "mask"
-    assert ran == [("virtual", True), ("virtual", False), ("mask", True)]
-    assert verifier.routes == ["mask"] and verifier.paths.is_on(PASS_GRAPHS)
-    verifier.verify_by = raises
-    for _ in range(2):
-        with pytest.raises(PassFailed):
-            verifier.verify(None)
-    assert not verifier.routes
-
-
 def test_a_pass_without_memory_leaves_its_route_to_be_tried_again(caplog):
     """Red if routes are given up for a shortage, so that drafting ends; or if each pass
     under it is told."""
@@ -183,69 +157,6 @@ def test_a_pass_without_memory_leaves_its_route_to_be_tried_again(caplog):
     assert ran == ["virtual", "mask"] * 2 and len(caplog.records) == 2
     verifier.verify_by = lambda route, plan, **_: route
     assert verifier.verify(None) == "virtual"
-
-
-def test_a_pass_whose_graph_raises_runs_without():
-    """Red if a route is given up for its graph."""
-    verifier = make_verifier()
-    verifier.verify_by = lambda route, plan, *, by_graphs=True: (
-        raises() if by_graphs else route
-    )
-    assert verifier.verify(None) == "virtual"
-    assert not verifier.paths.is_on(PASS_GRAPHS)
-    assert verifier.paths.is_on(route_path("virtual"))
-
-
-def test_a_short_pass_that_raises_becomes_a_pass(monkeypatch):
-    """Red if an error of a short pass costs the round."""
-    verifier = make_verifier()
-    model = TargetModel(verifier, None)
-    monkeypatch.setattr(model.short_passes, "fits", lambda *_: True)
-    monkeypatch.setattr(model.short_passes, "run", raises)
-    monkeypatch.setattr(model, "_verify", lambda *_: "pass")
-    assert model.verify(None, None) == "pass"
-    assert not verifier.paths.is_on(SHORT_PASSES)
-
-
-def test_rows_that_cannot_be_drawn_at_once_are_drawn_one_by_one(monkeypatch):
-    """Red if an error of the sampler on many rows costs the round, or a row's token."""
-    model, asked = TargetModel(make_verifier(), None), []
-
-    def sample(round, owner, offset):
-        asked.append(len(owner))
-        if len(owner) > 1:
-            raise Fault
-        return torch.tensor([10 * owner[0] + offset[0]]), SimpleNamespace()
-
-    monkeypatch.setattr(model, "_sample", sample)
-    monkeypatch.setattr(model, "join_samples", len)
-    assert model.sample(None, [0, 1, 1], [0, 0, 1]) == ([0, 10, 11], 3)
-    assert asked == [3, 1, 1, 1]
-    assert not model.verifier.paths.is_on(SAMPLED_ROWS)
-
-
-class FailingGraphs:
-    max_bs = 4
-
-
-def test_a_draft_step_whose_graph_raises_runs_without():
-    """Red if all requests lose their draft model for an error of its graphs."""
-    model = object.__new__(DraftRunner)
-    model.paths = FastPaths()
-    model.runner = SimpleNamespace(
-        decode_cuda_graph_runner=FailingGraphs(), prefill_cuda_graph_runner=None
-    )
-
-    def forward(batch):
-        if model.runner.decode_cuda_graph_runner is not None:
-            raise Fault
-        return SimpleNamespace(logits_output=batch)
-
-    model.runner.forward = forward
-    for step in range(2):
-        assert model._forward(step, DRAFT_STEPS) == step
-    assert not model.paths.is_on(DRAFT_STEPS)
-    assert isinstance(model.runner.decode_cuda_graph_runner, FailingGraphs)
 
 
 def test_short_passes_need_captured_steps_that_are_on():
