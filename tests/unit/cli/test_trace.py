@@ -2,17 +2,15 @@
 
 import io
 import json
-import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from rich.console import Console
 
 from sglang_parse.cli import main as cli
 from sglang_parse.cli import trace
 from sglang_parse.cli.trace import TraceOptions
-from sglang_parse.cli.trace_text import answer_spans, draw_answer, legend, most_telling
+from sglang_parse.cli.trace_text import answer_spans, draw_answer, most_telling
 from sglang_parse.demo.figures import RequestResult
 
 ANSWER = "Step 1: a.\nSo c.\n!"
@@ -89,23 +87,6 @@ def test_drawing_strikes_the_rejected_above_its_replacement():
     assert [drawing.plain[s.start : s.end] for s in struck] == ["So b."]
     styles = {drawing.plain[s.start : s.end]: str(s.style) for s in drawing.spans}
     assert (styles[" [0.90]"], styles[" [0.80]"]) == ("dim", "dim yellow")
-
-
-def test_terminal_colours_follow_the_origin():
-    """Red if draft, client and target text look alike on a terminal."""
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
-    trace.show(ANSWER, REPORT, console)
-    out = console.file.getvalue()
-    for colour, words in (("32", " a."), ("35", " 1:"), ("36", "So"), ("33", " c.")):
-        assert re.search(rf"\x1b\[[0-9;]*{colour}m[^\x1b]*{re.escape(words)}", out)
-    assert re.search(r"\x1b\[9;31mSo b", out)
-
-
-def test_legend_has_clients_only_where_there_is_one():
-    """Red if a colour is explained that no answer can have here."""
-    assert "client" not in legend().plain
-    assert "client's text, kept [score]" in legend(has_client=True).plain
-    assert "«written by the target»" in legend(marks=True).plain
 
 
 def test_a_probes_verdict_is_told_from_the_questions():

@@ -76,27 +76,6 @@ def test_cut_at_the_first_middle_and_last_boundary(wrong, kept):
     assert req.state.recovering == 1
 
 
-def test_longest_keeps_up_to_the_last_passing_verdict():
-    """Red if the keep rule `longest` stops at the first failure."""
-    server, *_ = serve(judge=lambda tokens: 0.1 if len(tokens) == 6 else 0.9)
-    first, longest = make_request(), make_request(keep_rule="longest")
-    server.round(first)
-    server.round(longest)
-    assert first.output_ids == [12, OTHER]
-    assert longest.output_ids == [12, *DRAFT, OTHER]
-
-
-def test_exact_tail_keeps_what_the_target_would_have_written():
-    """Red if agreement behind the cut is lost, or goes on past a disagreement."""
-    text = (*DRAFT[:4], 31, 32)
-    server, *_ = serve(judge=says(22), own=follows(text))
-    with_tail, without = make_request(), make_request(exact_tail=False)
-    server.round(with_tail)
-    server.round(without)
-    assert with_tail.output_ids == [12, *DRAFT[:4], 31]
-    assert without.output_ids == [12, *DRAFT[:3], 22]
-
-
 def test_target_writes_the_rejected_segment_over_several_rounds():
     """Red if verdicts count again before the target has finished the segment, or never
     count again."""
@@ -490,27 +469,6 @@ def test_a_stop_inside_a_kept_segment_takes_its_tail_back():
     assert counters.kept_tokens == 4
     assert counters.written_tokens == 1  # the first token, which prefill sampled
     assert counters.kept_segments == 3  # verdicts stay counted
-
-
-def test_modes_mix_in_one_batch():
-    """Red if one request's mode changes what another one gets."""
-    text = (20, 31, 32)
-    alone = {}
-    for mode in ("semantic", "exact", "off"):
-        server, *_ = serve(own=follows(text), judge=says(22))
-        req = make_request(mode)
-        server.round(req)
-        alone[mode] = req.output_ids
-    server, target, _ = serve(own=follows(text), judge=says(22))
-    reqs = {mode: make_request(mode) for mode in ("semantic", "exact", "off")}
-    server.round(*reqs.values())
-    assert {mode: req.output_ids for mode, req in reqs.items()} == alone
-    assert alone == {
-        "semantic": [12, *DRAFT[:3], OTHER],
-        "exact": [12, 20, 31],
-        "off": [12, 20],
-    }
-    assert target.num_passes == 1
 
 
 def test_a_drafter_that_returns_nothing_costs_a_decode_step():

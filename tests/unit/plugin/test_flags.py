@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import pickle
 import re
 
@@ -143,18 +142,6 @@ def test_flags_survive_resolution():
     assert config_from_server_args(pickle.loads(pickle.dumps(args))).window == 12
 
 
-def test_json_file_by_flag(tmp_path):
-    """Red if the file is ignored or wins over a flag."""
-    path = tmp_path / "parse.json"
-    path.write_text(json.dumps({"window": 40, "threshold": 0.8}))
-    args = prepare(
-        *("--speculative-parse-config", str(path)),
-        *("--speculative-parse-threshold", "0.6"),
-    )
-    config = config_from_server_args(args)
-    assert (config.window, config.threshold) == (40, 0.6)
-
-
 def test_sglangs_yaml_config_knows_our_flags(tmp_path):
     """Red if `--config file.yaml` refuses or drops the PARSE flags."""
     path = tmp_path / "server.yaml"
@@ -163,15 +150,3 @@ def test_sglangs_yaml_config_knows_our_flags(tmp_path):
     )
     config = config_from_server_args(prepare("--config", str(path)))
     assert (config.window, config.keep_rule) == (24, "longest")
-
-
-def test_engine_keywords_take_the_environment(tmp_path, monkeypatch):
-    """Red if a ServerArgs built without a parser (sglang.Engine) has no route."""
-    from sglang.srt.server_args import ServerArgs
-
-    args = ServerArgs(model_path=str(TARGET_PATH))
-    assert config_from_server_args(args) == ParseConfig()
-    path = tmp_path / "parse.json"
-    path.write_text(json.dumps({"mode": "exact"}))
-    monkeypatch.setenv(CONFIG_ENV, str(path))
-    assert config_from_server_args(args).mode == "exact"

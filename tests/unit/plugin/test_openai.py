@@ -24,15 +24,6 @@ def prediction(content) -> dict:
     return {"prediction": {"type": "content", "content": content}}
 
 
-def test_prediction_becomes_a_custom_param():
-    """Red if the text is lost, or other custom_params are."""
-    body = {**prediction("some text"), "custom_params": {"other": 1}}
-    exchange = translate(CHAT, body, CONFIG)
-    assert exchange.add_usage and not exchange.add_report
-    custom = {"other": 1, "parse_prediction": "some text"}
-    assert body == {"custom_params": custom}
-
-
 def test_sglangs_line_about_a_reranker_is_told_from_our_verdicts():
     """Red if a start-up line about yes and no looks like one of PARSE."""
     told = "Using fallback token IDs for yes/no (9693/2152)"
@@ -249,19 +240,6 @@ def test_broken_json_is_left_to_sglang():
     """Red if our layer answers what SGLang would answer better."""
     app = App([b"no"], b"text/plain", status=400)
     assert call(app, b'{"prediction": ')[::2] == (400, b"no")
-
-
-def test_json_response_is_amended():
-    """Red if the amended body and its length disagree."""
-    whole = {"choices": [{"finish_reason": "stop"}], "usage": {"total_tokens": 3}}
-    parts = [json.dumps(whole).encode()[:9], json.dumps(whole).encode()[9:]]
-    app = App(parts, b"application/json")
-    _, headers, out = call(app, json.dumps(prediction("text")).encode())
-    assert int(headers[b"content-length"]) == len(out)
-    details = json.loads(out)["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == 5
-    sent = json.loads(app.body)
-    assert sent == {"custom_params": {"parse_prediction": "text"}}
 
 
 def test_error_responses_pass_unamended():

@@ -36,18 +36,6 @@ def raises(error):
     return original
 
 
-def test_a_request_that_is_fine_passes():
-    """Red if the hook loses SGLang's result."""
-    one = tokenized()
-    assert guards.check_ready(lambda m, obj: one, manager(), None) is one
-
-
-def test_a_hostile_request_is_a_value_error():
-    """Red if the checks are not asked."""
-    with pytest.raises(ValueError, match="no tokens"):
-        guards.check_ready(lambda m, obj: tokenized([]), manager(), None)
-
-
 @pytest.mark.parametrize(
     ("switch", "algorithm", "expected"),
     [
@@ -100,16 +88,6 @@ def test_only_errors_before_the_scheduler_are_the_requests(ready, kind):
 
     with pytest.raises(kind):
         asyncio.run(run())
-
-
-def test_outputs_pass_the_guard():
-    """Red if an output is lost."""
-
-    async def run():
-        outputs = guards.guard_outputs(_outputs(None, True), manager(), None)
-        return [x async for x in outputs]
-
-    assert asyncio.run(run()) == [1]
 
 
 @pytest.mark.parametrize("params", [{"n": 2**31}, [{}, {"n": 5000}]])
@@ -173,12 +151,6 @@ def answer_of(app, error=None, path="/generate", asked=b"{}"):
 def call(app, body=b"{}", path="/generate"):
     """(status, body) of one POST through the layer."""
     return answer_of(app, None, path, body)[:2]
-
-
-def test_answers_pass_the_layer():
-    """Red if an answer, or SGLang's own HTTP 400, is changed."""
-    assert call(respond(200, b"yes")) == (200, b"yes")
-    assert call(respond(400, b"no")) == (400, b"no")
 
 
 def test_early_500s_become_400s():
