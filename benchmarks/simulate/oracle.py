@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.simulate.world import Result, Scenario, World, target_alone
 from sglang_parse.policy.planner import RoundPlanner
-from sglang_parse.policy.windows import longest_window
+from sglang_parse.requests.limits import longest_window
 from sglang_parse.requests.round_records import Round
 
 WINDOWS = (24, 32, 48, 64, 96, 128, 192, 256)

@@ -25,7 +25,7 @@ MAX_TOKENS = 64
 
 
 class CopyOutcome(NamedTuple):
-    """How long a copy lasted (`policy.copying.Copier`), counted from its match on."""
+    """How long a copy lasted, counted from its match on."""
 
     #: Tokens that agreed when it began, and when it was last looked at.
     start: int

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sglang_parse.engine.segmenting import Segmenting, between, first_empty
 from sglang_parse.options.extensions import ExtensionError
 from sglang_parse.options.validation import MAX_VERIFY_SEGMENTS
-from sglang_parse.policy.windows import draft_window, fit_windows, longest_draft
 from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.limits import draft_window, fit_windows, longest_draft
 from sglang_parse.requests.refusal import bad_request, cannot_judge
 from sglang_parse.requests.round_records import RequestRound, Segments
 from sglang_parse.requests.state import RequestState

@@ -24,7 +24,7 @@ SAFE, NONE, ALL = CLIENT_OPTIONS
 FLAG = flag_name("client_options")
 # What is expected of a value that is too loose; "" for one that is not.
 Rule = Callable[[Any, ParseConfig], str]
-# Servers with adaptive windows judge every third boundary at least (policy/gate.py).
+# Servers with adaptive windows judge every third boundary at least (policy/window.py).
 RAREST_ADAPTIVE = 3
 
 

@@ -68,7 +68,7 @@ def _text_end(req: SchedulerRequest, tokens: Sequence[int]) -> int:
     expression, all if there is none.
 
     Behind each token SGLang decodes as many tokens as the longest stop may have, and
-    one more. `longest_draft` (policy/windows.py) bounds the time that this takes.
+    one more. `longest_draft` (requests/limits.py) bounds the time that this takes.
     """
     params = req.sampling_params
     strings, expressions = params.stop_strs, params.stop_regex_strs

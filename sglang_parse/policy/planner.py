@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sglang_parse.drafting.drafter import Drafter
+from sglang_parse.drafting.ngram import NgramDrafter
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.policy.copying import Copier, CopyPlanner
+from sglang_parse.policy.acceptance import ENOUGH_SEGMENTS
+from sglang_parse.policy.copying import CopyPlanner
 from sglang_parse.policy.gate import Gate, Situation
+from sglang_parse.policy.plain_steps import MOST_STEPS, plain_steps
 from sglang_parse.policy.window import Choice, next_window
-from sglang_parse.policy.windows import fit_windows, longest_window, plain_steps
+from sglang_parse.requests.limits import fit_windows, longest_window
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.sgl.ranks import Ranks
 
@@ -24,18 +27,13 @@ logger = logging.getLogger(__name__)
 # Output tokens of the request that SGLang sends a server first (http_server.py,
 # `_execute_server_warmup`). So short an answer says nothing of drafts.
 WARM_UP_TOKENS = 8
-# New draft tokens of a recovering request up to which a head writes alone.
-SHORT_RECOVERY = 32
-# Draft steps after which a pass begins where a request waits for one without a draft:
-# so long it gets no token.
-WAITING_STEPS = 16
-# Share of its window from which on a draft joins a pass, and segments at least.
-JOINING, ENOUGH_SEGMENTS = 0.5, 1.5
+# Share of its window from which on a draft joins a pass.
+JOINING = 0.5
 # Milliseconds of a draft phase in which draft models read texts, such as prompts of new
-# requests: so long the others wait.
-READ_MS = 50.0
-# Tokens that they read at least.
-LEAST_READ = 256
+# requests: so long the others wait. And tokens that they read at least.
+READ_MS, LEAST_READ = 50.0, 256
+# Rounds without a head until it rests, and of a rest from one look to the next.
+IDLE_ROUNDS = 16
 
 
 class RoundPlanner:
@@ -56,33 +54,30 @@ class RoundPlanner:
         *,
         context_len: int,
     ) -> None:
-        self.adaptive = config.adaptive
-        self.max_round_ms = config.max_round_ms
-        self.ranks = ranks
-        self.slots = slots
-        self.context_len = context_len
+        self.adaptive, self.max_round_ms = config.adaptive, config.max_round_ms
+        self.ranks, self.slots, self.context_len = ranks, slots, context_len
         self.gate = Gate()
-        self.head = self.gate.head
-        copier = next((d for d in drafters if isinstance(d, Copier)), None)
+        copier = next((d for d in drafters if isinstance(d, NgramDrafter)), None)
         self.copying = CopyPlanner(copier, self.gate, ranks) if copier else None
         self.segment_level = [d for d in drafters if not d.token_level]
         self.heads = [d for d in drafters if d.token_level and d is not copier]
+        #: Whether heads read nothing; and rounds in which they were of no use.
+        self.head_rests, self._num_idle = False, 0
 
     def plan(self, round: Round) -> None:
         """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
         `judge_every`, `reason`, `num_steps` and when its draft phase ends."""
         round.num_running = len(round)
-        for r in round:
-            r.limit = longest_window(r, self.context_len)
         round.judged, round.judge_every = round.has_semantic, 1
         for r in round:
-            num_pending = len(r.state.pending)
-            r.window = r.limit if self._drafts(r) else min(r.limit, num_pending)
-        paused = self.adaptive and self._choose(round)
+            r.limit = longest_window(r, self.context_len)
+            r.window = (
+                r.limit if self._drafts(r) else min(r.limit, len(r.state.pending))
+            )
+        writing = [r for r in round if r.window and self._drafts(r)]
+        paused = self.adaptive and bool(writing) and self._choose(round, writing)
         self._set_budgets(round, paused=paused)
-        if self.head.rests:
-            self._look_at_head(round)
-        round.head_rests = self.head.rests
+        self._plan_head(round)
         if self.copying is not None:
             self.copying.plan(round, adaptive=self.adaptive)
         self._fit(round)
@@ -91,34 +86,28 @@ class RoundPlanner:
         if steps := self._plain_steps(round, paused=paused):
             ((round.num_steps,),) = self.ranks.agree_all([[steps]])
 
-    # -- How much --------------------------------------------------------------
-
-    def _choose(self, round: Round) -> bool:
+    def _choose(self, round: Round, writing: Sequence[RequestRound]) -> bool:
         """Windows by the choice of the gate; whether drafters of segments pause.
 
         Ranks learn from their own times, and so differently: all take what the first
         rank has chosen, its windows too.
         """
-        writing = [r for r in round if r.window and self._drafts(r)]
-        if not writing:
-            return False
-        choice = self._choice(round, writing)
+        choice, round.reason = self.gate.choose(self._situation(round, writing))
         ours = [int(choice.steps == 0), int(choice.judged), choice.every]
-        drafts = [self._num_new(r, choice) for r in writing]
-        if choice.writers:
-            # The shortest texts are the soonest read.
-            order = sorted(range(len(writing)), key=lambda i: writing[i].seq_len)
-            for i in order[choice.writers :]:
-                drafts[i] = 0
-        # A draft without a boundary would be followed token by token.
-        least = ENOUGH_SEGMENTS * self.gate.accept.segment_len if choice.judged else 0.0
+        # Only the shortest texts are read where not all requests draft.
+        order = sorted(range(len(writing)), key=lambda i: writing[i].seq_len)
+        first = set(order[: choice.writers or None])
+        drafts = [
+            self._num_new(r, choice) * (i in first) for i, r in enumerate(writing)
+        ]
         (paused, judged, every), agreed = self.ranks.agree_all([ours, drafts])
         round.judged, round.judge_every = bool(judged), every
+        # A draft without a boundary would be followed token by token.
+        least = ENOUGH_SEGMENTS * self.gate.accept.segment_len if judged else 0.0
         for r, num_new in zip(writing, agreed, strict=True):
             held = r.state.draft
             num = max(len(held.tokens), held.num_left_over + num_new)
-            r.window = min(r.window, num)
-            r.num_enough = max(JOINING * num_new, least)
+            r.window, r.num_enough = min(r.window, num), max(JOINING * num_new, least)
         return bool(paused)
 
     def _num_new(self, r: RequestRound, choice: Choice) -> int:
@@ -129,49 +118,36 @@ class RoundPlanner:
             return choice.recovery
         return self.gate.accept.own_window(r.state, choice.steps)
 
-    def _choice(self, round: Round, writing: Sequence[RequestRound]) -> Choice:
-        """This rank's choice.
-
-        Only where every semantic request may be followed token by token instead is
-        that tried: not without the exact tail, nor for a client's text.
-        """
+    def _situation(self, round: Round, writing: Sequence[RequestRound]) -> Situation:
+        """Only where every semantic request may be followed token by token instead is
+        that tried: not without the exact tail, nor for a client's text."""
         semantic = [r for r in round if r.state.options.mode == "semantic"]
         most = max(r.window - r.state.draft.num_left_over for r in writing)
         # Near their ends answers leave less room each round, and the choice stays.
         longest = max(r.state.options.window for r in writing) or next_window(most)
         spacings = {r.state.options.judge_every for r in semantic}
-        choice, round.reason = self.gate.choose(
-            Situation(
-                bs=len(round),
-                most=max(most, min(next_window(most), longest)),
-                suffix_len=max((r.suffix_rows for r in semantic), default=0),
-                can_judge=bool(semantic),
-                can_follow=all(
-                    r.state.options.exact_tail and r.state.client is None
-                    for r in semantic
-                ),
-                every=spacings.pop() if len(spacings) == 1 else 0,
-                has_head=any(self._head_of(r) for r in round),
-            )
+        exact = [r.state.options.exact_tail and not r.state.client for r in semantic]
+        heads = [d for r in round if (d := self._head_of(r))]
+        return Situation(
+            bs=len(round),
+            most=max(most, min(next_window(most), longest)),
+            suffix_len=max((r.suffix_rows for r in semantic), default=0),
+            can_judge=bool(semantic),
+            can_follow=all(exact),
+            every=spacings.pop() if len(spacings) == 1 else 0,
+            chain=max((d.max_tokens for d in heads), default=0),
         )
-        return choice
 
     def _drafts(self, r: RequestRound) -> bool:
-        """Whether a drafter of whole segments writes for this request.
-
-        A request in exact mode is left to a drafter that works token by token.
-        """
-        if not any(d.can_draft(r) for d in self.segment_level):
-            return False
-        return not (r.state.is_exact and self._head_of(r))
-
-    # -- Who -------------------------------------------------------------------
+        """Whether a drafter of whole segments writes for this request. One in exact
+        mode is left to a drafter that works token by token."""
+        is_left = r.state.is_exact and self._head_of(r)
+        return not is_left and any(d.can_draft(r) for d in self.segment_level)
 
     def _head_of(self, r: RequestRound) -> Drafter | None:
         """Who drafts token by token for this request."""
-        if self.head.rests:
-            return None
-        return next((d for d in self.heads if d.can_draft(r)), None)
+        heads = () if self.head_rests else self.heads
+        return next((d for d in heads if d.can_draft(r)), None)
 
     def _set_budgets(self, round: Round, *, paused: bool) -> None:
         """Who writes for whom."""
@@ -190,41 +166,41 @@ class RoundPlanner:
             if is_single or paused or followed or not others:
                 num = min(r.limit, head.max_tokens)
                 r.budgets = {head.name: num} if num else {}
-            if self.adaptive and r.budgets and 0 < r.window <= SHORT_RECOVERY:
+            if self.adaptive and r.budgets and r.window and is_single:
                 # The draft model does not write on after what may not stand.
                 r.window, r.by_segments = num, False
+
+    def _plan_head(self, round: Round) -> None:
+        """Nobody else drafts: do drafts that are followed token by token pay?
+
+        A head reads every prompt and every token so that it can draft. Where it does
+        not pay it rests, and reads nothing. Once it is woken, since it pays at this
+        number of requests or is to be tried, it drafts for requests that begin later.
+        """
+        bs, gate = len(round), self.gate
+        chain = max((d.max_tokens for d in self.heads), default=0)
+        num_able = sum(bool(r.budgets) for r in round)
         others = any(r.window > len(r.state.pending) for r in round)
-        if self.adaptive and not others and not self.head.rests:
-            self._ask_head(round)
+        if self.head_rests:
+            self._num_idle += 1
+            if self._num_idle % IDLE_ROUNDS == 0:
+                self.head_rests = not self.ranks.agree(int(gate.may_wake(bs, chain)))
+        elif self.adaptive and num_able and not others:
+            # A few of many requests would not decide a trial.
+            ours = 2 * num_able >= bs and gate.asks_head(bs, chain)
+            answer = bool(self.ranks.agree(int(ours)))
+            round.chains = gate.chain_rule(bs, chain) if answer else None
+            self._num_idle = 0 if answer else self._num_idle + 1
+            if not answer:
+                for r in round:
+                    r.budgets = {}
+            if self._num_idle == IDLE_ROUNDS:
+                logger.info("PARSE: the head does not pay at %d requests and rests", bs)
+                self.head_rests = True
+                gate.charge(IDLE_ROUNDS * gate.costs.at(bs).plain)  # It read in vain.
+        round.head_rests = self.head_rests
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)
-
-    def _ask_head(self, round: Round) -> None:
-        """Nobody else drafts: do drafts that are followed token by token pay?"""
-        num_able = sum(bool(r.budgets) for r in round)
-        if not (num_able or self.head.is_woken):
-            return  # A head that cannot draft, as under a grammar, does not rest.
-        bs = len(round)
-        answer = bool(self.ranks.agree(int(self.gate.asks_head(bs, num_able))))
-        plain_ms = self.gate.costs.plain_ms(bs)
-        self.head.follow(bs, answer, plain_ms=plain_ms, now_ms=self.gate.ms)
-        if answer:
-            round.chains = self.gate.chain_rule(bs)
-            return
-        for r in round:
-            r.budgets = {}
-        if self.head.rests:
-            logger.info("PARSE: the head does not pay at %d requests and rests", bs)
-
-    def _look_at_head(self, round: Round) -> None:
-        """Wake the head where it paid at this number of requests, or to try it."""
-        if self.head.is_time_to_look():
-            bs = len(round)
-            rate = bs / self.gate.costs.plain_ms(bs)
-            wakes = self.head.may_ask(bs, rate, self.gate.ms)
-            if self.ranks.agree(int(wakes)):
-                logger.info("PARSE: the head reads again, for new requests")
-                self.head.wake()
 
     def _fit(self, round: Round) -> None:
         """Shrink windows to the free slots and the rows of a pass."""
@@ -247,54 +223,48 @@ class RoundPlanner:
                     budgets[drafter.name] = r.window
             r.budgets = {name: num for name, num in budgets.items() if num}
 
-    # -- How long --------------------------------------------------------------
-
     def _bound_phase(self, round: Round) -> None:
         """When the draft phase ends before all drafts are complete, and how much draft
         models read in it.
 
-        At once where nobody else is given tokens but drafts go on. Where somebody waits
+        Soon where nobody else is given tokens but drafts go on. Where somebody waits
         for the scheduler, after a bounded time.
         """
-        costs = self.gate.costs.nearest(len(round))
+        costs = self.gate.costs.at(len(round))
         steps = idle = read = 1 << 30
         names = {d.name for d in self.segment_level}
         if not all(names & r.budgets.keys() for r in round):
-            steps = WAITING_STEPS
+            steps = MOST_STEPS
         if not self.gate.is_trial:
-            idle = math.ceil(len(round) / costs.bs * costs.most_idle_steps)
-        if costs.draft.token_ms:
-            read = int(READ_MS / costs.draft.token_ms)
-        if round.num_waiting and self.max_round_ms and costs.draft.slope_ms:
-            steps = min(steps, int(self.max_round_ms / costs.draft.slope_ms))
+            idle = math.ceil(costs.most_idle_steps)
+        if costs.read:
+            read = int(READ_MS / costs.read)
+        if round.num_waiting and self.max_round_ms:
+            steps = min(steps, int(self.max_round_ms / costs.step))
         ours = [max(1, steps), idle, max(LEAST_READ, read)]
         (agreed,) = self.ranks.agree_all([ours])
         round.most_draft_steps, round.most_idle_steps, round.most_read = agreed
-
-    # -- Rounds without drafts -------------------------------------------------
 
     def _plain_steps(self, round: Round, *, paused: bool) -> int:
         """Decode steps if nobody drafts, on this rank. 0, for one and no more, where
         somebody drafts, may copy what comes next, or reads each step's hidden states;
         or where drafts go on after a segment that failed, as they do unless they are
         paused."""
-        if not self.adaptive or self.copying is not None:
+        if not self.adaptive or self.copying:
             return 0
         if any(r.window or self._head_of(r) for r in round):
             return 0
-        recovering = any(r.state.recovering and not r.state.is_exact for r in round)
-        if recovering and not paused:
+        if not paused and any(
+            r.state.recovering and not r.state.is_exact for r in round
+        ):
             return 0
         bs, costs = len(round), self.gate.costs
-        steps = plain_steps(
-            round, step_ms=costs.step_ms(bs), context_len=self.context_len
-        )
-        if round.num_waiting:
+        if round.num_waiting or not costs.plain.is_known:
             return 1
+        step_ms, most = costs.at(bs).plain, self.context_len
+        steps = plain_steps(round, step_ms=step_ms, context_len=most)
         room = self.slots.num_free(round.batch.tree_cache, bs)
         return steps if room >= bs * steps else 1
-
-    # -- What follows ----------------------------------------------------------
 
     def adapt(self, round: Round) -> None:
         """Learn from what became of the drafts."""
@@ -306,12 +276,9 @@ class RoundPlanner:
     def observe(self, round: Round) -> None:
         """Learn from what a round cost. round: of the requests whose drafts were
         complete."""
-        bs, is_plain = len(round), "plain" in round.seconds
-        ms = self.gate.costs.learn(round)
         tokens = sum(len(r.decision.accept_tokens) for r in round)
         names = {d.name for d in self.heads}
         others = any(r.draft.num_segment_level or r.draft.num_copied for r in round)
-        if not others and any(r.budgets.keys() & names for r in round):
-            plain_ms = self.gate.costs.plain_ms(bs)
-            self.head.learn(bs, tokens, ms, plain_ms=plain_ms, now_ms=self.gate.ms)
-        self.gate.spend(ms, tokens, is_plain=is_plain)
+        by_head = not others and any(r.budgets.keys() & names for r in round)
+        ms = self.gate.costs.learn(round, by_head=by_head)
+        self.gate.spend(ms, tokens, is_plain="plain" in round.seconds)

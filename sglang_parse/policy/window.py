@@ -7,15 +7,13 @@ drafts last (acceptance.py).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_parse.policy.acceptance import BIASED, Acceptance
-from sglang_parse.policy.costs import IDLE, RoundCosts
+from sglang_parse.policy.costs import Costs
 
 # Windows that are compared, in new draft tokens of a request.
-GRID = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-# New draft tokens of a request that recovers: these are compared too.
-RECOVERY = (4, 8, 16)
+GRID = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Most boundaries from one verdict to the next.
 MAX_EVERY = 3
 
@@ -41,16 +39,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Tokens per millisecond of device time while `bs` requests draft.
+    """Tokens per millisecond of device time while `costs.bs` requests draft.
 
-    suffix_len: rows of the pass per verdict. plain_ms: a decode step of the target.
+    suffix_len: rows of the pass per verdict.
     """
 
-    bs: int
-    costs: RoundCosts
+    costs: Costs
     accept: Acceptance
     suffix_len: float
-    plain_ms: float
 
     def followed(self, most: int) -> Choice:
         """Token by token after the draft model, with the best window."""
@@ -58,135 +54,86 @@ class Goodput:
         for w in windows(most):
             drafted = self.accept.drafted(w)
             tokens = 1 + self.accept.followed.mean(drafted)
-            rate, ms = self._rate(Cycle(tokens, drafted, 1 + drafted))
-            choices.append(Choice(steps=w, judged=False, rate=rate, ms=ms))
-        return max(choices, key=lambda c: c.rate, default=Choice(judged=False))
+            choices.append(self._rated(Choice(w, False), tokens, drafted, 1 + drafted))
+        return max(choices, key=lambda c: c.rate)
 
-    def judged(self, most: int, *, every: int = 0) -> Choice:
+    def judged(self, most: int, every: int, recovery: int) -> Choice:
         """By verdicts, with the best window and spacing of verdicts. every: the
-        spacing, 0 to choose it."""
+        spacing, 0 to choose it. recovery: what a request that recovers drafts."""
         spacings = [every] if every else range(1, MAX_EVERY + 1)
         # A draft that reaches no boundary is followed, whatever was planned.
         least = min(most, self.accept.segment_len)
+        fitting = [w for w in windows(most) if w >= least]
         choices = [
-            self._judged(w, e) for w in windows(most) for e in spacings if w >= least
+            self._judged(Choice(w, every=e, recovery=recovery))
+            for w in fitting
+            for e in spacings
         ]
-        return max(choices, key=lambda c: c.rate, default=Choice())
-
-    def _judged(self, window: int, every: int) -> Choice:
-        """With the best drafts of requests that recover."""
-        one = JudgedRound.of(self.accept, window, every)
-        rows = 1 + one.reach + self.suffix_len * one.num_verdicts
-        steps = self.accept.drafted(window)
-        choices = []
-        for short in RECOVERY:
-            recovered = 1 + self.accept.rewritten(short)
-            # Passes that the target takes to rewrite what failed.
-            num = one.failure * max(1.0, one.left / recovered)
-            cycle = Cycle(one.tokens, steps, rows, num, recovered, short)
-            rate, ms = self._rate(cycle)
-            choices.append(
-                Choice(window, every=every, recovery=short, rate=rate, ms=ms)
-            )
         return max(choices, key=lambda c: c.rate)
 
-    def _rate(self, cycle: Cycle) -> tuple[float, float]:
-        """Tokens per millisecond if all requests go on like that; and milliseconds of
-        the device for one request's draft and pass.
-
-        A draft step serves all requests that draft, and a pass all whose drafts are
-        complete. A pass begins once the steps that these have waited, summed, make up
-        for its fixed time, which is that of `wait` steps for each request that runs
-        (`RoundCosts.most_idle_steps`). So passes are `gap` draft steps apart.
-        """
-        costs, bs, num = self.costs, self.bs, cycle.num_recovering
-        step_ms, others = max(1e-9, costs.draft.slope_ms), 1 - 1 / self.bs
-        wait = IDLE * costs.fixed_ms / step_ms
-        half, twice = wait * num, 2 * num + 1
-        gap = (
-            half + math.sqrt(half**2 + 2 * twice * wait * cycle.steps)
-        ) / twice + 1e-9
-        recovery = cycle.recovery + others * max(0.0, gap - cycle.recovery)
-        if not num:
-            # All drafts are as long, and so complete at the same time.
-            others, gap = 0.0, cycle.steps
-        steps = cycle.steps + others * gap / 2 + num * recovery
-        # It takes part in 1 + num passes, and so does each of the others.
-        passes = (1 + num) * min(max(1.0, steps / gap / (1 + num)), bs)
-        rows = cycle.rows + num * (1 + cycle.recovery)
-        pass_ms = passes * costs.fixed_ms + bs * costs.verify.slope_ms * rows
-        ms = max(steps * step_ms + pass_ms, passes * costs.plain.ms)
-        return bs * (cycle.tokens + num * cycle.recovered) / ms, ms / bs
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A draft of one request, its pass, and what follows until the next such draft.
-
-    tokens, steps, rows: given by the pass, of the draft, of the pass. num_recovering:
-    passes in which the target then rewrites what failed, on average; recovered: tokens
-    that each of them gives, after drafts of `recovery` tokens.
-    """
-
-    tokens: float
-    steps: float
-    rows: float
-    num_recovering: float = 0.0
-    recovered: float = 1.0
-    recovery: int = 0
-
-
-@dataclass(frozen=True)
-class JudgedRound:
-    """What a request that does not recover gets of one judged round.
-
-    tokens: emitted. failure: chance that a verdict fails. left: tokens that the target
-    then has to rewrite in further rounds. reach: draft tokens shown to the target.
-    """
-
-    window: int
-    tokens: float
-    failure: float
-    left: float
-    reach: float
-    num_verdicts: float
-
-    @classmethod
-    def of(cls, accept: Acceptance, window: int, every: int) -> JudgedRound:
-        mean = accept.segment_len
-        drafted = accept.drafted(window)
+    def _judged(self, one: Choice) -> Choice:
+        window, every = one.steps, one.every
+        accept, mean = self.accept, self.accept.segment_len
+        drafted, fails = accept.drafted(window), accept.valid.value
         # Drafts that end their answers are whole to their ends.
         not_ended = math.exp(-accept.ended.value * window)
         biased = BIASED * mean
         # Draft tokens after the last boundary, kept where the target agrees with them.
-        held = (1 - accept.lost.value) * not_ended * min(biased / 2, window)
+        held = (1 - accept.followed.value) * not_ended * min(biased / 2, window)
         shown = drafted + held
         reach = max(1.0, shown - not_ended * min(biased / 2, shown / 2))
         # A verdict at each `every`-th boundary, and one at the last.
         num_verdicts = max(1.0, reach / (mean * every) + (every - 1) / (2 * every))
-        rate = accept.valid.value
-        failure = 1 - math.exp(-rate * reach)
+        failure = 1 - math.exp(-fails * reach)
         spacing = min(reach, BIASED * reach / num_verdicts)
-        kept = max(0.0, failure / rate - failure * spacing / 2)
-        followed = accept.rewritten(spacing)
+        kept = max(0.0, failure / fails - failure * spacing / 2)
+        followed = accept.followed.mean(spacing)
         # A segment may be longer than the window; its spread is taken to be half of
         # its mean (a Weibull curve), since drafts that are cut off do not show it.
-        unjudged = not_ended * math.exp(-((0.886 * (window + held) / mean) ** 2.2))
-        tokens = (1 - unjudged) * (1 + kept + failure * followed)
-        return cls(
-            window=window,
-            tokens=tokens + unjudged * (1 + accept.followed.mean(window)),
-            failure=(1 - unjudged) * failure,
-            left=max(0.0, min(biased, shown) - 1 - followed),
-            reach=reach,
-            num_verdicts=num_verdicts * (1 - unjudged),
-        )
+        judged = 1 - not_ended * math.exp(-((0.886 * (window + held) / mean) ** 2.2))
+        tokens = judged * (1 + kept + failure * followed)
+        tokens += (1 - judged) * (1 + accept.followed.mean(window))
+        # Tokens that the target has to rewrite in further passes.
+        left = max(0.0, min(biased, shown) - 1 - followed)
+        rows = 1 + reach + self.suffix_len * num_verdicts * judged
+        again = 1 + accept.followed.mean(one.recovery)
+        num = judged * failure * max(1.0, left / again)
+        return self._rated(one, tokens, drafted, rows, num, again)
+
+    def _rated(
+        self, one: Choice, tokens: float, drafted: float, rows: float,
+        num: float = 0.0, again: float = 1.0,
+    ) -> Choice:  # fmt: skip
+        """The choice, with what it gives if all requests go on like that.
+
+        tokens, drafted, rows: given by a pass, of the draft, of the pass. num: further
+        passes, on average, in which the target rewrites what failed, each of which
+        gives `again` tokens.
+
+        A draft step serves all requests that draft, and a pass all whose drafts are
+        complete. A pass begins once the steps that these have waited, summed, make up
+        for its fixed time, which is that of `wait` steps for each request that runs
+        (`Costs.most_idle_steps`). So passes are `gap` draft steps apart.
+        """
+        costs, bs, short = self.costs, self.costs.bs, one.recovery
+        wait, others = costs.most_idle_steps / bs, 1 - 1 / bs
+        half, twice = wait * num, 2 * num + 1
+        gap = (half + math.sqrt(half**2 + 2 * twice * wait * drafted)) / twice + 1e-9
+        recovery = short + others * max(0.0, gap - short)
+        if not num:
+            # All drafts are as long, and so complete at the same time.
+            others, gap = 0.0, drafted
+        steps = drafted + others * gap / 2 + num * recovery
+        # It takes part in 1 + num passes, and so does each of the others.
+        passes = (1 + num) * min(max(1.0, steps / gap / (1 + num)), bs)
+        pass_ms = passes * costs.fixed + bs * costs.row * (rows + num * (1 + short))
+        ms = max(steps * costs.step + pass_ms, passes * costs.plain)
+        return replace(one, rate=bs * (tokens + num * again) / ms, ms=ms / bs)
 
 
 def windows(most: int) -> list[int]:
     """Windows up to `most`, which is one of them."""
-    shorter = [w for w in GRID if w < most]
-    return [*shorter, most] if most > 0 else shorter
+    return [*(w for w in GRID if w < most), most]
 
 
 def next_window(num: int) -> int:

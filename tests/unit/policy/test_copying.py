@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.drafting.ngram import CopyOutcome
-from sglang_parse.policy.copying import STARTS, CopyPlanner, CopySurvival
+from sglang_parse.policy.copying import CopyPlanner, CopySurvival
 from sglang_parse.policy.gate import Gate
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.round_records import RequestRound, Round
@@ -43,7 +43,7 @@ def test_survival_is_learnt_by_the_length_of_the_match():
 def test_nothing_is_known_of_what_was_not_seen():
     """Red if a prior says that a long match ends as soon as a short one."""
     fresh = CopySurvival()
-    means = [sum(fresh.lasts(n, 64)) for n in STARTS]
+    means = [sum(fresh.lasts(2**k, 64)) for k in range(8)]
     assert means == sorted(means) and means[0] < 2 and means[-1] > 20
 
 
@@ -62,13 +62,13 @@ class Copies:
 def planned(*requests, adaptive=True, judged=True, rate=1.0, round_ms=40.0, **more):
     """Budgets after copies were planned. requests: (evidence, window, fields)."""
     gate = Gate()
-    costs = gate.costs.at(len(requests))
+    costs, bs = gate.costs, len(requests)
     for _ in range(4):
         # A row costs a hundredth of a pass, a draft step a tenth.
         for x in (1, 8, 64, 512):
-            costs.verify.add(x, 10 + 0.1 * x)
-            costs.draft.add(x, x)
-        costs.plain.add(10.0)
+            costs.verify.add(10 + 0.1 * x, 1, x, bs)
+            costs.draft.add(x, 1, x, x * bs, 0)
+        costs.plain.add(10.0, 1, bs)
     gate.chosen = SimpleNamespace(rate=rate, ms=round_ms / len(requests))
     ranks = SimpleNamespace(agree_all=lambda lists: lists)
     planner = CopyPlanner(Copies(), gate, ranks)

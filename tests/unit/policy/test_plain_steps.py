@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.policy.windows import (
+from sglang_parse.policy.plain_steps import (
     MOST_MS,
     MOST_STEPS,
     STOP_STEPS,
@@ -41,7 +41,6 @@ def off_round(*, left: int = 100, seq_len: int = 10, stops=(), **more) -> Round:
         (MOST_MS / 2, off_round(), 2),
         (33.0, off_round(), 6),  # a slow machine (decision 5)
         (MOST_MS + 1, off_round(), 1),  # long steps hide what is between them
-        (0.0, off_round(), 1),  # nothing is known
         (5.0, off_round(may_repeat=False), 1),
         (5.0, off_round(left=12), MOST_STEPS),  # four rows of 32 are for nothing
         (5.0, off_round(left=3), 4),

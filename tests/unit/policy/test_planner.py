@@ -7,12 +7,12 @@ import pytest
 from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.policy.gate import TRIAL_WRITERS, Gate, Situation
-from sglang_parse.policy.head_gate import IDLE_ROUNDS, LOOK_ROUNDS
-from sglang_parse.policy.planner import WAITING_STEPS, RoundPlanner
+from sglang_parse.policy.gate import TRIAL_TOKENS, Gate, Situation
+from sglang_parse.policy.plain_steps import MOST_STEPS
+from sglang_parse.policy.planner import IDLE_ROUNDS, RoundPlanner
 from sglang_parse.policy.window import Choice
-from sglang_parse.policy.windows import MOST_STEPS, longest_draft
 from sglang_parse.requests.draft import Draft
+from sglang_parse.requests.limits import longest_draft
 from sglang_parse.requests.round_records import Kept, RequestRound, Round, Segments
 from sglang_parse.requests.state import RequestState
 
@@ -135,8 +135,8 @@ def test_a_draft_phase_is_bounded_only_while_somebody_waits():
     plan.gate.choose = lambda one: (Choice(5), "why")
     for _ in range(4):
         for steps in (8, 16, 64):
-            plan.gate.costs.at(1).draft.add(steps, 7.0 * steps)
-            plan.gate.costs.at(1).verify.add(steps, 30.0)
+            plan.gate.costs.draft.add(7.0 * steps, 1, steps, steps, 0)
+            plan.gate.costs.verify.add(30.0, 1, steps, 1)
     waited = plan_round(plan, state(), num_waiting=3)
     alone = plan_round(plan, state())
     assert waited.most_draft_steps in (9, 10) and alone.most_draft_steps > 1000
@@ -155,7 +155,7 @@ def test_a_neighbour_without_drafts_shortens_phases_and_no_drafts():
         chosen(plan, Choice(32))
         round = plan_round(plan, state(), state("off"))
         assert all_windows(round) == [32, 0]
-        assert (round.most_draft_steps == WAITING_STEPS) == adaptive
+        assert (round.most_draft_steps == MOST_STEPS) == adaptive
         alone = plan_round(plan, state())
         assert alone.most_draft_steps > 1000
 
@@ -188,7 +188,14 @@ def windows(plan: RoundPlanner, *states: RequestState, **more):
 
 def fast_plain_rounds(one: RoundPlanner, bs: int = 2) -> None:
     for _ in range(2):
-        one.gate.costs.at(bs).plain.add(5.0)
+        plain_round(one, bs, 5.0)
+
+
+def plain_round(one: RoundPlanner, bs: int, ms: float) -> None:
+    """One was timed."""
+    round = make_round(*[state("off")] * bs)
+    round.seconds = {"draft": 0.0, "plain": ms / 1000, "follow": 0.0}
+    one.gate.costs.learn(round)
 
 
 def num_steps(one: RoundPlanner, round: Round) -> int:
@@ -221,7 +228,7 @@ def test_several_steps_where_nobody_drafts_or_reads():
     one = planner(has_model=False)
     fast_plain_rounds(one)
     assert num_steps(one, make_round(*off, may_repeat=True)) == 1
-    one.head.rests = True
+    one.head_rests = True
     assert num_steps(one, make_round(*off, may_repeat=True)) == MOST_STEPS
 
     one = planner(head_steps=0)
@@ -297,9 +304,9 @@ def test_a_segment_that_failed_bounds_plain_rounds_only_where_drafts_go_on():
     failed = state(recovering=1)
     chosen(plan, Choice(0))
     assert num_steps(plan, make_round(failed, may_repeat=True)) == MOST_STEPS
-    chosen(plan, Choice(32, recovery=0))
+    chosen(plan, Choice(32))
     round = make_round(failed, may_repeat=True)
-    assert num_steps(plan, round) == 1 and not round.requests[0].window
+    assert num_steps(plan, round) == 1 and round.requests[0].window
 
 
 def test_a_paused_draft_model_leaves_its_turn_to_the_head():
@@ -334,7 +341,22 @@ def test_few_of_many_requests_try_what_nobody_knows():
     one = Gate()
     for bs in (1, 64):
         first, _ = one.choose(Situation(bs, 256, 16))
-        assert first.judged and first.writers == TRIAL_WRITERS
+        assert first.judged and 0 < first.writers * first.steps <= TRIAL_TOKENS
+
+
+def head_round(plan: RoundPlanner, name: str, num: int, ms: float = 10.0) -> None:
+    """A round in which this drafter wrote so many tokens, and one stood."""
+    cut, decision = Cut(0, 4, True, exact_end=4), Decision((1,), 0, 0, ())
+    round = drafted(state("exact"), 4, cut, decision, judged=False)
+    for r in round:
+        r.budgets = {name: 4}
+        r.draft = Draft().extended(
+            name, (1,) * num, ended=False, token_level=name != "model"
+        )
+    round.num_rows = 5
+    round.seconds = {"draft": 0.0, "layout": 0.0, "verify": ms / 1000, "decide": 0.0}
+    plan.adapt(round)
+    plan.observe(round)
 
 
 def test_a_head_that_does_not_pay_rests_until_it_is_worth_a_look():
@@ -342,13 +364,14 @@ def test_a_head_that_does_not_pay_rests_until_it_is_worth_a_look():
     or if it is never tried again."""
     plan = planner(has_model=False)
     fast_plain_rounds(plan, bs=1)
+    assert windows(plan, state("exact")) == [(4, 4)]  # nothing is known
     for _ in range(16):
-        plan.head.learn(1, 1, 20.0, plain_ms=5.0, now_ms=0.0)
+        head_round(plan, "eagle3", 4, ms=20.0)
     rounds = [plan_round(plan, state("exact")) for _ in range(IDLE_ROUNDS)]
     assert [r.head_rests for r in rounds[-2:]] == [False, True]
     assert windows(plan, state("exact")) == [(0, 0)]
-    plan.gate.ms += 100_000.0
-    for _ in range(LOOK_ROUNDS):
+    plan.gate.ms += 1_000_000.0
+    for _ in range(IDLE_ROUNDS):
         last = plan_round(plan, state("exact"))
     assert not last.head_rests
     assert windows(plan, state("exact")) == [(4, 4)]
@@ -365,20 +388,17 @@ def test_rounds_of_a_head_are_measured():
         ("eagle3", 4, 1),
         ("eagle3", 0, 2),
     ):
-        cut, decision = Cut(0, 4, True, exact_end=4), Decision((1,) * 2, 0, 1, ())
-        round = drafted(state("exact"), 4, cut, decision, judged=False)
-        for r in round:
-            r.budgets, r.draft = {name: 4}, Draft()
-            r.draft = r.draft.extended(
-                name,
-                (1,) * num,
-                ended=False,
-                token_level=name != "model",
-            )
-        round.num_rows = 5
-        round.seconds = {"draft": 0.0, "layout": 0.0, "verify": 0.01, "decide": 0.0}
-        plan.observe(round)
-        assert plan.head.num_rounds(1) == counted
+        head_round(plan, name, num)
+        assert plan.gate.costs.head.count == counted
+
+
+def test_a_few_of_many_requests_do_not_decide_a_trial():
+    """Red if a head that can draft for few of the running requests is measured."""
+    for num_able, asked in ((3, False), (4, True)):
+        plan = planner(has_model=False)
+        fast_plain_rounds(plan, bs=8)
+        able = [state("exact", hint=k < num_able) for k in range(8)]
+        assert any(w for w, _ in windows(plan, *able)) == asked
 
 
 @pytest.mark.parametrize(("max_new", "learns"), [(8, False), (9, True)])
@@ -428,9 +448,9 @@ def test_where_verdicts_do_not_pay_the_head_drafts():
 def test_a_short_recovery_is_left_to_the_head():
     """Red if the draft model writes on behind a head whose tokens may not stand."""
     plan = planner()
-    chosen(plan, Choice(32, recovery=6))
+    chosen(plan, Choice(32, recovery=8))
     assert windows(plan, state(recovering=1)) == [(4, 4)]
-    assert windows(plan, state(recovering=1, hint=False)) == [(6, 0)]
+    assert windows(plan, state(recovering=1, hint=False)) == [(8, 0)]
 
 
 def test_verdicts_are_left_out_only_where_the_tail_is_exact():
@@ -465,8 +485,8 @@ def test_ranks_do_what_the_first_of_them_chose():
     other.max_round_ms = 10
     for _ in range(4):
         for steps in (8, 32):
-            other.gate.costs.at(2).draft.add(steps, 9.0 * steps)
-            other.gate.costs.at(2).verify.add(steps, 30.0)
+            other.gate.costs.draft.add(9.0 * steps, 1, steps, 2 * steps, 0)
+            other.gate.costs.verify.add(30.0, 1, steps, 2)
     rounds = [plan_round(first, one, two, num_waiting=1)]
     replies = iter(told)
     rounds.append(plan_round(other, one, two, num_waiting=1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang_parse.plugin.algorithm import NUM_DRAFT_TOKENS
-from sglang_parse.policy.windows import draft_window
+from sglang_parse.requests.limits import draft_window
 from sglang_parse.sgl.slots import RoundSlots
 
 pytestmark = pytest.mark.usefixtures("plugins")

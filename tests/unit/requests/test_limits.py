@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_parse.policy.windows import (
+from sglang_parse.requests.limits import (
     draft_window,
     fit_windows,
 )

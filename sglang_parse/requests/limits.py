@@ -1,14 +1,13 @@
-"""How many tokens each request drafts in a round.
-
-What is left of the response, its grammar and stops, and the free KV slots. How much
-pays is window.py.
+"""How many draft tokens a request may have: what is left of its response, its grammar
+and stops, and the free KV slots. How many pay is the policy's.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.requests.round_records import RequestRound
 from sglang_parse.sgl.scheduler_types import SchedulerRequest
 
 MIN_WINDOW = 8
@@ -20,13 +19,6 @@ MAX_STOP_TOKENS = 1 << 15
 # A draft under a grammar is rewound, and xgrammar keeps only so many steps to go back
 # (constrained/xgrammar_backend.py, MAX_ROLLBACK_TOKENS is 200).
 MAX_GRAMMAR_WINDOW = 64
-# Most decode steps of a round, and their milliseconds together.
-MOST_STEPS, MOST_MS = 16, 200.0
-# The same of requests with stop strings, which SGLang finds after the round.
-STOP_STEPS = 4
-# Share of a round's rows that may lie after the ends of answers. A row among many costs
-# far less than the work between two rounds.
-MOST_WASTE = 1 / 8
 
 
 def draft_window(asked: int, *, num_remaining: int, num_positions: int) -> int:
@@ -96,32 +88,6 @@ def fit_windows(
         )
         return sum(missing) <= room and sum(rows) <= max_rows
 
-    low, high = 0, max(windows, default=0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
+    caps = range(1, max(windows, default=0) + 1)
+    low = bisect_left(caps, True, key=lambda cap: not fits(cap))
     return [min(w, low) for w in windows]
-
-
-def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
-    """Decode steps of a round without drafts, if no answer ends before its longest
-    length and nobody waits. step_ms: of one, 0 while unknown."""
-    if not (round.may_repeat and step_ms):
-        return 1
-    room = min(context_len - r.seq_len - 1 for r in round)
-    most = max(1, min(MOST_STEPS, int(MOST_MS / step_ms), room))
-    num_stops = sum(r.has_stop_text for r in round)
-    if num_stops > MOST_WASTE * len(round):
-        most = min(most, STOP_STEPS)
-    left = [r.tokens_left for r in round]
-    return next((num for num in range(most, 1, -1) if pays(left, num)), 1)
-
-
-def pays(lens: Sequence[int], num: int) -> bool:
-    """Whether few enough rows of so many steps lie after the ends of answers. lens:
-    tokens of each answer up to its end, as far as is known."""
-    wasted = sum(max(0, num - own) for own in lens)
-    return wasted <= MOST_WASTE * num * len(lens)
