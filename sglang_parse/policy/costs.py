@@ -19,9 +19,9 @@ GUESSED = 0.05
 # Share of the steps that a pass's fixed time is worth for which requests wait for it,
 # since another draft that shares it may be far from complete.
 IDLE = 0.5
-# What things cost before they are measured, a decode step of the target being 1: a
-# draft step, and a row of a pass over the pass. Of 32B and 1.7B on an H200.
-STEP, ROW = 1 / 12, 1 / 256
+# Before anything is measured: milliseconds of a decode step of the target, and over it
+# a draft step and a row of a pass. Of 32B and 1.7B on an H200.
+PLAIN_MS, STEP, ROW = 12.0, 1 / 12, 1 / 256
 
 
 class Fit:
@@ -45,6 +45,10 @@ class Fit:
         """Whether two times were seen, as the first may hold a kernel's first use."""
         return self.count > 1
 
+    def known_parts(self, scale: float) -> list[float]:
+        """The parts; the guess of so many milliseconds until they are known."""
+        return list(self.parts if self.is_known else scale * self._guess)
+
     def ms(self, *amounts: float) -> float:
         return float(self.parts @ np.array(amounts))
 
@@ -61,14 +65,12 @@ class Fit:
         draw = np.diag(self._squares) * GUESSED / min(self.count, 1 / SMOOTHING)
         sums = self._sums + draw * self._scaled(self._guess)
         parts = np.linalg.solve(self._squares + np.diag(draw + 1e-12), sums)
-        self.parts = self._scaled(np.maximum(parts, 0.0))
+        self.parts = self._scaled(np.maximum(parts, 1e-6 * self._guess))
 
     def _scaled(self, parts: np.ndarray) -> np.ndarray:
         """The multiple of these parts that fits best."""
-        scaled: np.ndarray = parts * (
-            parts @ self._sums / (parts @ self._squares @ parts)
-        )
-        return scaled
+        scale = float(parts @ self._sums / (parts @ self._squares @ parts))
+        return scale * parts
 
 
 @dataclass(frozen=True)
@@ -120,16 +122,13 @@ class CostModel:
         return self.plain.is_known and size_of(bs) in self._sizes
 
     def at(self, bs: int) -> Costs:
-        phase, step, shared, read = self.draft.parts.tolist()
-        fixed, row, request = self.verify.parts.tolist()
-        if not self.is_known:
-            guess = self.plain.ms(1, bs) if self.plain.count else 12.0
-            return Costs(
-                bs, guess * STEP, guess, guess * ROW, guess * STEP * ROW, guess
-            )
-        fixed += phase + request * bs
-        plain = self.plain.ms(1, bs) if self.plain.count else fixed - phase + row * bs
-        return Costs(bs, max(1e-9, step + shared * bs), fixed, row, read, plain)
+        plain = self.plain.ms(1, bs) if self.plain.count else PLAIN_MS
+        phase, step, shared, read = self.draft.known_parts(plain)
+        fixed, row, request = self.verify.known_parts(plain)
+        fixed += request * bs
+        if self.verify.is_known and not self.plain.count:
+            plain = fixed + row * bs
+        return Costs(bs, step + shared * bs, phase + fixed, row, read, plain)
 
     def learn(self, done: Round, *, by_head: bool = False) -> float:
         """Milliseconds of a round. done: of the requests whose drafts were complete.

@@ -70,10 +70,9 @@ class RoundPlanner:
         round.num_running = len(round)
         round.judged, round.judge_every = round.has_semantic, 1
         for r in round:
-            r.limit = longest_window(r, self.context_len)
-            r.window = (
-                r.limit if self._drafts(r) else min(r.limit, len(r.state.pending))
-            )
+            r.limit = r.window = longest_window(r, self.context_len)
+            if not self._drafts(r):
+                r.window = min(r.limit, len(r.state.pending))
         writing = [r for r in round if r.window and self._drafts(r)]
         paused = self.adaptive and bool(writing) and self._choose(round, writing)
         self._set_budgets(round, paused=paused)
@@ -95,10 +94,11 @@ class RoundPlanner:
         choice, round.reason = self.gate.choose(self._situation(round, writing))
         ours = [int(choice.steps == 0), int(choice.judged), choice.every]
         # Only the shortest texts are read where not all requests draft.
-        order = sorted(range(len(writing)), key=lambda i: writing[i].seq_len)
+        places = range(len(writing))
+        order = sorted(places, key=lambda i: writing[i].seq_len)
         first = set(order[: choice.writers or None])
         drafts = [
-            self._num_new(r, choice) * (i in first) for i, r in enumerate(writing)
+            self._num_new(writing[i], choice) if i in first else 0 for i in places
         ]
         (paused, judged, every), agreed = self.ranks.agree_all([ours, drafts])
         round.judged, round.judge_every = bool(judged), every
@@ -254,9 +254,8 @@ class RoundPlanner:
             return 0
         if any(r.window or self._head_of(r) for r in round):
             return 0
-        if not paused and any(
-            r.state.recovering and not r.state.is_exact for r in round
-        ):
+        recovering = any(r.state.recovering and not r.state.is_exact for r in round)
+        if recovering and not paused:
             return 0
         bs, costs = len(round), self.gate.costs
         if round.num_waiting or not costs.plain.is_known:

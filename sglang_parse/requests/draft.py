@@ -106,7 +106,7 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 class ChainCuts(Protocol):
-    """What chains of a round are cut by (`policy.chains.ChainRule`)."""
+    """What chains of a round are cut by (`policy.gate.ChainRule`)."""
 
     def starts(self, chances: Sequence[float], steps: int) -> list[bool]: ...
     def choose(self, chances: Sequence[Sequence[float]]) -> list[int]: ...

@@ -31,8 +31,7 @@ def set_retraction() -> None:
 
 def show_all() -> None:
     """Heads draft in every round, and rows cost nothing: whole chains are shown."""
-    from sglang_parse.policy.chains import ChainRule
-    from sglang_parse.policy.gate import Gate
+    from sglang_parse.policy.gate import ChainRule, Gate
 
     Gate.chain_rule = lambda self, bs, chain: ChainRule(least=0.0, fixed=0.0)
     Gate.asks_head = lambda self, bs, chain: True

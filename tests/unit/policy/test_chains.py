@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sglang_parse.policy.chains import ChainRule
+from sglang_parse.policy.gate import ChainRule
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.5])
