@@ -4,6 +4,7 @@
 #   make demo ARGS="--real"          SmolLM2-135M-Instruct; 93 MB are fetched once
 #   make test            make lint            make docs            make clean
 #   make clients         sessions of OpenAI's, Anthropic's and other SDKs
+#   make load-clients    times of sglang.bench_serving, guidellm and aiperf
 #   make contract        after another SGLang was pinned; make contract SGLANG=0.5.22
 
 VENV ?= .venv
@@ -23,7 +24,7 @@ ifeq (demo,$(firstword $(MAKECMDGOALS)))
     $(eval $(WORDS):;@:)
 endif
 
-.PHONY: demo test clients contract test-real real-model imports lint docs clean install
+.PHONY: demo test clients load-clients contract test-real real-model imports lint docs clean install
 
 # `--real` is the demo of another model, which is outside the wheel.
 demo: imports
@@ -86,6 +87,18 @@ clients: imports build/clients/.installed
 build/clients/.installed:
 	$(BIN)/python -m venv build/clients
 	build/clients/bin/python -m pip install -q $(SDKS)
+	@touch $@
+
+# sglang.bench_serving, guidellm and aiperf, two of them in environments of their own.
+load-clients: imports build/guidellm/.installed build/aiperf/.installed
+	$(BIN)/python -m benchmarks.load_clients --guidellm build/guidellm/bin/guidellm \
+	    --aiperf build/aiperf/bin/aiperf $(or $(ARGS),--out build/load-clients)
+
+build/guidellm/.installed: TOOL := guidellm==0.8.1
+build/aiperf/.installed: TOOL := aiperf==0.13.0
+build/guidellm/.installed build/aiperf/.installed:
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install -q $(TOOL)
 	@touch $@
 
 # The site, to build/docs. A dead link is an error.
