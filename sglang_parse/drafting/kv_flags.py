@@ -26,10 +26,14 @@ class KvFlags:
         """The slots got new tokens that the drafter has not forwarded."""
         self._valid[slots.long()] = False
 
-    def num_leading(self, slots: Tensor) -> int:
-        """How many leading slots of a sequence hold the drafter's KV."""
-        missing = (~self._valid[slots.long()]).nonzero()
-        return int(missing[0]) if missing.numel() else slots.numel()
+    def num_leading(self, sequences: Sequence[Tensor]) -> list[int]:
+        """How many leading slots of each sequence hold the drafter's KV. The device is
+        read once for all of them."""
+        if not sequences:
+            return []
+        valid = [self._valid[slots.long()].int() for slots in sequences]
+        leading: list[int] = torch.stack([v.cumprod(0).sum() for v in valid]).tolist()
+        return leading
 
     def gaps(self, slots: Tensor) -> list[tuple[int, int]]:
         """Runs [start, end) of a sequence's slots that hold none of its KV."""

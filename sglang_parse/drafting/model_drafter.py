@@ -60,14 +60,13 @@ class ModelDrafter(Drafter):
         self.flags.forget(prefill.batch.out_cache_loc)
 
     def draft(self, round: Round) -> None:
-        chosen, orders = [], []
-        for i, r in enumerate(round):
-            order = self._order(i, r)
-            if order is not None:
-                chosen.append(r)
-                orders.append(order)
-        if not orders:
+        wanted = [(i, r, self._num_new(r)) for i, r in enumerate(round)]
+        wanted = [one for one in wanted if one[2] > 0]
+        if not wanted:
             return
+        chosen = [r for _, r, _ in wanted]
+        self._look_up([r for r in chosen if r.state not in self._memory])
+        orders = [self._order(*one) for one in wanted]
         proposal = self.model.propose(
             orders,
             table=self.slots.table,
@@ -87,16 +86,20 @@ class ModelDrafter(Drafter):
                     token_level=False,
                 )
 
-    def _order(self, index: int, r: RequestRound) -> DraftRequest | None:
+    def _num_new(self, r: RequestRound) -> int:
+        """Tokens that it may write for a request; none where the number is below 1."""
+        num_held = len(r.tokens) + len(r.draft.tokens)
+        return min(room_for(r, self.name), self.model.reach - num_held)
+
+    def _look_up(self, newcomers: Sequence[RequestRound]) -> None:
+        """Begin with requests whose texts others may have left KV of."""
+        rows = [self.slots.table[r.row, : r.seq_len] for r in newcomers]
+        for r, known in zip(newcomers, self.flags.num_leading(rows), strict=True):
+            self._memory[r.state] = ModelMemory(known, known)
+
+    def _order(self, index: int, r: RequestRound, num_new: int) -> DraftRequest:
         """What it is to write for the request at `index` of the batch."""
-        tokens = [*r.tokens, *r.draft.tokens]
-        num_new = min(room_for(r, self.name), self.model.reach - len(tokens))
-        if num_new <= 0:
-            return None
-        memory = self._memory.get(r.state)
-        if memory is None:
-            known = self.flags.num_leading(self.slots.table[r.row, : r.seq_len])
-            memory = self._memory[r.state] = ModelMemory(known, known)
+        tokens, memory = [*r.tokens, *r.draft.tokens], self._memory[r.state]
         return DraftRequest(
             row=r.row,
             tokens=tokens,

@@ -111,6 +111,62 @@ def graphs(tmp_path_factory, expected):
         yield Server(process.url), log, broken
 
 
+# Faults of tests/support/proof_child.py that a server is started with, and what is off.
+FAULTS = {
+    "drafts": (
+        ("draft_steps: stale_tokens", "short_passes: wrong place"),
+        {"draft_steps", "short_passes", "head_prefills", "head_steps"},
+    ),
+    "passes": (("route_mask: slot freed early",), {"route_mask", "route_virtual"}),
+}
+FAULTY = """
+    import sys
+
+    sys.path.append({root!r})
+
+
+    def register():
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        name = "sglang_parse.plugin.worker.ParseWorker.init_attention_backends"
+        HookRegistry.register(name, install, HookType.BEFORE)
+
+
+    def install(worker):
+        from tests.support import cpu_graphs, proof_child
+
+        cpu_graphs.install(prefills=True)
+        known = proof_child.faults()
+        for name in {names!r}:
+            for owner, attribute, broken in known[name][1]:
+                setattr(owner, attribute, broken)
+"""
+
+
+@pytest.mark.parametrize("names", FAULTS.values(), ids=FAULTS)
+def test_a_server_finds_its_faults_and_serves(tmp_path, prompts, expected, names):
+    """Red if a server with faults starts by the paths that they are in, or does not
+    serve the target's answers by the others."""
+    faults, off = names
+    source = FAULTY.format(root=str(ROOT), names=faults)
+    plugin = write_plugin(tmp_path / "plugin", "parse_faults", source)
+    log, flags = tmp_path / "server.log", (*COMMON, *PARSE, *EAGLE)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(plugin), prepend=":")
+        environment.setenv("XDG_CACHE_HOME", str(tmp_path))
+        process = WarmServer((*flags, "--max-running-requests", "16"), "faulty", log)
+    with process:
+        server = Server(process.url)
+        states = {name: one["state"] for name, one in paths_of(server).items()}
+        assert {name for name, state in states.items() if state == "off"} == off
+        for mode in ("exact", "off"):
+            custom = {"parse_mode": mode}
+            found = server.generate_all(prompts, 5, custom=custom)
+            assert [r["output_ids"] for r in found] == expected
+    text = log.read_text()
+    assert all(f"PARSE: {name} is off: " in text for name in off)
+
+
 def paths_of(server):
     info = requests.get(server.url + "/server_info", timeout=60).json()
     return info["internal_states"][0]["parse"]["paths"]

@@ -81,7 +81,7 @@ OWN = Draft(parts=(("eagle3", 1),))
 
 
 def num_known(drafter: HeadDrafter, row: int, num: int = 10) -> int:
-    return drafter.flags.num_leading(TABLE[row, :num])
+    return drafter.flags.num_leading([TABLE[row, :num]])[0]
 
 
 def test_drafts_stop_at_the_end_of_the_response():
@@ -199,7 +199,7 @@ def test_head_is_left_out_where_a_gap_is_too_long(prefix, room):
     found = prefill(drafter, prefix=prefix, ids=list(range(10, 22)))
     assert drafter.head.batches == [] and found is None
     assert num_known(drafter, 1, 12) == 0
-    assert not drafter.flags.num_leading(TABLE[1, prefix:12])
+    assert drafter.flags.num_leading([TABLE[1, prefix:12]]) == [0]
 
 
 def test_what_was_left_out_at_its_prefill_stays_out():

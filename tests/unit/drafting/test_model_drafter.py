@@ -55,7 +55,7 @@ def plain(token: int) -> Decision:
 
 
 def num_known(drafter: ModelDrafter, row: int) -> int:
-    return drafter.flags.num_leading(TABLE[row, :90])
+    return drafter.flags.num_leading([TABLE[row, :90]])[0]
 
 
 def test_a_draft_of_nothing_is_remembered():

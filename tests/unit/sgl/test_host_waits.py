@@ -183,7 +183,7 @@ def make_engine(config: ParseConfig) -> tuple[RoundEngine, Any]:
     ranks = SimpleNamespace(
         agree=lambda value: value, agree_all=lambda rows: [tuple(r) for r in rows]
     )
-    verifier, drafter = make_verifier(), ModelDrafter(Draft())
+    verifier, drafter = make_verifier(), ModelDrafter(Draft(longest_extend=8192))
     if config.composes:
         verifier.shows_features, head = True, Head()
         head.check_room = lambda: None
@@ -289,10 +289,12 @@ def judge(
     *,
     is_sampled: bool = False,
     rule: Any = None,
+    num_new: int = 0,
     **options: Any,
 ) -> HostWaits:
-    """A round of `num` requests that drafted before, its result included. rule: the
-    grammar of all. options: of the server."""
+    """A round of `num` requests, its result included. Of these `num_new` have just
+    joined, so that their drafts read the whole text; the others drafted before. rule:
+    the grammar of all. options: of the server."""
     config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False, **options)
     waits.counts.clear()
     with waits:
@@ -302,7 +304,7 @@ def judge(
             round.batch.sampling_info = schedule_batch(0, num).sampling_info
             drafter.model.runner.sampler = drawn
             engine.target.verifier.runner.sampler = drawn
-        for r in round:
+        for r in round.requests[num_new:]:
             memory = ModelMemory(SEQ_LEN, SEQ_LEN)
             drafter._memory[r.state] = hinted() if config.composes else memory
         for r in round if rule is not None else ():
@@ -331,6 +333,30 @@ def test_a_judged_round_waits_seldom_and_never_for_each_request(waits):
     assert counts[1] == counts[8] == counts[32]
     assert 0 < sum(counts[32].values()) <= BUDGET, counts
     assert counts[32]["tolist"] >= 2, counts  # verdicts, samples
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_newcomers_in_a_judged_round_cost_no_wait_each(
+    waits, monkeypatch, request, is_sampled
+):
+    """Red if a text that a draft model has yet to read makes the host wait for it."""
+    if is_sampled:
+        request.getfixturevalue("sampled")
+    read, forward = [], Draft._forward
+
+    def tell(self, batch, path):
+        read.append(len(batch.input_ids))
+        return forward(self, batch, path)
+
+    monkeypatch.setattr(Draft, "_forward", tell)
+    found = {}
+    for num_new in (0, 1, 5):
+        read.clear()
+        done = judge(8, waits, num_new=num_new, is_sampled=is_sampled)
+        found[num_new] = dict(done.counts)
+        assert max(read) > SEQ_LEN * num_new * 0.9
+    assert found[1] == found[5]
+    assert sum(found[5].values()) <= sum(found[0].values()) + 4 <= BUDGET, found
 
 
 def test_a_sampled_round_waits_as_seldom(waits, sampled):
