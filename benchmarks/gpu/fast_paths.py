@@ -145,7 +145,7 @@ def replay_on_cpu() -> None:
     load_plugins()
     from tests.support import cpu_graphs
 
-    cpu_graphs.install()
+    cpu_graphs.install(prefills=True)
 
 
 def run(args: argparse.Namespace, pair: str) -> None:

@@ -115,7 +115,7 @@ def graphs(tmp_path_factory, expected):
 FAULTS = {
     "drafts": (
         ("draft_steps: stale_tokens", "short_passes: wrong place"),
-        {"draft_steps", "short_passes", "head_prefills", "head_steps"},
+        {"draft_steps", "short_passes", "head_steps"},
     ),
     "passes": (("route_mask: slot freed early",), {"route_mask", "route_virtual"}),
 }
