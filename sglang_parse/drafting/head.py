@@ -90,7 +90,8 @@ class HeadDrafter(Drafter):
         config = context.config
         if not config.composes:
             return None
-        return cls(HEADS[config.compose](context), config.eagle_steps, context)
+        head = HEADS[config.compose](context)
+        return cls(head, head.most_tokens or config.eagle_steps, context)
 
     @property
     def runners(self) -> Sequence[DraftRunner]:

@@ -83,6 +83,8 @@ class HeadModel(DraftRunner):
 
     #: What `--speculative-parse-compose` calls it, and its name as a drafter.
     name = ""
+    #: Tokens that it drafts at a time; 0 where `--speculative-parse-eagle-steps` says.
+    most_tokens = 0
     is_head = True
     step_path, prefill_path = HEAD_STEPS, HEAD_PREFILLS
     capture = CaptureHiddenMode.LAST

@@ -16,8 +16,8 @@ from typing import Any
 
 from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.table import (
-    EAGLE3,
     HEADS,
+    HEADS_OF_PATH,
     Option,
     ServerOptions,
     flag_name,
@@ -44,11 +44,11 @@ class ParseConfig(ServerOptions):
     def __post_init__(self) -> None:
         for row in options_of(type(self)):
             row.kind.check(getattr(self, row.name), row.flag)
-        if (self.compose == EAGLE3) != bool(self.eagle_model_path):
+        if (self.compose in HEADS_OF_PATH) != bool(self.eagle_model_path):
             raise ValueError(
                 f"{flag_name('compose')} is {self.compose!r} and "
                 f"{flag_name('eagle_model_path')} is {shown(self.eagle_model_path)}; "
-                "expected a head's path with 'eagle3', and none elsewhere."
+                "expected a head's path with 'eagle3' or 'dflash', and none elsewhere."
             )
         for head in HEADS:
             given = f"{flag_name('compose')} is {self.compose!r}"

@@ -46,9 +46,11 @@ REQUEST_PREFIX = "parse_"
 MODES = ("semantic", "exact", "off")
 CLIENT_OPTIONS = ("safe", "none", "all")
 KEEP_RULES = ("first-failure", "longest")
-EAGLE3, MTP = "eagle3", "mtp"
+EAGLE3, MTP, DFLASH = "eagle3", "mtp", "dflash"
 #: Heads of a target.
-HEADS = (EAGLE3, MTP)
+HEADS = (EAGLE3, MTP, DFLASH)
+#: Those that `--speculative-parse-eagle-model-path` names.
+HEADS_OF_PATH = (EAGLE3, DFLASH)
 COMPOSITIONS = ("none", *HEADS)
 DRAFT_COMPOSITIONS = ("ngram", "none")
 PROOFS = ("off", "fast", "full")
@@ -297,18 +299,20 @@ class ServerOptions(SharedOptions):
         "none",
         choice(COMPOSITIONS),
         "A head of the target drafts where the target is followed token by token. "
-        "`eagle3` is the EAGLE-3 head that `--speculative-parse-eagle-model-path` "
-        "names, and `mtp` the head for multi-token prediction in the target's own "
-        "checkpoint.",
+        "`eagle3` is the EAGLE-3 head and `dflash` the DFLASH draft that "
+        "`--speculative-parse-eagle-model-path` names, and `mtp` the head for "
+        "multi-token prediction in the target's own checkpoint.",
     )
     eagle_model_path: str = option(
         "",
         PATH,
-        "The target's EAGLE-3 head. Set it together with "
-        "`--speculative-parse-compose eagle3`, never alone.",
+        "The target's EAGLE-3 head or DFLASH draft. Set it together with "
+        "`--speculative-parse-compose eagle3` or `dflash`, never alone.",
     )
     eagle_steps: int = option(
-        4, whole(1, 64), "Tokens that the target's head drafts at a time."
+        4,
+        whole(1, 64),
+        "Tokens that the target's head drafts at a time; a DFLASH draft writes a block.",
     )
     draft_compose: str = option(
         "ngram",

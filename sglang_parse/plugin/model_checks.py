@@ -14,7 +14,13 @@ from sglang_parse.judging.judges import open_judge
 from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.segmenters import SEGMENTER_EXTENSIONS
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.table import EAGLE3, MTP, flag_name
+from sglang_parse.options.table import (
+    DFLASH,
+    EAGLE3,
+    HEADS_OF_PATH,
+    MTP,
+    flag_name,
+)
 from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote.remote_protocol import check_key
 from sglang_parse.sgl.families import EXPECTED, SMALL_DRAFT, UNKNOWN, family_of
@@ -39,11 +45,18 @@ def penalty_sentence(defaults: Mapping[str, Any]) -> str:
     )
 
 
+#: What the architecture of a head's checkpoint has in its name, and what it is called.
+HEADS_OF_PATH_ARE = {
+    EAGLE3: ("Eagle3", "an EAGLE-3 head such as LlamaForCausalLMEagle3"),
+    DFLASH: ("DFlashDraftModel", "a DFLASH draft, a DFlashDraftModel"),
+}
+
+
 def check_head(server_args: Any, config: ParseConfig) -> None:
     """The head was made for this target. Raises ValueError naming the flag."""
     if config.compose == MTP:
         check_mtp(server_args)
-    if config.compose != EAGLE3:
+    if config.compose not in HEADS_OF_PATH:
         return
     from sglang.srt.utils.hf_transformers_utils import get_config
 
@@ -57,11 +70,9 @@ def check_head(server_args: Any, config: ParseConfig) -> None:
         ) from e
     target = get_config(server_args.model_path, trust_remote_code=trust)
     names = getattr(head, "architectures", None) or ["a model without architecture"]
-    if "Eagle3" not in names[0]:
-        raise ValueError(
-            f"{flag} is {path!r}, which is {names[0]}; expected an EAGLE-3 head such "
-            "as LlamaForCausalLMEagle3."
-        )
+    part, wanted = HEADS_OF_PATH_ARE[config.compose]
+    if part not in names[0]:
+        raise ValueError(f"{flag} is {path!r}, which is {names[0]}; expected {wanted}.")
     width = getattr(head, "target_hidden_size", None) or head.hidden_size
     for what, ours, theirs in (
         ("hidden size", target.hidden_size, width),

@@ -1,0 +1,37 @@
+"""A DFLASH draft of random weights beside a draft model, on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_parse.embedded import TARGET_PATH
+from tests.integration.conftest import COMMON, PARSE
+from tests.support.block_drafts import write_block_draft
+from tests.support.client import Server, outcome, report
+from tests.support.warm_servers import WarmServer
+
+pytestmark = pytest.mark.own_server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("blocks")
+    draft = write_block_draft(folder / "draft", TARGET_PATH)
+    flags = (
+        *(*COMMON, *PARSE, "--no-speculative-parse-adaptive"),
+        *("--speculative-parse-compose", "dflash"),
+        *("--speculative-parse-eagle-model-path", str(draft)),
+    )
+    with WarmServer(flags, "blocks", folder / "server.log") as process:
+        yield Server(process.url)
+
+
+@pytest.mark.parametrize("concurrency", [1, 5])
+@pytest.mark.parametrize("custom", [{"parse_mode": "exact"}, {"parse_threshold": 2}])
+def test_answers_are_the_targets_own(server, pool, prompts, concurrency, custom):
+    """Red if a token of a block is kept that the target does not choose, or if what
+    the draft writes spoils the KV of anything else."""
+    expected = pool.get("target").generate_all(prompts[:8], 8)
+    found = server.generate_all(prompts[:8], concurrency, custom=custom)
+    assert [outcome(r) for r in found] == [outcome(r) for r in expected]
+    assert sum(report(r)["drafted_by"].get("dflash", 0) for r in found) > 8

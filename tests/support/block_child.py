@@ -1,0 +1,71 @@
+"""A process that builds the embedded target with a DFLASH draft, and compares blocks.
+
+python -m tests.support.block_child FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+def main() -> None:
+    os.environ["SGLANG_PARSE_CPU_PLATFORM"] = "1"
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    torch.set_num_threads(1)
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from benchmarks.gpu.engine import Engine
+    from sglang_parse.drafting.head_model import ChainRequest, HeadRows
+    from sglang_parse.embedded import TARGET_PATH
+    from tests.support.block_drafts import BLOCK, block_states, write_block_draft
+
+    draft = write_block_draft(Path(sys.argv[1]) / "draft", TARGET_PATH)
+    engine = Engine(
+        [
+            *("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE"),
+            *("--speculative-parse-compose", "dflash"),
+            *("--speculative-parse-eagle-model-path", str(draft)),
+            *("--max-total-tokens", "2048", "--max-running-requests", "8"),
+            *("--speculative-parse-prove", "off"),
+        ]
+    )
+    (head,) = engine.parse.parts.draft_runners
+    assert head.most_tokens == BLOCK - 1
+    table, draw = engine.table, torch.Generator().manual_seed(5)
+    lens, bonus, num_new = (7, 12, 3), (50, 60, 70), (BLOCK - 1, 2, 4)
+    features = [torch.randn(n, head.features_width, generator=draw) for n in lens]
+    with torch.no_grad():
+        for i, n in enumerate(lens):
+            table[i, : n + BLOCK] = torch.arange(n + BLOCK) + 1 + 40 * i
+        # In two parts, as prompts and passes come.
+        parts = [(0, 2), (2, None)]
+        for a, b in parts:
+            rows = [
+                HeadRows(i, a, [9] * (len(f[a:b]) - 1) + [bonus[i]], f[a:b])
+                for i, f in enumerate(features)
+            ]
+            hints = head.follow(rows, table)
+        orders = [
+            ChainRequest(i, n, new, hint)
+            for i, (n, new, hint) in enumerate(zip(lens, num_new, hints, strict=True))
+        ]
+        chains = head.propose(orders, table)
+        model = head.target.model
+        for i, chain in enumerate(chains):
+            ids = torch.tensor([bonus[i]] + [head.mask_id] * num_new[i])
+            embedded = model.get_input_embeddings()(ids)
+            states = block_states(draft, features[i], embedded)[1:]
+            chances = (states @ model.lm_head.weight.T).softmax(-1)
+            best, tokens = chances[:, : model.config.vocab_size].max(-1)
+            assert chain.tokens == tuple(tokens.tolist()), (i, chain, tokens)
+            assert torch.allclose(torch.tensor(chain.chances), best, rtol=1e-3)
+    sys.stdout.write("blocks agree\n")
+
+
+if __name__ == "__main__":
+    main()
