@@ -14,9 +14,15 @@ HEADS, KV_HEADS, HEAD_DIM, LAYERS, BLOCK, EPS = 4, 2, 16, 2, 6, 1e-6
 
 
 def write_block_draft(
-    folder: Path, target: Path, *, layers: tuple[int, ...] = (0, 1), **changed
+    folder: Path,
+    target: Path,
+    *,
+    layers: tuple[int, ...] = (0, 1),
+    share: float = 1.0,
+    **changed,
 ) -> Path:
-    """For the model in `target`. layers: of it that the draft reads. changed: of
+    """For the model in `target`. layers: of it that the draft reads. share: of what its
+    layers add to the mask's embedding, which alone decides at 0. changed: of
     `dflash_config`."""
     of_target = json.loads((target / "config.json").read_text())
     hidden, vocab = of_target["hidden_size"], of_target["vocab_size"]
@@ -65,6 +71,8 @@ def write_block_draft(
         made = torch.randn(shape, generator=draw)
         is_norm = len(shape) == 1
         weights[name] = 1 + 0.1 * made if is_norm else made / shape[1] ** 0.5
+        if "o_proj" in name or "down_proj" in name:
+            weights[name] *= share
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
