@@ -312,7 +312,7 @@ class ServerOptions(SharedOptions):
     eagle_steps: int = option(
         4,
         whole(1, 64),
-        "Tokens that the target's head drafts at a time; a DFLASH draft writes a block.",
+        "Tokens that the target's head drafts at a time. A DFLASH draft has blocks.",
     )
     draft_compose: str = option(
         "ngram",
