@@ -1,11 +1,11 @@
-"""A DFLASH draft as a head of the target: one forward writes a block of tokens.
+"""DFLASH and DSpark drafts as heads of the target: one forward writes many tokens.
 
-The block is the bonus token and a mask token for each token to draft. All of them see
-each other, and the target's hidden states of the tokens before them: its layers take
-these as KV, which lies at the slots of their positions like any head's.
+The block is the bonus token and mask tokens. All of them see each other, and the
+target's hidden states of the tokens before them: its layers take these as KV, which
+lies at the slots of their positions like any head's.
 
-Source: sglang/srt/models/dflash.py and speculative/dflash_worker_v2.py, whose worker
-writes that KV in `_append_target_hidden_sequential`.
+Source: sglang/srt/models/dflash.py, dspark.py; speculative/dflash_worker_v2.py, whose
+worker writes that KV in `_append_target_hidden_sequential`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from sglang.srt.layers.logits_processor import LogitsMetadata
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models.dflash import DFlashDraftModel
+from sglang.srt.models.dspark import (
+    DSparkDraftModel,
+    LingDSparkModel,
+    Qwen3DSparkModel,
+)
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
@@ -31,7 +36,7 @@ from sglang_parse.drafting.head_model import (
     HeadModel,
     HeadRows,
 )
-from sglang_parse.options.table import DFLASH, flag_name
+from sglang_parse.options.table import DFLASH, DSPARK, flag_name
 from sglang_parse.sgl.compat.model_changes import show_layers
 from sglang_parse.sgl.upload import upload
 from sglang_parse.verify.lm_head import lm_head_of
@@ -44,6 +49,9 @@ class BlockHead(HeadModel):
     """The draft of `--speculative-parse-eagle-model-path` under `dflash`."""
 
     name = DFLASH
+    kinds: tuple[type, ...] = (DFlashDraftModel,)
+    #: Whether the row of the bonus token predicts too, and not those of masks alone.
+    from_bonus = False
     execution = DraftTPExecution.SINGLE_GROUP
 
     def __init__(self, context: DrafterContext) -> None:
@@ -58,7 +66,7 @@ class BlockHead(HeadModel):
         )
         mask, layers = config.mask_token_id, config.target_layer_ids
         for holds, what in (
-            (type(self.model) is not DFlashDraftModel, "has a draft of another kind"),
+            (type(self.model) not in self.kinds, "has a draft of another kind"),
             ((Path(path) / MASK_EMBEDDING).exists(), f"has a {MASK_EMBEDDING}"),
             (config.is_domino, "corrects its tokens one after the other"),
             (mask is None or mask >= size, f"has mask_token_id {mask}"),
@@ -66,11 +74,11 @@ class BlockHead(HeadModel):
         ):
             if holds:
                 raise ValueError(
-                    f"{flag} is {path!r}, which {what}; expected a plain DFLASH draft "
+                    f"{flag} is {path!r}, which {what}; expected a {self.name} draft "
                     f"with a mask_token_id below {size} and rising target_layer_ids."
                 )
         self.mask_id = int(mask)
-        self.most_tokens = self.model.block_size - 1
+        self.most_tokens = self.most_of_block()
         show_layers(target, flag, layers=[layer + 1 for layer in layers])
         self.set_width(len(layers) * target.model_config.hidden_size)
         why = "SGLang captures no forward of this shape"
@@ -79,6 +87,10 @@ class BlockHead(HeadModel):
         scale = getattr(target.model, "get_dflash_noise_embedding_scale", lambda: 1.0)
         self._scale = float(scale())
         self.model.forward_embed = lambda ids: self._embedded
+
+    def most_of_block(self) -> int:
+        """Tokens of a block as the draft was trained."""
+        return int(self.model.block_size) - 1
 
     def _share_embedding(self) -> None:
         """The target's embedding is read before each block."""
@@ -124,33 +136,76 @@ class BlockHead(HeadModel):
 
     @torch.no_grad()
     def propose(self, requests: Sequence[ChainRequest], table: Tensor) -> list[Chain]:
-        """Draft `num_new` tokens for each request, the likeliest of each mask."""
-        device, lens = table.device, [r.num_new for r in requests]
-        ids = torch.full((sum(lens) + len(lens),), self.mask_id, device=device)
-        is_mask = [m for num in lens for m in (False, *[True] * num)]
-        masks = upload([i for i, m in enumerate(is_mask) if m], device)
-        firsts = upload([i for i, m in enumerate(is_mask) if not m], device)
-        ids[firsts] = torch.stack([r.hint.token for r in requests])
+        """Draft `num_new` tokens for each request, the likeliest at every row."""
+        device, most = table.device, max(r.num_new for r in requests)
+        lens = [r.num_new + 1 - self.from_bonus for r in requests]
+        first = [sum(lens[:i]) for i in range(len(lens))]
+        # Rows [bs, most]; behind the end of a shorter block its last row again.
+        rows = [
+            [start + min(j + 1 - self.from_bonus, num - 1) for j in range(most)]
+            for start, num in zip(first, lens, strict=True)
+        ]
+        bonus = torch.stack([r.hint.token for r in requests])
+        ids = torch.full((sum(lens),), self.mask_id, device=device)
+        ids[upload(first, device)] = bonus
         self._embedded = self._embed(ids) * self._scale
         with draft_tp_context(self.layout), draft_pp_context():
             output = self.extend(
                 [self.mask_id] * len(ids),  # the model reads what is embedded
                 upload([r.row for r in requests], device),
                 [r.position for r in requests],
-                [num + 1 for num in lens],
+                lens,
                 table,
             )
+        states = output.hidden_states[upload(rows, device)]
         # The LM head is the target's, on all of its ranks.
         logits = self.lm_head.processor(
             None,
-            output.hidden_states[masks],
+            states.flatten(0, 1),
             self.lm_head.weights,
             LogitsMetadata(forward_mode=ForwardMode.DECODE),
         ).next_token_logits.float()
+        tokens, chances = self._read(logits.unflatten(0, (-1, most)), states, bonus)
+        return [
+            Chain(tuple(c[: r.num_new]), tuple(p[: r.num_new]))
+            for c, p, r in zip(tokens.tolist(), chances.tolist(), requests, strict=True)
+        ]
+
+    def _read(
+        self, logits: Tensor, states: Tensor, bonus: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[bs, most] the likeliest tokens and their chances. logits: [bs, most, vocab];
+        states: [bs, most, hidden], the draft's own; bonus: [bs]."""
         best, tokens = logits.max(dim=-1)
-        chances = (best - logits.logsumexp(dim=-1)).exp()
-        chosen = zip(
-            torch.split(tokens.cpu(), lens), torch.split(chances.cpu(), lens),
-            strict=True,
-        )  # fmt: skip
-        return [Chain(tuple(c.tolist()), tuple(p.tolist())) for c, p in chosen]
+        return tokens, (best - logits.logsumexp(dim=-1)).exp()
+
+
+class MarkovBlockHead(BlockHead):
+    """A DSpark draft: a small head adds to the logits of each row what the token before
+    it makes likely, so that the tokens of a block are chosen one after the other."""
+
+    name = DSPARK
+    kinds = (DSparkDraftModel, LingDSparkModel, Qwen3DSparkModel)
+
+    @property
+    def from_bonus(self) -> bool:  # type: ignore[override]
+        """As the checkpoint was trained."""
+        return bool(self.model.sample_from_anchor)
+
+    def most_of_block(self) -> int:
+        return int(self.model.gamma)
+
+    def _read(
+        self, logits: Tensor, states: Tensor, bonus: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        head, before, columns = self.model.markov_head, bonus, []
+        memory = head.init_state(states)
+        for j in range(logits.shape[1]):
+            bias, memory = head.step_bias(
+                before, hidden_states=states[:, j], state=memory
+            )
+            found = super()._read(logits[:, j] + bias, states, bonus)
+            columns.append(found)
+            before = found[0]
+        tokens, chances = zip(*columns, strict=True)
+        return torch.stack(tokens, dim=1), torch.stack(chances, dim=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang.srt.configs.draft_parallel import DraftTPExecution
 
-from sglang_parse.drafting.block_head import BlockHead
+from sglang_parse.drafting.block_head import BlockHead, MarkovBlockHead
 from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.drafting.head_model import HeadModel
 from sglang_parse.options.table import EAGLE3, MTP, flag_name
@@ -59,5 +59,5 @@ class MtpHead(HeadModel):
 
 #: By the name that `--speculative-parse-compose` has for it.
 HEADS: dict[str, type[EagleHead | MtpHead | BlockHead]] = {
-    head.name: head for head in (EagleHead, MtpHead, BlockHead)
+    head.name: head for head in (EagleHead, MtpHead, BlockHead, MarkovBlockHead)
 }

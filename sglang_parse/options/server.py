@@ -48,7 +48,8 @@ class ParseConfig(ServerOptions):
             raise ValueError(
                 f"{flag_name('compose')} is {self.compose!r} and "
                 f"{flag_name('eagle_model_path')} is {shown(self.eagle_model_path)}; "
-                "expected a head's path with 'eagle3' or 'dflash', and none elsewhere."
+                "expected a head's path with 'eagle3', 'dflash' or 'dspark', and none "
+                "elsewhere."
             )
         for head in HEADS:
             given = f"{flag_name('compose')} is {self.compose!r}"

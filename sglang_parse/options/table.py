@@ -46,11 +46,11 @@ REQUEST_PREFIX = "parse_"
 MODES = ("semantic", "exact", "off")
 CLIENT_OPTIONS = ("safe", "none", "all")
 KEEP_RULES = ("first-failure", "longest")
-EAGLE3, MTP, DFLASH = "eagle3", "mtp", "dflash"
+EAGLE3, MTP, DFLASH, DSPARK = "eagle3", "mtp", "dflash", "dspark"
 #: Heads of a target.
-HEADS = (EAGLE3, MTP, DFLASH)
+HEADS = (EAGLE3, MTP, DFLASH, DSPARK)
 #: Those that `--speculative-parse-eagle-model-path` names.
-HEADS_OF_PATH = (EAGLE3, DFLASH)
+HEADS_OF_PATH = (EAGLE3, DFLASH, DSPARK)
 COMPOSITIONS = ("none", *HEADS)
 DRAFT_COMPOSITIONS = ("ngram", "none")
 PROOFS = ("off", "fast", "full")
@@ -299,20 +299,22 @@ class ServerOptions(SharedOptions):
         "none",
         choice(COMPOSITIONS),
         "A head of the target drafts where the target is followed token by token. "
-        "`eagle3` is the EAGLE-3 head and `dflash` the DFLASH draft that "
-        "`--speculative-parse-eagle-model-path` names, and `mtp` the head for "
-        "multi-token prediction in the target's own checkpoint.",
+        "`eagle3` is the EAGLE-3 head, and `dflash` or `dspark` the draft of that "
+        "kind, that `--speculative-parse-eagle-model-path` names; `mtp` is the head "
+        "for multi-token prediction in the target's own checkpoint.",
     )
     eagle_model_path: str = option(
         "",
         PATH,
-        "The target's EAGLE-3 head or DFLASH draft. Set it together with "
-        "`--speculative-parse-compose eagle3` or `dflash`, never alone.",
+        "The target's EAGLE-3 head, or its DFLASH or DSpark draft. Set it together "
+        "with `eagle3`, `dflash` or `dspark` of `--speculative-parse-compose`, never "
+        "alone.",
     )
     eagle_steps: int = option(
         4,
         whole(1, 64),
-        "Tokens that the target's head drafts at a time. A DFLASH draft has blocks.",
+        "Tokens that the target's head drafts at a time. `dflash` and `dspark` drafts "
+        "write as many as they were trained for.",
     )
     draft_compose: str = option(
         "ngram",

@@ -16,6 +16,7 @@ from sglang_parse.options.segmenters import SEGMENTER_EXTENSIONS
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.options.table import (
     DFLASH,
+    DSPARK,
     EAGLE3,
     HEADS_OF_PATH,
     MTP,
@@ -49,6 +50,7 @@ def penalty_sentence(defaults: Mapping[str, Any]) -> str:
 HEADS_OF_PATH_ARE = {
     EAGLE3: ("Eagle3", "an EAGLE-3 head such as LlamaForCausalLMEagle3"),
     DFLASH: ("DFlashDraftModel", "a DFLASH draft, a DFlashDraftModel"),
+    DSPARK: ("DSpark", "a DSpark draft such as Qwen3DSparkModel"),
 }
 
 

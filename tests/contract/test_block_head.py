@@ -1,4 +1,4 @@
-"""A DFLASH draft, loaded by SGLang, against the same weights in plain PyTorch."""
+"""DFLASH and DSpark drafts, loaded by SGLang, against the same weights in PyTorch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_blocks_are_those_of_plain_pytorch(tmp_path):
+@pytest.mark.parametrize("markov", ["", "vanilla", "rnn"])
+def test_blocks_are_those_of_plain_pytorch(tmp_path, markov):
     """Red if a block reads other context than the target's hidden states of the tokens
-    before it, at their positions, or sees less than all of itself."""
+    before it, at their positions, or sees less than all of itself; or if a token of a
+    DSpark draft does not depend on the one before it."""
     command = (sys.executable, "-m", "tests.support.block_child", str(tmp_path))
+    command += (markov,) if markov else ()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580

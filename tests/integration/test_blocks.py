@@ -1,4 +1,4 @@
-"""A DFLASH draft of random weights beside a draft model, on a real server."""
+"""DFLASH and DSpark drafts of random weights beside a draft model, on real servers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from tests.support.warm_servers import WarmServer
 
 pytestmark = pytest.mark.own_server
 
+KINDS = ("dflash", "dspark")
 # The target's LM head makes "." of this token's embedding.
 WRITES_DOTS = 379
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+@pytest.fixture(scope="module", params=["dflash", "dspark"])
+def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("blocks")
     draft = write_block_draft(
-        folder / "draft", TARGET_PATH, share=0.05, mask_token_id=WRITES_DOTS
+        folder / "draft",
+        TARGET_PATH,
+        share=0.05,
+        mask_token_id=WRITES_DOTS,
+        markov="vanilla" if request.param == "dspark" else "",
     )
     flags = (
         *(*COMMON, *PARSE, "--no-speculative-parse-adaptive"),
-        *("--speculative-parse-compose", "dflash"),
+        *("--speculative-parse-compose", request.param),
         *("--speculative-parse-eagle-model-path", str(draft)),
     )
     with WarmServer(flags, "blocks", folder / "server.log") as process:
@@ -40,7 +45,7 @@ def test_answers_are_the_targets_own(server, pool, prompts, concurrency, custom)
     found = server.generate_all(prompts[:8], concurrency, custom=custom)
     assert [outcome(r) for r in found] == [outcome(r) for r in expected]
     drafted, kept = (
-        sum(report(r)[name].get("dflash", 0) for r in found)
+        sum(sum(report(r)[name].get(kind, 0) for kind in KINDS) for r in found)
         for name in ("drafted_by", "kept_by")
     )
     assert drafted > 8 * len(found) and kept > 0, (drafted, kept)

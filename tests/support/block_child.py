@@ -22,20 +22,28 @@ def main() -> None:
     from benchmarks.gpu.engine import Engine
     from sglang_parse.drafting.head_model import ChainRequest, HeadRows
     from sglang_parse.embedded import TARGET_PATH
-    from tests.support.block_drafts import BLOCK, block_states, write_block_draft
+    from tests.support.block_drafts import (
+        BLOCK,
+        block_states,
+        markov_tokens,
+        write_block_draft,
+    )
 
-    draft = write_block_draft(Path(sys.argv[1]) / "draft", TARGET_PATH)
+    markov = "".join(sys.argv[2:])
+    draft = write_block_draft(Path(sys.argv[1]) / "draft", TARGET_PATH, markov=markov)
     engine = Engine(
         [
             *("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE"),
-            *("--speculative-parse-compose", "dflash"),
+            *("--speculative-parse-compose", "dspark" if markov else "dflash"),
             *("--speculative-parse-eagle-model-path", str(draft)),
             *("--max-total-tokens", "2048", "--max-running-requests", "8"),
             *("--speculative-parse-prove", "off"),
         ]
     )
     (head,) = engine.parse.parts.draft_runners
-    assert head.most_tokens == BLOCK - 1
+    # The row of the bonus token predicts in a DSpark draft alone.
+    skipped = 0 if markov else 1
+    assert head.most_tokens == BLOCK - skipped
     table, draw = engine.table, torch.Generator().manual_seed(5)
     lens, bonus, num_new = (7, 12, 3), (50, 60, 70), (BLOCK - 1, 2, 4)
     features = [torch.randn(n, head.features_width, generator=draw) for n in lens]
@@ -57,13 +65,17 @@ def main() -> None:
         chains = head.propose(orders, table)
         model = head.target.model
         for i, chain in enumerate(chains):
-            ids = torch.tensor([bonus[i]] + [head.mask_id] * num_new[i])
-            embedded = model.get_input_embeddings()(ids)
-            states = block_states(draft, features[i], embedded)[1:]
-            chances = (states @ model.lm_head.weight.T).softmax(-1)
-            best, tokens = chances[:, : model.config.vocab_size].max(-1)
-            assert chain.tokens == tuple(tokens.tolist()), (i, chain, tokens)
-            assert torch.allclose(torch.tensor(chain.chances), best, rtol=1e-3)
+            masks = [head.mask_id] * (num_new[i] - 1 + skipped)
+            embedded = model.get_input_embeddings()(torch.tensor([bonus[i], *masks]))
+            states = block_states(draft, features[i], embedded)[skipped:]
+            logits = (states @ model.lm_head.weight.T)[:, : model.config.vocab_size]
+            best, tokens = logits.softmax(-1).max(-1)
+            wanted = list(zip(tokens.tolist(), best.tolist(), strict=True))
+            if markov:
+                wanted = markov_tokens(draft, logits, states, bonus[i])
+            assert chain.tokens == tuple(t for t, _ in wanted), (i, chain, wanted)
+            chances = torch.tensor([p for _, p in wanted])
+            assert torch.allclose(torch.tensor(chain.chances), chances, rtol=1e-3)
     sys.stdout.write("blocks agree\n")
 
 

@@ -1,4 +1,4 @@
-"""A DFLASH draft of random weights, and what it computes, in plain PyTorch."""
+"""DFLASH and DSpark drafts of random weights, and what they are in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS, BLOCK, EPS = 4, 2, 16, 2, 6, 1e-6
+# Of a Markov head.
+RANK = 8
 
 
 def write_block_draft(
@@ -19,10 +21,12 @@ def write_block_draft(
     *,
     layers: tuple[int, ...] = (0, 1),
     share: float = 1.0,
+    markov: str = "",
     **changed,
 ) -> Path:
     """For the model in `target`. layers: of it that the draft reads. share: of what its
-    layers add to the mask's embedding, which alone decides at 0. changed: of
+    layers add to the mask's embedding, which alone decides at 0. markov: the
+    kind of its Markov head, which makes it a DSpark draft. changed: of
     `dflash_config`."""
     of_target = json.loads((target / "config.json").read_text())
     hidden, vocab = of_target["hidden_size"], of_target["vocab_size"]
@@ -45,6 +49,10 @@ def write_block_draft(
         "block_size": BLOCK,
         "dflash_config": special,
     }
+    if markov:
+        config |= {"architectures": ["Qwen3DSparkModel"], "markov_head_type": markov}
+        config |= {"markov_rank": RANK, "enable_confidence_head": False}
+        config |= special
     shapes = {
         "fc.weight": (hidden, len(layers) * hidden),
         "hidden_norm.weight": (hidden,),
@@ -65,13 +73,19 @@ def write_block_draft(
             ("post_attention_layernorm", (hidden,)),
         ):
             shapes[f"layers.{i}.{name}.weight"] = shape
+    if markov:
+        shapes["markov_head.markov_w1.weight"] = (vocab, RANK)
+        shapes["markov_head.markov_w2.weight"] = (vocab, RANK)
+    if markov == "rnn":
+        shapes["markov_head.joint_proj.weight"] = (3 * RANK, 2 * RANK + hidden)
+        shapes["markov_head.joint_proj.bias"] = (3 * RANK,)
     draw = torch.Generator().manual_seed(11)
     weights = {}
     for name, shape in shapes.items():
         made = torch.randn(shape, generator=draw)
         is_norm = len(shape) == 1
         weights[name] = 1 + 0.1 * made if is_norm else made / shape[1] ** 0.5
-        if "o_proj" in name or "down_proj" in name:
+        if any(part in name for part in ("o_proj", "down_proj", "markov_w2")):
             weights[name] *= share
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -118,3 +132,24 @@ def block_states(folder: Path, features: Tensor, block: Tensor) -> Tensor:
         up = linear(read, w[f"{name}.mlp.up_proj.weight"])
         x = x + linear(gate * up, w[f"{name}.mlp.down_proj.weight"])
     return norm(x, "norm")
+
+
+def markov_tokens(folder: Path, logits: Tensor, states: Tensor, before: int):
+    """The likeliest token of each row and its chance, as a DSpark draft chooses them.
+    logits: [rows, vocab]; states: [rows, hidden]; before: the bonus token."""
+    w = load_file(folder / "model.safetensors")
+    w1, w2 = (w[f"markov_head.markov_w{k}.weight"] for k in (1, 2))
+    memory, chosen = torch.zeros(RANK), []
+    for row, state in zip(logits, states, strict=True):
+        read = w1[before]
+        if "markov_head.joint_proj.weight" in w:
+            joint = torch.cat([memory, read, state])
+            bias = w["markov_head.joint_proj.bias"]
+            parts = linear(joint, w["markov_head.joint_proj.weight"], bias)
+            gate, candidate, out = parts.chunk(3)
+            gate = gate.sigmoid()
+            memory, read = gate * memory + (1 - gate) * candidate.tanh(), out.tanh()
+        chances = (row + w2 @ read).softmax(-1)
+        before = int(chances.argmax())
+        chosen.append((before, float(chances[before])))
+    return chosen
