@@ -65,17 +65,22 @@ class BlockHead(HeadModel):
             draft_hf_config=self.runner.model_config.hf_config
         )
         mask, layers = config.mask_token_id, config.target_layer_ids
+        last = target.model_config.num_hidden_layers - 2  # one in front of a layer
         for holds, what in (
             (type(self.model) not in self.kinds, "has a draft of another kind"),
             ((Path(path) / MASK_EMBEDDING).exists(), f"has a {MASK_EMBEDDING}"),
             (config.is_domino, "corrects its tokens one after the other"),
             (mask is None or mask >= size, f"has mask_token_id {mask}"),
-            (not layers or layers != sorted({*layers}), f"reads layers {layers}"),
+            (
+                not layers or layers != sorted({*layers}) or layers[-1] > last,
+                f"reads layers {layers}",
+            ),
         ):
             if holds:
                 raise ValueError(
                     f"{flag} is {path!r}, which {what}; expected a {self.name} draft "
-                    f"with a mask_token_id below {size} and rising target_layer_ids."
+                    f"with a mask_token_id below {size} and rising target_layer_ids, "
+                    f"{last} at most."
                 )
         self.mask_id = int(mask)
         self.most_tokens = self.most_of_block()
