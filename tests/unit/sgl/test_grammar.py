@@ -165,7 +165,7 @@ def test_nothing_is_drafted_in_place_of_what_a_grammar_cut(backend):
         r = pending_request(grammar, text, len(text) + 3, ended=False)
         r.budgets = {"model": r.window}
         drafter._memory[r.state] = ModelMemory(0, 0)
-        order = drafter._order(0, r)
+        order = drafter._order(0, r, drafter._num_new(r))
         assert order.num_new == 3 and len(order.tokens) == 2 + held
 
 
