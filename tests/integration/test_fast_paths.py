@@ -161,8 +161,8 @@ def test_a_server_finds_its_faults_and_serves(tmp_path, prompts, expected, names
         assert {name for name, state in states.items() if state == "off"} == off
         for mode in ("exact", "off"):
             custom = {"parse_mode": mode}
-            found = server.generate_all(prompts, 5, custom=custom)
-            assert [r["output_ids"] for r in found] == expected
+            found = server.generate_all(prompts[:5], 5, custom=custom)
+            assert [r["output_ids"] for r in found] == expected[:5]
     text = log.read_text()
     assert all(f"PARSE: {name} is off: " in text for name in off)
 
