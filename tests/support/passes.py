@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_parse.verify.backends.verify_backend import place_slots
 from sglang_parse.verify.layout import PassRequest, VerifyPlan, build_verify_plan
@@ -91,6 +95,73 @@ class Pass:
             )
             row += qo_len
         return torch.tensor(out)
+
+
+class PassPool:
+    """The calls that attention backends make on a KV pool."""
+
+    def __init__(self, case: Pass) -> None:
+        # What the pass writes is not there before it is written.
+        self.k, self.v = case.k.clone(), case.v.clone()
+        self.is_latent = case.k.shape != case.v.shape
+        self.k[case.written] = self.v[case.written] = torch.nan
+        if self.is_latent:
+            self.v = self.k[..., : case.v.shape[-1]]
+
+    def set_kv_buffer(self, layer, loc, k, v, *scales):
+        self.k[loc.loc] = k.view(-1, *self.k.shape[1:])
+        if not self.is_latent:
+            self.v[loc.loc] = v.view(-1, *self.v.shape[1:])
+
+    def get_kv_buffer(self, layer_id):
+        return self.k, self.v
+
+    def get_key_buffer(self, layer_id):
+        return self.k
+
+    def get_value_buffer(self, layer_id):
+        return self.v
+
+
+def batch_of(case: Pass, spec_info: Any) -> ForwardBatch:
+    """The pass as SGLang's backends get it."""
+    device = case.q.device
+    return ForwardBatch(
+        input_ids=case.plan.input_ids.to(device),
+        positions=case.plan.positions.to(device),
+        out_cache_loc=case.written,
+        spec_info=spec_info,
+        **spec_info.batch_fields(torch.tensor(case.rows, device=device)),
+    )
+
+
+def extend(
+    backend: Any,
+    case: Pass,
+    batch: ForwardBatch,
+    window: int | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """[tokens, heads, dim] of one attention layer by `backend`."""
+    dim, kv_heads = case.q.shape[-1], case.k.shape[1]
+    layer = SimpleNamespace(
+        qk_head_dim=dim, v_head_dim=case.v.shape[-1], head_dim=dim, layer_id=0,
+        tp_q_head_num=HEADS, tp_k_head_num=kv_heads, tp_v_head_num=kv_heads,
+        scaling=SCALING, logit_cap=0.0, logit_capping_method="tanh",
+        is_cross_attention=False, attn_type=AttentionType.DECODER,
+        sliding_window_size=-1 if window is None else window,
+        k_scale=None, v_scale=None, xai_temperature_len=-1,
+    )  # fmt: skip
+    backend.init_forward_metadata(batch)
+    out = backend.forward_extend(
+        case.q.reshape(len(case.q), -1),
+        case.k[case.written],
+        case.v[case.written],
+        layer,
+        batch,
+        **({} if sinks is None else {"sinks": sinks}),
+    )
+    return out.view(-1, HEADS, case.v.shape[-1])
 
 
 def latent(seed: int, dim: int = 576, rank: int = 512) -> Pass:

@@ -9,38 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
 from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.verify.backends.routes import build_verify_input
-from tests.support.passes import HEADS, KV_HEADS, SCALING, Pass
+from tests.support.passes import Pass, PassPool, batch_of, extend
 from tests.support.reference import attention
-
-
-class Pool:
-    """The calls that the backends make on a KV pool."""
-
-    def __init__(self, case: Pass) -> None:
-        # What the pass writes is not there before it is written.
-        self.k, self.v = case.k.clone(), case.v.clone()
-        self.k[case.written] = self.v[case.written] = torch.nan
-
-    def set_kv_buffer(self, layer, loc, k, v, *scales):
-        self.k[loc.loc], self.v[loc.loc] = (
-            k.view(-1, *self.k.shape[1:]),
-            v.view(-1, *self.v.shape[1:]),
-        )
-
-    def get_kv_buffer(self, layer_id):
-        return self.k, self.v
-
-    def get_key_buffer(self, layer_id):
-        return self.k
-
-    def get_value_buffer(self, layer_id):
-        return self.v
 
 
 def flash_attention(
@@ -136,45 +110,12 @@ def run(
 ) -> Tensor:
     """[tokens, heads, dim] of one attention layer of backend `name`."""
     backend = MAKERS[name](case, monkeypatch)
-    backend.token_to_kv_pool = Pool(case)
+    backend.token_to_kv_pool = PassPool(case)
     pool = backend.req_to_token_pool = SimpleNamespace(req_to_token=case.table)
     spec_info = build_verify_input(
         "rows", name, case.plan, case.slots, torch.tensor([0])
     )
-    device, dim = case.q.device, case.q.shape[-1]
-    batch = ForwardBatch(
-        input_ids=case.plan.input_ids.to(device),
-        positions=case.plan.positions.to(device),
-        out_cache_loc=case.written,
-        spec_info=spec_info,
-        **spec_info.batch_fields(torch.tensor(case.rows, device=device)),
-    )
-    layer = SimpleNamespace(
-        qk_head_dim=dim,
-        v_head_dim=dim,
-        head_dim=dim,
-        tp_q_head_num=HEADS,
-        tp_k_head_num=KV_HEADS,
-        tp_v_head_num=KV_HEADS,
-        layer_id=0,
-        scaling=SCALING,
-        logit_cap=0.0,
-        is_cross_attention=False,
-        attn_type=AttentionType.DECODER,
-        sliding_window_size=-1 if window is None else window,
-        k_scale=None,
-        v_scale=None,
-    )
-    more = {} if sinks is None else {"sinks": sinks}
     with holds_pass(backend, (), num_sequences=0, table=spec_info.table):
-        backend.init_forward_metadata(batch)
-        out = backend.forward_extend(
-            case.q.reshape(len(case.q), -1),
-            case.k[case.written],
-            case.v[case.written],
-            layer,
-            batch,
-            **more,
-        )
+        out = extend(backend, case, batch_of(case, spec_info), window, sinks)
     assert backend.req_to_token_pool is pool
-    return out.view(-1, HEADS, dim)
+    return out

@@ -9,7 +9,6 @@ machine with a card tests/gpu runs the same compiled.
 
 import json
 import sys
-from types import SimpleNamespace
 
 import torch
 from sglang.kernels.ops.attention.extend_attention import (
@@ -18,43 +17,26 @@ from sglang.kernels.ops.attention.extend_attention import (
     extend_attention_fwd_unified,
 )
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_parse.sgl.compat.backend_changes import holds_pass
 from sglang_parse.verify.backends.routes import backend_of, build_verify_input
-from tests.support.passes import HEADS, SCALING, Pass, latent, make_pass
-
-
-class Pool:
-    """The two calls the backend makes on a KV pool."""
-
-    def __init__(self, case: Pass) -> None:
-        # What the pass writes is not there before it is written.
-        self.k, self.v = case.k.clone(), case.v.clone()
-        self.is_latent = case.k.shape != case.v.shape
-        self.k[case.written] = self.v[case.written] = torch.nan
-        if self.is_latent:
-            self.v = self.k[..., : case.v.shape[-1]]
-
-    def set_kv_buffer(self, layer, loc, k, v):
-        self.k[loc.loc] = k
-        if not self.is_latent:
-            self.v[loc.loc] = v
-
-    def get_key_buffer(self, layer_id):
-        return self.k
-
-    def get_value_buffer(self, layer_id):
-        return self.v
+from tests.support.passes import (
+    HEADS,
+    Pass,
+    PassPool,
+    batch_of,
+    extend,
+    latent,
+    make_pass,
+)
 
 
 def make_backend(case: Pass, window: int | None, page_size: int) -> TritonAttnBackend:
     """A Triton backend with what an ordinary dense model leaves set."""
     backend = TritonAttnBackend.__new__(TritonAttnBackend)
     device = backend.device = case.q.device
-    backend.token_to_kv_pool = Pool(case)
+    backend.token_to_kv_pool = PassPool(case)
     backend.kv_index_translator = KVIndexTranslator(
         req_to_token=case.table,
         token_to_kv_pool_allocator=None,
@@ -101,46 +83,15 @@ def run(
     spec_info = build_verify_input(
         "virtual", "triton", case.plan, case.slots, torch.tensor([0])
     )
-    device, dim = case.q.device, case.q.shape[-1]
     backend.use_mla = backend.token_to_kv_pool.is_latent
-    batch = ForwardBatch(
-        input_ids=case.plan.input_ids.to(device),
-        positions=case.plan.positions.to(device),
-        out_cache_loc=case.written,
-        spec_info=spec_info,
-        **spec_info.batch_fields(torch.tensor(case.rows, device=device)),
-    )
+    batch = batch_of(case, spec_info)
     backend.kv_index_translator.bind_own_plan(batch)
-    layer = SimpleNamespace(
-        qk_head_dim=dim,
-        v_head_dim=case.v.shape[-1],
-        tp_q_head_num=HEADS,
-        tp_k_head_num=case.k.shape[1],
-        layer_id=0,
-        scaling=SCALING,
-        logit_cap=0.0,
-        logit_capping_method="tanh",
-        is_cross_attention=False,
-        attn_type=AttentionType.DECODER,
-        sliding_window_size=-1 if window is None else window,
-        k_scale=None,
-        v_scale=None,
-        xai_temperature_len=-1,
-    )
     kept = backend.kv_indptr
     buffers = backend_of("triton").buffers
     with holds_pass(backend, buffers, num_sequences=batch.batch_size):
-        backend.init_forward_metadata(batch)
-        out = backend.forward_extend(
-            case.q.reshape(len(case.q), -1),
-            case.k[case.written],
-            case.v[case.written],
-            layer,
-            batch,
-            sinks=sinks,
-        )
+        out = extend(backend, case, batch, window, sinks)
     assert backend.kv_indptr is kept
-    return out.view(-1, HEADS, case.v.shape[-1])
+    return out
 
 
 if __name__ == "__main__":

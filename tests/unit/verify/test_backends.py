@@ -263,18 +263,21 @@ def test_flashinfer_arguments_have_the_types_and_lengths_it_wants(route):
 def test_torch_backend_gives_the_oracles_attention_by_both_routes(seed, kind):
     """Red if the CPU's virtual route cannot be compared with its mask."""
     case = make_pass(seed)
+    result = torch_attention(kind, case)
+    assert (result - case.oracle()).abs().max() < TOLERANCE
+
+
+def torch_attention(kind, case: Pass, window=None, sinks=None) -> torch.Tensor:
     info = kind(case.plan, case.slots, torch.tensor([0]))
     visibility, qo_lens, kv_index = info.attention_rows()
     tiles = plan_tiles(
-        visibility=visibility,
-        qo_lens=qo_lens,
-        kv_index=kv_index,
-        dtype=torch.float32,
-    )
-    result = attend(
-        q=case.q, k_cache=case.k, v_cache=case.v, tiles=tiles, scaling=SCALING
-    )
-    assert (result - case.oracle()).abs().max() < TOLERANCE
+        visibility=visibility, qo_lens=qo_lens, kv_index=kv_index,
+        dtype=torch.float32, window=window,
+    )  # fmt: skip
+    return attend(
+        q=case.q, k_cache=case.k, v_cache=case.v, tiles=tiles, scaling=SCALING,
+        sinks=sinks,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [MaskedVerifyInput, VirtualVerifyInput])
@@ -284,23 +287,7 @@ def test_torch_backend_counts_a_window_in_positions(seed, window, kind):
     """Red if a suffix's window is counted in columns, or its sinks are left out."""
     case = make_pass(seed)
     sinks = torch.linspace(-1.0, 2.0, HEADS)
-    info = kind(case.plan, case.slots, torch.tensor([0]))
-    visibility, qo_lens, kv_index = info.attention_rows()
-    tiles = plan_tiles(
-        visibility=visibility,
-        qo_lens=qo_lens,
-        kv_index=kv_index,
-        dtype=torch.float32,
-        window=window,
-    )
-    result = attend(
-        q=case.q,
-        k_cache=case.k,
-        v_cache=case.v,
-        tiles=tiles,
-        scaling=SCALING,
-        sinks=sinks,
-    )
+    result = torch_attention(kind, case, window, sinks)
     expected = case.oracle(window, sinks.tolist())
     assert (result - expected).abs().max() < TOLERANCE
 
@@ -311,7 +298,7 @@ def test_triton_backend_gives_the_oracles_attention():
     latent KV. SGLang's own backend code and kernels, interpreted."""
     script = ROOT / "tests" / "support" / "triton_pass.py"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    seeds = [str(s) for s in (0, 1, 2, 7)]
+    seeds = ["2", "7"]
     done = subprocess.run(
         [sys.executable, str(script), *seeds],
         capture_output=True,

@@ -13,10 +13,8 @@ from sglang_parse.verify.layout import (
     build_verify_plan,
     expand_mask,
 )
+from tests.support.passes import Request, random_request
 from tests.support.reference import row_labels, verify_mask, verify_positions
-
-#: seq_len, num_draft, cuts, suffix_len
-Request = tuple[int, int, tuple[int, ...], int]
 
 NAMED = {
     "empty draft": (5, 0, (), 0),
@@ -45,13 +43,6 @@ def build(requests: list[Request]) -> VerifyPlan:
             for i, (seq_len, num_draft, cuts, suffix_len) in enumerate(requests)
         ]
     )
-
-
-def random_request(rng: random.Random) -> Request:
-    num_draft = rng.choice([0, 1, 2, 5, 17])
-    num_cuts = rng.randint(0, min(num_draft, 5))
-    cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
-    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 6)
 
 
 def flat_oracle_mask(requests: list[Request]) -> list[bool]:

@@ -10,15 +10,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang_parse.verify.backends.mask import MaskedVerifyInput
 from sglang_parse.verify.backends.verify_backend import place_slots, running_offsets
 from sglang_parse.verify.passes import TargetVerifier, select_logits_rows
-from tests.support.passes import Request, plan_of
+from tests.support.passes import plan_of, random_request
 from tests.support.reference import verify_mask
-
-
-def random_request(rng: random.Random) -> Request:
-    num_draft = rng.choice([0, 1, 2, 5, 17])
-    num_cuts = rng.randint(0, min(num_draft, 5))
-    cuts = tuple(sorted(rng.sample(range(1, num_draft + 1), num_cuts)))
-    return rng.randint(1, 20), num_draft, cuts, rng.randint(1, 6)
 
 
 def test_running_offsets_start_at_zero():
