@@ -231,21 +231,6 @@ def test_text_longer_than_a_pass_is_refused():
     assert "at most 7 (--chunked-prefill-size)" in str(req.refusal)
 
 
-def test_text_that_fits_another_time_waits_for_room():
-    """Red if a client is told to shorten a text for what others occupy now, or is sent
-    away before there was time for others to end."""
-    world, req = verify(free=7)
-    assert req.refusal is None and world.held == [req] and not world.plans
-    assert world.step() == 0
-    world.pool.free = 100
-    assert world.step() == 1 and world.released == [req]
-    world, req = verify(free=7)
-    world.clock.now += MAX_VERIFY_SECONDS + 1
-    assert world.step() == 0
-    assert req.refusal.status == 503
-    assert str(req.refusal).endswith("send the request again later.")
-
-
 def test_text_that_never_fits_is_refused_at_once():
     """Red if a client waits for room that there never is."""
     _, req = verify(free=7, size=11)
@@ -303,13 +288,11 @@ def test_a_text_that_takes_too_many_passes_is_refused(monkeypatch):
 def test_what_gets_an_error_is_not_judged():
     """Red if a refused text still holds the scheduler for its passes, or its neighbour
     is refused with it."""
-    world, req = verify((1, 2, 3, 4, 5, 6), max_rows=7)
-    assert req.refusal.status == 400 and world.plans == []
-    assert world.held == [] and req.state.verification is None
     world = World(max_rows=40)
     bad, good = world.add((21,) * 50, verify=True), world.add(verify=True)
     world.prefill()
     assert bad.refusal.status == 400 and good.refusal is None
+    assert world.held == [] and bad.state.verification is None
     assert [len(p.seq_lens) for p in world.plans] == [1] and good.records
 
 
@@ -424,39 +407,29 @@ def test_drafters_hear_of_kept_texts_alone():
 # -- Texts that are judged alone ---------------------------------------------------
 
 
-def test_suffixes_beyond_a_pass_take_more_passes():
-    """Red if suffix rows are not counted among those of a pass, or passes behind the
-    first run before other requests were served."""
-    world, req = verify(max_rows=28)
-    assert len(world.plans) == 1 and req.state.verification is not None
-    assert world.step() == 1 and req.state.verification is None
-    assert req.refusal is None and req.records[0].num_passes == 2
-    assert [p.num_suffix_tokens for p in world.plans] == [20, 10]
-
-
-@pytest.mark.parametrize(("free", "num_passes"), [(17, 3), (25, 2), (37, 1)])
-def test_a_short_pool_takes_more_passes(free, num_passes):
-    """Red if a pass asks for more slots than there are."""
-    world, req = verify(free=free)
-    while req.state.verification is not None:
-        assert world.step() == 1
+@pytest.mark.parametrize(
+    ("room", "num_passes"),
+    [
+        *(({"free": 17}, 3), ({"free": 25}, 2), ({"free": 37}, 1)),
+        *(({"max_rows": 17}, 3), ({"max_rows": 28}, 2), ({"max_rows": 1000}, 1)),
+    ],
+)
+def test_what_does_not_fit_into_a_pass_takes_more_of_them(room, num_passes):
+    """Red if a pass asks for more slots or rows than there are, suffix rows are not
+    counted among them, passes after the first run before other requests were served,
+    or a verdict is lost or told of another segment."""
+    world, req = verify(**room, judge=lambda t: 0.2 + len(t) / 100)
+    for _ in range(num_passes - 1):
+        assert req.state.verification is not None and world.step() == 1
+    assert req.state.verification is None and req.refusal is None
     (record,) = req.records
     assert record.num_passes == len(world.plans) == num_passes
-    assert record.boundaries == (2, 4, 6) and len(record.scores) == 3
-    assert req.output_ids == [OWN]
-    assert world.pool.free == free and req.kv.kv_allocated_len == 5
-
-
-@pytest.mark.parametrize("max_rows", [17, 28, 1000])
-def test_verdicts_come_in_the_order_of_their_segments(max_rows):
-    """Red if a pass's verdicts are lost, or told of another segment."""
-    world, req = verify(max_rows=max_rows, judge=lambda t: 0.2 + len(t) / 100)
-    while req.state.verification is not None:
-        world.step()
-    (record,) = req.records
+    assert record.boundaries == (2, 4, 6)
     expected = [0.2 + (5 + end) / 100 for end in (2, 4, 6)]
     assert record.scores == pytest.approx(expected, abs=1e-5)
     assert (record.accept_tokens, record.draft_tokens) == ((), TEXT)
+    assert req.output_ids == [OWN]
+    assert world.pool.free == room.get("free", 400) and req.kv.kv_allocated_len == 5
 
 
 def test_its_own_threshold_says_how_much_of_it_is_valid():

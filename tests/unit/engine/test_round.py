@@ -471,15 +471,6 @@ def test_a_stop_inside_a_kept_segment_takes_its_tail_back():
     assert counters.kept_segments == 3  # verdicts stay counted
 
 
-def test_a_drafter_that_returns_nothing_costs_a_decode_step():
-    """Red if an empty draft stops the round or takes a verify pass."""
-    server, target, _ = serve(draft=())
-    req = make_request()
-    server.round(req)
-    assert req.output_ids == [12, OTHER]
-    assert (target.num_passes, target.num_decodes) == (0, 1)
-
-
 def test_a_drafter_that_raises_is_left_out(caplog):
     """Red if its request loses a token, the other drafter's draft, or the log fills."""
 
@@ -503,16 +494,6 @@ def test_a_drafter_that_raises_is_left_out(caplog):
     assert sum("drafter bad failed" in m for m in caplog.messages) == 1
 
 
-def test_a_drafter_that_raises_after_the_pass_costs_no_token():
-    """Red if what the target decided is lost because a drafter cannot follow it."""
-    server, _, model = serve()
-    model.after_pass = lambda round: 1 / 0
-    req = make_request()
-    server.round(req)
-    assert req.output_ids == [12, *DRAFT, OTHER]
-    assert req.state.failed_drafters == {"model"}
-
-
 def test_a_plain_round_is_timed_without_who_reads_behind_it():
     """Red if a head is weighed against rounds that are slow because of it."""
     server, _, model = serve()
@@ -521,25 +502,6 @@ def test_a_plain_round_is_timed_without_who_reads_behind_it():
     model.after_pass = lambda round: now.__setitem__(0, now[0] + 7.0)
     round = server.round(make_request("off"))
     assert round.seconds == {"draft": 0.0, "plain": 0.0, "follow": 7.0}
-
-
-def test_a_stage_that_fails_for_one_request_ends_that_request(caplog, monkeypatch):
-    """Red if an error in one request's record stops the others."""
-    server, *_ = serve()
-    bad, good = make_request(), make_request()
-    recover = server.engine.segmenting.recover
-
-    def broken(r):
-        if r.req is bad:
-            raise IndexError("no such boundary")
-        recover(r)
-
-    monkeypatch.setattr(server.engine.segmenting, "recover", broken)
-    round = server.round(bad, good)
-    assert isinstance(round.requests[0].error, IndexError)
-    assert bad.output_ids == [12]
-    assert good.output_ids == [12, *DRAFT, OTHER]
-    assert any("request 'r' failed" in m for m in caplog.messages)
 
 
 def test_token_level_drafts_stand_only_where_the_target_agrees():
