@@ -76,7 +76,8 @@ class FakeServer:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def start(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=(0.02,), daemon=True).start()
 
     def wait_ready(self):
         pass

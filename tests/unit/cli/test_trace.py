@@ -143,7 +143,8 @@ class Handler(BaseHTTPRequestHandler):
 def server():
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         server.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        serve = server.serve_forever
+        threading.Thread(target=serve, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
 

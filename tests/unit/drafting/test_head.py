@@ -132,16 +132,17 @@ def test_requests_without_the_head_leave_no_trace():
     assert [num_known(drafter, row) for row in range(3)] == [10, 2, 10]
 
 
+def prompt_of(ids: list[int], ask=None) -> SimpleNamespace:
+    params = SimpleNamespace(custom_params=ask)
+    return SimpleNamespace(origin_input_ids=ids, output_ids=[], sampling_params=params)
+
+
 def prefill(
     drafter: HeadDrafter, *, prefix: int, ids: list[int], ask=None, last=True
 ) -> HeadHint | None:
     """The hint behind a prefill that has `prefix` tokens cached; last: whether it ends
     the prompt."""
-    req = SimpleNamespace(
-        origin_input_ids=ids,
-        output_ids=[],
-        sampling_params=SimpleNamespace(custom_params=ask),
-    )
+    req = prompt_of(ids, ask)
     extend = (len(ids) if last else len(ids) - 1) - prefix
     state = make_state() if last else None
     batch = SimpleNamespace(
@@ -206,11 +207,7 @@ def test_what_was_left_out_at_its_prefill_stays_out():
     """Red if the head goes along with a request whose prompt it lacks: its KV would
     count as good for whoever shares that prefix."""
     drafter = make_drafter(Slots(room=7))
-    req = SimpleNamespace(
-        origin_input_ids=list(range(10, 22)),
-        output_ids=[],
-        sampling_params=SimpleNamespace(custom_params=None),
-    )
+    req = prompt_of(list(range(10, 22)))
     state = make_state()
     batch = SimpleNamespace(tree_cache=None, out_cache_loc=TABLE[1, 8:12])
     now = Prefill(batch, [PrefillRequest(req, state, 1, 8, 4)])
@@ -239,11 +236,7 @@ def test_several_gaps_share_one_prefills_worth():
     drafter = make_drafter()
     reqs = []
     for row, num_missing in ((0, 5), (1, 4), (2, 3)):
-        req = SimpleNamespace(
-            origin_input_ids=list(range(10, 16)),
-            output_ids=[],
-            sampling_params=SimpleNamespace(custom_params=None),
-        )
+        req = prompt_of(list(range(10, 16)))
         reqs.append(PrefillRequest(req, make_state(), row, 5, 1))
         drafter.flags.mark(TABLE, [(row, num_missing, 6, 6)])  # lacks the first
     read = []
