@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import embedded_answers
-from benchmarks.harness import arm_servers, measure, plan, run
+from benchmarks.harness import arm_servers, measure, plan, plots, run
 from benchmarks.harness.cells import Cell, CellResult, CellStore
 from benchmarks.harness.config import load_config
 from benchmarks.harness.conversation import Chat
@@ -383,6 +383,7 @@ def events(fakes, monkeypatch):
         found.append((name_of(self.url), numbers.get(prompt, WARM_UP)))
         return answer(self, body)
 
+    monkeypatch.setattr(plots, "write_plots", lambda *_: [])
     monkeypatch.setattr(measure, "flush_cache", flushed)
     monkeypatch.setattr(FakeServer, "answer", answered)
     return found
@@ -459,7 +460,7 @@ def test_another_repeat_takes_its_turns_from_the_last_arm_on(events, tmp_path):
     assert in_groups(events) == rotation(*arms) + rotation(*reversed(arms))
 
 
-@pytest.mark.parametrize("laps", [1, 3, 5])
+@pytest.mark.parametrize("laps", [1, 5])
 def test_wall_clock_of_a_cell_is_that_of_its_own_parts(
     events, tmp_path, laps, monkeypatch
 ):
