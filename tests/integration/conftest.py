@@ -30,9 +30,6 @@ from tests.support.other_drafts import (
 )
 from tests.support.warm_servers import WarmServer
 
-# Models that read images compile their rotary positions, for a minute. Before the
-# process starts that all servers are forked from.
-os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 MAX_ALIVE = 3
 # Tokens that the draft of a server reads; its target reads 2,048.
 SHORT = 96

@@ -9,7 +9,7 @@ from sglang_parse.judging.decide import Cut, decide, exact_cut
 
 VOCAB = 4
 WIDTH = 3
-NUM_SAMPLES = 100_000
+NUM_SAMPLES = 30_000
 # 99.99th percentile of chi-square with VOCAB**WIDTH - 1 = 63 degrees of freedom.
 CHI_SQUARE_LIMIT = 114.8
 
