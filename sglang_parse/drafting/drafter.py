@@ -39,6 +39,11 @@ class PrefillRequest:
     num_cached: int
     num_computed: int
 
+    @property
+    def has_text(self) -> bool:
+        """Whether a client's text is judged behind its prompt."""
+        return self.state is not None and self.state.awaits_judgement(self.req)
+
 
 @dataclass(frozen=True)
 class Prefill:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from sglang_parse.drafting.drafter import Prefill
 from sglang_parse.requests.round_records import Round
 from sglang_parse.verify.layout import VerifyPlan
 
@@ -45,3 +46,11 @@ class Target(Sampler, Protocol):
 
     def prefill(self, batch: Any, *, needed: bool) -> tuple[Any, Tensor | None]:
         """SGLang's own prefill: its result, and features where drafters read them."""
+
+
+class TextJudge(Protocol):
+    """What judges clients' texts (`client_texts.client_pass.ClientPass`)."""
+
+    def begin(self, prefill: Prefill) -> list[tuple[int, int]]:
+        """(place in the batch, first token) of each request of a prefill whose text
+        becomes output."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_parse.drafting.drafter import Prefill
-from sglang_parse.engine.client_drafts import Text
-from sglang_parse.engine.client_pass import ClientPass
 from sglang_parse.engine.failures import GuardedDrafters
-from sglang_parse.engine.ports import Target
+from sglang_parse.engine.ports import Target, TextJudge
 
 
 class PrefillEngine:
@@ -19,7 +17,7 @@ class PrefillEngine:
         *,
         target: Target,
         drafters: GuardedDrafters,
-        client_pass: ClientPass,
+        client_pass: TextJudge,
         brings_back: bool = False,
     ) -> None:
         """brings_back: whether cached prompts may still be on their way to the device;
@@ -32,22 +30,18 @@ class PrefillEngine:
     def run(self, prefill: Prefill) -> Any:
         """SGLang's result, with the first tokens of texts that were kept."""
         batch = prefill.batch
-        texts = [
-            Text(i, one.req, one.state, one.row)
-            for i, one in enumerate(prefill.requests)
-            if one.state is not None and one.state.awaits_judgement(one.req)
-        ]
+        num_texts = sum(one.has_text for one in prefill.requests)
         self.drafters.before_prefill(prefill)
         # A judged text's pass begins with the prompt's last token.
         needed = (
             self.brings_back
-            or len(texts) < len(prefill.requests)
+            or num_texts < len(prefill.requests)
             or any(one.num_computed > 1 for one in prefill.requests)
             or batch.return_logprob
             or batch.return_hidden_states
         )
         result, features = self.target.prefill(batch, needed=needed)
         self.drafters.after_prefill(prefill, features, result.next_token_ids)
-        for index, token in self.client_pass.begin(batch, texts):
+        for index, token in self.client_pass.begin(prefill):
             result.next_token_ids[index] = token
         return result

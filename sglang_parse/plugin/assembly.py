@@ -17,11 +17,11 @@ from sglang.srt.arg_groups.model_override_base import (
 )
 from sglang.srt.runtime_context import get_memory, get_parallel
 
+from sglang_parse.client_texts.client_pass import ClientPass
 from sglang_parse.drafting.create_drafters import create_drafters
 from sglang_parse.drafting.drafter import Drafter, DrafterContext, DrafterResources
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.thinking import closing_ids
-from sglang_parse.engine.client_pass import ClientPass
 from sglang_parse.engine.failures import ExtensionErrors, GuardedDrafters
 from sglang_parse.engine.prefill import PrefillEngine
 from sglang_parse.engine.round import RoundEngine

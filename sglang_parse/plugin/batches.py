@@ -8,8 +8,7 @@ from functools import partial
 
 from sglang.srt.managers.utils import GenerationBatchResult
 
-from sglang_parse.engine.client_drafts import Text
-from sglang_parse.engine.client_pass import ClientPass
+from sglang_parse.client_texts.client_pass import ClientPass
 from sglang_parse.engine.prefill import PrefillEngine
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.plugin.ending import last_words, refuse
@@ -79,15 +78,7 @@ class Batches:
             elif states[i].ready:
                 emitted[i] = emit_ready(batch.reqs[i], states[i])
         if len(index) < len(states):
-            rows = batch.req_pool_indices_cpu.tolist()
-            self.client_pass.go_on(
-                batch,
-                [
-                    Text(i, req, states[i], rows[i])
-                    for i, req in enumerate(batch.reqs)
-                    if states[i].verification is not None
-                ],
-            )
+            self.client_pass.go_on(batch, states)
         drafting = {i for i in index if emitted[i].r is None}
         for i, (req, one) in enumerate(zip(batch.reqs, emitted, strict=True)):
             if not one.tokens:

@@ -40,7 +40,7 @@ class RequestState:
     #: Tokens left of those at whose end a verdict failed; one segment of them is wrong.
     num_suspect: int = 0
     #: A text judged alone whose verdicts are not complete: the request takes no part in
-    #: rounds (engine/verifications.py).
+    #: rounds (client_texts/verifications.py).
     verification: Any = None
     #: Where blocks of code open and close in what is decided.
     fences: FenceReader = field(default_factory=FenceReader)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 NAME = "sglang_parse"
 ORDER = (
     "shield", "options", "judging", "sgl", "reporting", "requests", "verify", "cpu",
-    "drafting", "remote", "policy", "engine", "probe", "proof", "plugin",
-    "embedded", "demo", "calibrate", "cli",
+    "drafting", "remote", "policy", "engine", "client_texts", "probe",
+    "proof", "plugin", "embedded", "demo", "calibrate", "cli",
 )  # fmt: skip
 # The client's side, which shares little with the server's.
 FRONTEND = {"frontend", "judging", "options"}
@@ -41,6 +41,7 @@ REFUSES = {
     "judging": ("sglang", "transformers"),
     "policy": ("sglang", "transformers"),
     "engine": ("sglang", "transformers"),
+    "client_texts": ("sglang", "transformers"),
 }
 
 

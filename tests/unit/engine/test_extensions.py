@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from sglang_parse.engine.client_drafts import Bounds, draft_of
+from sglang_parse.client_texts.client_drafts import Bounds, draft_of
 from sglang_parse.engine.failures import ExtensionErrors
 from sglang_parse.engine.segmenting import Segmenting
 from sglang_parse.judging import segmenter

@@ -24,16 +24,11 @@ def needed(*, num_computed: int = 1, judged: int = 1, **more) -> bool:
     engine = PrefillEngine(
         target=SimpleNamespace(prefill=prefill),
         drafters=quiet,
-        client_pass=SimpleNamespace(begin=lambda batch, texts: []),
+        client_pass=SimpleNamespace(begin=lambda prefill: []),
         **more,
     )
     requests = [
-        SimpleNamespace(
-            req=None,
-            row=i,
-            num_computed=num_computed,
-            state=SimpleNamespace(awaits_judgement=lambda req, i=i: i < judged),
-        )
+        SimpleNamespace(num_computed=num_computed, has_text=i < judged)
         for i in range(2)
     ]
     batch = SimpleNamespace(return_logprob=False, return_hidden_states=False)

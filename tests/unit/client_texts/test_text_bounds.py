@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_parse.engine.client_drafts import Bounds, _refuse_length
+from sglang_parse.client_texts.client_drafts import Bounds, _refuse_length
 from sglang_parse.requests.refusal import Refusal
 
 BOUNDS = Bounds(context_len=2048, num_free=1000, num_slots=1000, max_rows=2048)

@@ -5,11 +5,13 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from sglang_parse.engine import client_drafts as client_text
-from sglang_parse.engine.client_drafts import Text, fitting
-from sglang_parse.engine.client_pass import ClientPass
-from sglang_parse.engine.verifications import MAX_VERIFY_SECONDS
+from sglang_parse.client_texts import client_drafts as client_text
+from sglang_parse.client_texts.client_drafts import fitting
+from sglang_parse.client_texts.client_pass import ClientPass
+from sglang_parse.client_texts.verifications import MAX_VERIFY_SECONDS
+from sglang_parse.drafting.drafter import Prefill, PrefillRequest
 from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.requests.client_text import ClientText
 from sglang_parse.sgl.fast_paths import PassFailed
@@ -69,6 +71,7 @@ class Target(FakeTarget):
         assert plan.num_suffix_tokens <= self.pool.free
         assert plan.num_verify_tokens <= self.pool.max_rows
         assert all(r.bonus_token == PROMPT[-1] and r.seq_len == 4 for r in round)
+        assert [r.row for r in round] == [10 + r.req.place for r in round]
         self.clock.now += self.seconds
         # The one token that a request has while it waits stands in no pass.
         held = [r.req.output_ids for r in round]
@@ -117,7 +120,10 @@ class World:
 
     @property
     def batch(self) -> SimpleNamespace:
-        return SimpleNamespace(reqs=self.reqs, tree_cache=None)
+        rows = 10 + torch.arange(len(self.reqs))
+        return SimpleNamespace(
+            reqs=self.reqs, tree_cache=None, req_pool_indices_cpu=rows
+        )
 
     def add(
         self, text=TEXT, *, verify: bool, ends=None, suffix_len: int = 10, **more
@@ -128,7 +134,7 @@ class World:
             prompt=PROMPT, output=(), client=ClientText(text, ends), **asked, **more
         )
         req = Req(**vars(made))
-        req.refusal = None
+        req.refusal, req.place = None, len(self.reqs)
         req.state.judge = JudgePrompt((7,) * suffix_len, ((0, 1),))
         req.records = []
         req.state.report = SimpleNamespace(
@@ -137,13 +143,16 @@ class World:
         self.reqs.append(req)
         return req
 
-    def texts(self) -> list[Text]:
-        return [Text(i, r, r.state, i) for i, r in enumerate(self.reqs)]
-
     def prefill(self) -> dict[int, int]:
         """The first token of each request whose text becomes output, by its place.
         All requests get a token, as at the end of a prefill."""
-        first = dict(self.passes.begin(self.batch, self.texts()))
+        prompts = [
+            PrefillRequest(
+                req, req.state, 10 + i, num_cached=0, num_computed=len(PROMPT)
+            )
+            for i, req in enumerate(self.reqs)
+        ]
+        first = dict(self.passes.begin(Prefill(self.batch, prompts)))
         for i, req in enumerate(self.reqs):
             req.output_ids = [first.get(i, OWN)]
         return first
@@ -151,8 +160,7 @@ class World:
     def step(self) -> int:
         """A decode step for those that wait. Returns the passes that it took."""
         before = len(self.plans)
-        waiting = [t for t in self.texts() if t.state.verification is not None]
-        self.passes.go_on(self.batch, waiting)
+        self.passes.go_on(self.batch, [req.state for req in self.reqs])
         return len(self.plans) - before
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sglang_parse.engine.client_drafts import Text, cost, fitting
+from sglang_parse.client_texts.client_drafts import Text, cost, fitting
 from sglang_parse.engine.failures import guard
 from sglang_parse.engine.outcome import choose_cut_of, record_of
 from sglang_parse.judging.decide import Decision

@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sglang_parse.engine.client_drafts import Bounds, Text, draft_of
+from sglang_parse.client_texts.client_drafts import Bounds, Text, draft_of
+from sglang_parse.client_texts.verifications import Verifications
+from sglang_parse.drafting.drafter import Prefill
 from sglang_parse.engine.failures import guard
 from sglang_parse.engine.outcome import follow_target, record
 from sglang_parse.engine.round import RoundEngine
 from sglang_parse.engine.shown import lay_out
-from sglang_parse.engine.verifications import Verifications
 from sglang_parse.requests.draft import Draft
 from sglang_parse.requests.refusal import Refusal, cannot_judge, internal_error
 from sglang_parse.requests.round_records import RequestRound, Round
+from sglang_parse.requests.state import RequestState
 from sglang_parse.sgl.fast_paths import PassFailed
 from sglang_parse.sgl.scheduler_types import (
     RoundBatch,
@@ -66,14 +68,18 @@ class ClientPass:
             clock=clock,
         )
 
-    def begin(
-        self, batch: SchedulerBatch, texts: Sequence[Text]
-    ) -> list[tuple[int, int]]:
+    def begin(self, prefill: Prefill) -> list[tuple[int, int]]:
         """Behind a prefill: judge the texts that came with its requests.
 
         Returns (place in the batch, first token) of each request whose text becomes
         output; the tokens behind it are `ready` for the next round.
         """
+        batch = prefill.batch
+        texts = [
+            Text(i, one.req, one.state, one.row)
+            for i, one in enumerate(prefill.requests)
+            if one.state is not None and one.has_text
+        ]
         kept, alone = self._admit(batch, texts)
         left = kept
         while left or alone:
@@ -90,8 +96,14 @@ class ClientPass:
             if not self._failed(r)
         ]
 
-    def go_on(self, batch: SchedulerBatch, waiting: Sequence[Text]) -> None:
-        """One pass more for requests that wait for verdicts."""
+    def go_on(self, batch: SchedulerBatch, states: Sequence[RequestState]) -> None:
+        """One pass more for requests that wait for verdicts. states: of the batch."""
+        rows = batch.req_pool_indices_cpu.tolist()
+        waiting = [
+            Text(i, req, state, rows[i])
+            for i, (req, state) in enumerate(zip(batch.reqs, states, strict=True))
+            if state.verification is not None
+        ]
         self._pass(batch, [], waiting)
 
     # -- Admission -------------------------------------------------------------
