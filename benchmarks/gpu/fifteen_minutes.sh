@@ -59,13 +59,20 @@ servers() { # servers NAME LIMIT ARGUMENTS..: whole servers
         --models "$out/models" --logs "$out/$name" --budget-s "$limit" "$@"
 }
 
+exactness() { # exactness LIMIT: exact mode and no drafts, a temperature, a grammar
+    step exactness "$1" "$python" -m pytest -x -p no:cacheprovider \
+        --junitxml "$out/exactness.xml" tests/gpu/test_server_gpu.py \
+        -k "default or adaptive or sampled or head"
+}
+
 if [ "$dry" = --dry ]; then
     tiny=(--context 64 --window 8 --batches 1 2 --repeats 3 --replay)
     step machine 60 uname -a
     # On a CPU the backend is our own, and these are one process.
     paths paths-tiny 300 --pair embedded tiny-latent tiny-windows "${tiny[@]}"
-    servers servers 300 --pair embedded --arms target parse-0.9-adaptive --context 64 \
-        --output 16 --window 32 --segment 8 --concurrency 1 --repeats 1
+    SGLANG_PARSE_TEST_DRY=1 exactness 300
+    servers servers 300 --pair embedded --arms target parse-0.9-adaptive hostile \
+        --context 64 --output 16 --window 32 --segment 8 --concurrency 1 --repeats 1
 else
     large=qwen3-32b-1.7b
     step machine 60 nvidia-smi
@@ -79,8 +86,7 @@ else
     paths paths-large 240 --pair "$large" --repeats 6
     # 3. Answers of whole servers: exact mode and no drafts equal the target, also with
     #    temperature 0.7 and under a grammar.
-    step exactness 240 "$python" -m pytest -x -p no:cacheprovider --junitxml "$out/exactness.xml" \
-        tests/gpu/test_server_gpu.py -k "default or adaptive or sampled or head"
+    exactness 240
     # 4. Speed with good drafts and with hostile ones.
     servers servers 560 --pair "$large" --arms target parse-0.9-adaptive hostile
 fi

@@ -1,5 +1,5 @@
-"""A whole step of the worker on a pretended GPU, from SGLang's batch to its result, with
-latent attention that SGLang's own code plans, and two ranks."""
+"""A whole step of the worker on a pretended GPU, from SGLang's batch to its result: with
+latent attention that SGLang's own code plans, and with two ranks."""
 
 from __future__ import annotations
 
