@@ -1,5 +1,7 @@
-"""A whole step of the worker on a pretended GPU, from SGLang's batch to its result: with
-latent attention that SGLang's own code plans, and with two ranks."""
+"""A whole step of the worker on a pretended GPU, from SGLang's batch to its result.
+
+SGLang's own code plans latent attention, and there are two ranks.
+"""
 
 from __future__ import annotations
 
