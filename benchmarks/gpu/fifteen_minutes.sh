@@ -70,7 +70,7 @@ if [ "$dry" = --dry ]; then
     step machine 60 uname -a
     # On a CPU the backend is our own, and these are one process.
     paths paths-tiny 300 --pair embedded tiny-latent tiny-windows "${tiny[@]}"
-    SGLANG_PARSE_TEST_DRY=1 exactness 300
+    SGLANG_PARSE_TEST_DRY=1 exactness 450
     servers servers 300 --pair embedded --arms target parse-0.9-adaptive hostile \
         --context 64 --output 16 --window 32 --segment 8 --concurrency 1 --repeats 1
 else
