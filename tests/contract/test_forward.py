@@ -14,26 +14,12 @@ def test_forward_batch_fields_we_fill_exist():
 
     names = {f.name for f in dataclasses.fields(ForwardBatch)}
     assert names >= {
-        "forward_mode",
-        "batch_size",
-        "input_ids",
-        "req_pool_indices",
-        "seq_lens",
-        "seq_lens_cpu",
-        "seq_lens_sum",
-        "out_cache_loc",
-        "positions",
-        "spec_algorithm",
-        "spec_info",
-        "capture_hidden_mode",
-        "extend_seq_lens",
-        "extend_prefix_lens",
-        "extend_start_loc",
-        "extend_num_tokens",
-        "extend_seq_lens_cpu",
-        "extend_prefix_lens_cpu",
-        "extend_logprob_start_lens_cpu",
-        "global_num_token_non_padded_cpu",
+        *("forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens"),
+        *("seq_lens_cpu", "seq_lens_sum", "out_cache_loc", "positions"),
+        *("spec_algorithm", "spec_info", "capture_hidden_mode", "extend_seq_lens"),
+        *("extend_prefix_lens", "extend_start_loc", "extend_num_tokens"),
+        *("extend_seq_lens_cpu", "extend_prefix_lens_cpu"),
+        *("extend_logprob_start_lens_cpu", "global_num_token_non_padded_cpu"),
         "return_hidden_states_before_norm",
     }
 

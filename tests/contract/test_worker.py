@@ -25,12 +25,8 @@ def test_worker_base_methods_we_override_exist():
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
     for name in (
-        "alloc_memory_pool",
-        "init_attention_backends",
-        "init_cuda_graphs",
-        "weight_update_runners",
-        "_draft_model_runners",
-        "spec_v2_attn_backends",
+        *("alloc_memory_pool", "init_attention_backends", "init_cuda_graphs"),
+        *("weight_update_runners", "_draft_model_runners", "spec_v2_attn_backends"),
     ):
         assert hasattr(BaseSpecWorker, name), name
 
@@ -59,13 +55,8 @@ def test_batch_result_fields_we_fill_exist():
 
     names = {f.name for f in dataclasses.fields(GenerationBatchResult)}
     assert names >= {
-        "logits_output",
-        "next_token_ids",
-        "accept_lens",
-        "cap_lens",
-        "speculative_output_stride",
-        "new_seq_lens",
-        "next_draft_input",
+        *("logits_output", "next_token_ids", "accept_lens", "cap_lens"),
+        *("speculative_output_stride", "new_seq_lens", "next_draft_input"),
         "can_run_cuda_graph",
     }
 

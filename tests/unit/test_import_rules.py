@@ -23,14 +23,7 @@ ORDER = (
 FRONTEND = {"frontend", "judging", "options"}
 # Everything else works with fakes where SGLang is not installed.
 WITH_SGLANG = {
-    "sgl",
-    "verify",
-    "cpu",
-    "drafting",
-    "probe",
-    "proof",
-    "plugin",
-    "frontend",
+    *("sgl", "verify", "cpu", "drafting", "probe", "proof", "plugin", "frontend"),
     "shield",
 }
 WITH_SGLANG_TOO = {f"{NAME}.cli.doctor"}

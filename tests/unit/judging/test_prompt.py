@@ -11,29 +11,11 @@ from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX as QUESTION
 
 PAIRS = (("Yes", "No"),)
 SPECIAL = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<bos>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<think>",
-    "</think>",
-    "<|start|>",
-    "<|channel|>",
-    "<|message|>",
-    "<|end|>",
-    "[INST]",
-    "[/INST]",
-    "</s>",
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    "<｜end▁of▁sentence｜>",
-    "<|im_user|>",
-    "<|im_assistant|>",
-    "<|im_middle|>",
+    *("<|im_start|>", "<|im_end|>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+    *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<think>", "</think>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "[INST]", "[/INST]"),
+    *("</s>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<|im_user|>"),
+    *("<|im_assistant|>", "<|im_middle|>"),
 )
 CHATML = (
     "{% for m in messages %}"

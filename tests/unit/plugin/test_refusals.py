@@ -34,18 +34,13 @@ def refused(flags, named, *features):
 # Flags, and what the sentence names.
 # The sentence names these as they are given.
 NAMED = (
-    "--speculative-adaptive",
-    "--enable-flexkv",
-    "--enable-unified-cache-external-linker",
-    "--enable-prefill-cp",
-    "--kv-canary log",
-    "--moe-dense-tp-size 1",
+    *("--speculative-adaptive", "--enable-flexkv"),
+    *("--enable-unified-cache-external-linker", "--enable-prefill-cp"),
+    *("--kv-canary log", "--moe-dense-tp-size 1"),
     "--speculative-use-rejection-sampling",
     "--speculative-accept-threshold-single 0.5",
-    "--speculative-accept-threshold-acc 0.5",
-    "--speculative-token-map map.pt",
-    "--enable-deterministic-inference",
-    "--rl-on-policy-target fsdp",
+    *("--speculative-accept-threshold-acc 0.5", "--speculative-token-map map.pt"),
+    *("--enable-deterministic-inference", "--rl-on-policy-target fsdp"),
     "--speculative-draft-attention-backend flex_attention",
     "--decode-attention-backend flex_attention",
     "--prefill-attention-backend flex_attention",
