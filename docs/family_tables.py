@@ -46,7 +46,7 @@ def _refused_table() -> str:
         if row["served"] == "no":
             names = _names(row["architectures"])
             why = re.sub(
-                r"\(docs/(\S+?/0*(\d+)-\S+)\)", r"([decision \2](\1))", row["why"]
+                r"\(docs/(not-served/\S+)\)", r"([what it would take](\1))", row["why"]
             )
             rows.append(f"| {row['name']} | {names} | It {why}. |")
     return "\n".join(rows)

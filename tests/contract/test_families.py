@@ -122,7 +122,7 @@ def test_models_with_a_recurrent_state_are_refused(
     told = f"--{flag.replace('_', '-')} '{tmp_path}': {architecture} keeps a recurrent "
     with pytest.raises(ValueError, match=re.escape(told)) as e:
         check_families(args, ParseConfig())
-    assert "docs/decisions/0012-recurrent-targets.md" in str(e.value)
+    assert "docs/not-served/recurrent-targets.md" in str(e.value)
     assert "; expected a model of a family that docs/models.md lists" in str(e.value)
     setattr(args, flag, str(TARGET_PATH))
     check_families(args, ParseConfig())
