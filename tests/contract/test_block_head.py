@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.warm_servers import run_script
+
+SCRIPT = Path(__file__).parents[1] / "support" / "block_child.py"
 
 
 @pytest.mark.parametrize("markov", ["", "vanilla", "rnn"])
@@ -17,11 +16,5 @@ def test_blocks_are_those_of_plain_pytorch(tmp_path, markov):
     """Red if a block reads other context than the target's hidden states of the tokens
     before it, at their positions, or sees less than all of itself; or if a token of a
     DSpark draft does not depend on the one before it."""
-    command = (sys.executable, "-m", "tests.support.block_child", str(tmp_path))
-    command += (markov,) if markov else ()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "blocks agree" in done.stdout
+    told = run_script(SCRIPT, str(tmp_path), markov, log=tmp_path / "log")
+    assert "blocks agree" in told

@@ -4,16 +4,14 @@ fault is found by the path that it is in."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sglang_parse.sgl.fast_paths import PATHS
+from tests.support.warm_servers import run_script
 
-ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parents[1] / "support" / "proof_child.py"
 FAULTS = (
     *("target_steps: stale_length", "target_steps: stale_tokens"),
     *("target_steps: wrong_bucket", "draft_steps: stale_length"),
@@ -30,13 +28,8 @@ FAULTS = (
 def found(tmp_path_factory):
     """By fault: the states of the paths that were tried."""
     folder = tmp_path_factory.mktemp("proof")
-    command = (sys.executable, "-m", "tests.support.proof_child", str(folder))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line[6:] for line in done.stdout.splitlines() if line[:6] == "found "]
+    told = run_script(SCRIPT, str(folder), log=folder / "log")
+    lines = [line[6:] for line in told.splitlines() if line[:6] == "found "]
     return {one["fault"]: one["paths"] for one in map(json.loads, lines)}
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.integration import test_models
 from tests.integration.test_models import ON_REQUEST, ids_of
-from tests.support.tiny_engine import TinyEngine
-from tests.support.tiny_engine_child import SHOW_ALL_ENV
+from tests.support.tiny_engine import SHOW_ALL_ENV, TinyEngine
 from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_mtp import NAMES, build_with_mtp
 

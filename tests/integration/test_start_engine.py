@@ -60,8 +60,8 @@ def test_engine_serves_parse_with_settings_of_a_file(other, prompts, tmp_path):
     text = run_script(
         script,
         json.dumps(request),
+        log=tmp_path / "engine.log",
         env={"SGLANG_PARSE_CONFIG": str(config)},
-        timeout_s=400,
     )
     lines = [s for s in text.splitlines() if s.startswith("RESULT ")]
     assert lines, text[-3000:]

@@ -1,6 +1,6 @@
 """A process that builds the embedded target with a DFLASH draft, and compares blocks.
 
-python -m tests.support.block_child FOLDER
+python -m tests.support.block_child FOLDER [MARKOV]
 """
 
 from __future__ import annotations

@@ -1,37 +1,30 @@
 """A real scheduler of SGLang with PARSE, without HTTP, for models of a few kilobytes.
 
-A server spends most of its start on imports, three times over. Here one process imports
-once and forks a scheduler for each engine; the test is its tokenizer and detokenizer.
+The scheduler is forked from the process that has imported SGLang for warm servers; the
+test is its tokenizer and detokenizer.
 """
 
 import contextlib
 import itertools
-import multiprocessing
+import json
 import os
+import signal
 import tempfile
 import time
 from array import array
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from typing import Any
 
-import psutil
 import zmq
 
 from sglang_parse.demo.servers import free_port
+from tests.support.warm_servers import the_nursery
 
-# One thread each: parallel loops of a forked process do not return, and models of this
-# size get slower with more.
-CPU_ENVIRONMENT = {
-    **{"OMP_NUM_THREADS": "1", "SGLANG_PLATFORM": "parse_cpu"},
-    # A compiler takes longer than everything else here.
-    "TORCH_COMPILE_DISABLE": "1",
-}
 START_SECONDS = 180
 SEND_MS = 20_000
 ANSWER_SECONDS = 120
-CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = ["tests.support.preloaded", "tests.support.tiny_engine_child"]
+CHILD = "tests.support.tiny_engine_child"
+SHOW_ALL_ENV = "SGLANG_PARSE_TEST_SHOW_ALL"
 
 
 @dataclass
@@ -57,51 +50,42 @@ class TinyEngine:
         argv: list[str],
         *,
         num_ranks: int = 1,
-        log: str = "",
+        log: str,
         environment: dict[str, str] | None = None,
         wait: bool = True,
     ):
         self.numbers = itertools.count()
         self.log = log
-        CONTEXT.set_forkserver_preload(PRELOADED)
-        with patched_environment():
-            forkserver.ensure_running()  # it imports while this process does
-        from tests.support.tiny_engine_child import run
-
-        self.ports = open_ports()
-        self.sockets = Sockets(self.ports, zmq.Context())
-        self.children, self.pipes = [], []
-        with patched_environment():
-            for rank in range(num_ranks):
-                ours, theirs = CONTEXT.Pipe()
-                child = CONTEXT.Process(
-                    target=run,
-                    args=(
-                        *(argv, self.ports, rank, theirs, log),
-                        {**os.environ, **(environment or {})},
-                    ),
-                    daemon=False,
-                )
-                child.start()
-                self.children.append(child)
-                theirs.close()
-                self.pipes.append(ours)
+        nursery = the_nursery()  # it imports while this process does
+        ports = open_ports()
+        context = zmq.Context()
+        started = f"{ports['rpc_ipc_name']}-started"
+        self.started = context.socket(zmq.PULL)
+        self.started.bind(started)
+        self.sockets = Sockets(ports, context)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        self.children = [
+            nursery.fork(
+                [CHILD, json.dumps([argv, ports, rank, started])], env, f"{log}{rank}"
+            )
+            for rank in range(num_ranks)
+        ]
         if wait:
             self.wait()
 
     def wait(self) -> None:
         """Until it serves. RuntimeError: it could not start."""
-        for pipe in self.pipes:
-            if not pipe.poll(START_SECONDS):
-                self.close()
-                raise RuntimeError(f"the engine did not start; see {self.log}")
-            try:
-                told = pipe.recv()
-            except EOFError:
-                told = f"the engine ended while it started; see {self.log}"
-            if isinstance(told, str):
-                self.close()
-                raise RuntimeError(told)
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            for _ in self.children:
+                while not self.started.poll(200):
+                    self.check()
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"the engine did not start; see {self.log}*")
+                self.started.recv()
+        except RuntimeError:
+            self.close()
+            raise
 
     def run(self, prompts, concurrency=1, *, abort_after=None, **options):
         """Answers in the order of the prompts; `options` as for `request`.
@@ -134,8 +118,8 @@ class TinyEngine:
 
     def check(self) -> None:
         for child in self.children:
-            if not child.is_alive():
-                raise RuntimeError("the engine ended")
+            if child.poll() is not None:
+                raise RuntimeError(f"the engine ended; see {self.log}*")
 
     def flush(self) -> None:
         """Empty the radix cache. SGLang refuses while requests are running, and an
@@ -151,11 +135,9 @@ class TinyEngine:
 
     def close(self) -> None:
         for child in self.children:
-            with contextlib.suppress(psutil.Error):
-                for below in psutil.Process(child.pid).children(recursive=True):
-                    below.kill()
-            child.kill()
-            child.join(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         self.sockets.close()
 
 
@@ -170,17 +152,6 @@ def open_ports() -> dict[str, Any]:
         "decoupled_spec_ipc_config": None,
         "instance_id": os.path.basename(folder)[-8:],
     }
-
-
-@contextlib.contextmanager
-def patched_environment():
-    before = dict(os.environ)
-    os.environ.update(CPU_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def request(

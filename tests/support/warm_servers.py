@@ -116,11 +116,17 @@ class Nursery:
         self._process.wait()
 
 
-def run_script(path: Path, *args: str, env: Mapping[str, str], timeout_s: float) -> str:
-    """What a script printed that starts behind SGLang's imports. Raises AssertionError
-    with it where the script fails or takes too long."""
-    log = path.with_suffix(".log")
-    script = the_nursery().fork([str(path), *args], {**os.environ, **env}, str(log))
+def run_script(
+    path: Path,
+    *args: str,
+    log: Path,
+    timeout_s: float = 580,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """What a script wrote to its log that starts behind SGLang's imports. Raises
+    AssertionError with it where the script fails or takes too long."""
+    whole = {**os.environ, **(env or {})}
+    script = the_nursery().fork([str(path), *args], whole, str(log))
     deadline = time.monotonic() + timeout_s
     while script.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
