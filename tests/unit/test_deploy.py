@@ -215,18 +215,42 @@ def test_a_release_names_its_repository(tmp_path):
     assert {"Paper", "Source", "Issues"} < set(urls) and urls["Source"] == url
 
 
-def test_every_image_gets_its_digest_once(tmp_path):
-    """Red if an image keeps a tag that can be moved, or a second run pins the pin."""
-    folder, programs = tmp_path / "deploy", tmp_path / "bin"
+# As buildx answers for an image of a registry (its util/imagetools/printers.go).
+# An image that is not there is an error.
+DOCKER = """#!/bin/sh
+set -e
+[ "$1 $2 $3 $5" = "buildx imagetools inspect --format" ]
+digest=$(sed -n "s|^$4 ||p" {registry} | grep .)
+case "$6" in
+"{{json .Manifest.Digest}}") echo "\\"$digest\\"" ;;
+"{{.Manifest"*) echo "Name: docker.io/$4"; echo "Digest: $digest" ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def test_every_image_gets_the_digest_of_its_registry(tmp_path):
+    """Red if an image keeps a tag that can be moved or gets another one's digest, if a
+    second run pins the pin or keeps an old one, or if an error is passed over."""
+    folder, registry, docker = (tmp_path / x for x in ("deploy", "images", "docker"))
     shutil.copytree(DEPLOY, folder)
-    programs.mkdir()
-    digest = "sha256:" + "0a" * 32
-    docker = programs / "docker"
-    docker.write_text(f'#!/bin/sh\ncase "$4" in *@*) exit 1;; esac\necho {digest}\n')
+    docker.write_text(DOCKER.replace("{registry}", str(registry)))
     docker.chmod(0o755)
-    path = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    for _ in range(2):
-        subprocess.run([folder / "pin_images"], env=path, check=True)
-    text = (folder / "compose.yaml").read_text() + (folder / "Dockerfile").read_text()
-    images = [f"{name}@{digest}\n" for name in ("v3.5.0", "12.1.0", "v0.5.23")]
-    assert all(f":{image}" in text for image in images) and text.count("@sha256") == 3
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    images = ("lmsysorg/sglang:v0.5.23", "prom/prometheus:v3.5.0")
+    images = (*images, "grafana/grafana:12.1.0")
+
+    def pinned(first):
+        digests = [f"sha256:{first + k:064x}" for k in range(len(images))]
+        rows = [f"{i} {d}\n" for i, d in zip(images, digests, strict=True)]
+        registry.write_text("".join(rows))
+        done = subprocess.run([folder / "pin_images"], env=path, capture_output=True)
+        text = "".join((folder / x).read_text() for x in ("compose.yaml", "Dockerfile"))
+        assert text.count("@sha256") == len(images)
+        assert all(f"{i}@{d}\n" in text for i, d in zip(images, digests, strict=True))
+        return done.returncode
+
+    assert pinned(1) == pinned(1) == pinned(10) == 0
+    registry.write_text("")
+    done = subprocess.run([folder / "pin_images"], env=path, capture_output=True)
+    assert done.returncode != 0

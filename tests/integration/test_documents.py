@@ -1,0 +1,64 @@
+"""Commands of the documents, executed with the embedded pair as they are printed."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from sglang_parse.cli import demo_run
+from sglang_parse.cli import main as cli
+from tests.support.documents import ROOT, commands
+from tests.support.warm_servers import WarmServer
+
+CURLS = [(page.name, words) for page, words in commands() if words[0] == "curl"]
+TRACES = [words for _, words in commands() if words[:2] == ["sglang-parse", "trace"]]
+PLACE = "localhost:30000"
+
+
+@pytest.mark.parametrize(("page", "words"), CURLS, ids=[page for page, _ in CURLS])
+def test_a_request_is_answered_with_a_report(parse, page, words):
+    """Red if a body that a page shows is refused, or brings no report back."""
+    words = [word.replace(PLACE, parse.url.removeprefix("http://")) for word in words]
+    reply = subprocess.run([*words, "-sS"], capture_output=True, text=True, check=True)
+    (choice,) = json.loads(reply.stdout)["choices"]
+    (report,) = choice["meta_info"]["parse"]
+    assert report["mode"] == "semantic"
+
+
+def test_the_clients_example_is_answered(parse):
+    """Red if the code of the page on clients fails, or brings no report back."""
+    page = (ROOT / "docs" / "guide" / "clients.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(code.replace("http://127.0.0.1:30000", parse.url), names)
+    (report,) = names["answer"].choices[0].meta_info["parse"]
+    assert report["mode"] == "semantic"
+
+
+@pytest.mark.parametrize("words", [["sglang-parse", "trace"], *TRACES], ids=" ".join)
+def test_trace_shows_an_answer(parse, words, capsys):
+    """Red if `trace` ends without the counts of an answer."""
+    url = ["--url", parse.url]  # the last one holds
+    assert cli.main([*words[1:], *url]) == 0
+    assert "target passes" in capsys.readouterr().out
+
+
+def test_calibrate_writes_a_setting(parse, tmp_path):
+    """Red if `calibrate` writes what a server does not read."""
+    out = tmp_path / "parse.json"
+    sizes = "--problems 14 --screen 4 --budget 20 --thresholds 0.5 --segmenters step"
+    argv = ["calibrate", "--url", parse.url, "--out", str(out), *sizes.split()]
+    assert cli.main(argv) == 0
+    assert json.loads(out.read_text())["mode"] in ("semantic", "exact", "off")
+
+
+def test_demo_measures_both_servers(tmp_path, monkeypatch, capsys):
+    """Red if the demo ends early, or answers wrong."""
+    monkeypatch.setattr(demo_run, "ServerProcess", WarmServer)
+    out = tmp_path / "demo.json"
+    argv = ["demo", "--problems", "4", "--concurrency", "1", "--json", str(out)]
+    assert cli.main(argv) == 0
+    arms = {arm["arm"]: arm for arm in json.loads(out.read_text())["arms"]}
+    assert [arms[name]["accuracy"] for name in ("target", "parse")] == [1, 1]
+    assert "Start the server by hand" in capsys.readouterr().out
