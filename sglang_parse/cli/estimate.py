@@ -69,8 +69,10 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: dict[str, Any], name: str) -> ModelShape:
-        """From a `config.json`. Raises KeyError."""
+        """From a `config.json`. Raises LookupError or ValueError."""
         config = config.get("text_config") or config
+        if config.get("kv_lora_rank"):
+            raise ValueError("the estimate does not know latent attention")
         has = {key: value for key, value in config.items() if value is not None}
         hidden, heads = has["hidden_size"], has["num_attention_heads"]
         experts = has.get("num_experts", has.get("num_local_experts", 0))

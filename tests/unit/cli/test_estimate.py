@@ -72,6 +72,9 @@ def test_a_config_file_gives_the_same_sizes(tmp_path):
     (name, *sizes) = vars(ModelShape.find(str(tmp_path))).values()
     assert name == tmp_path.name and sizes == MODELS["Qwen3-8B"]
     assert ModelShape.find(str(tmp_path / "config.json")).layers == 36
+    (tmp_path / "config.json").write_text(json.dumps(config | {"kv_lora_rank": 512}))
+    with pytest.raises(ValueError, match="does not know latent attention"):
+        ModelShape.find(str(tmp_path))
 
 
 def test_forwards_take_what_an_h200_measured():
