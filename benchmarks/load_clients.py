@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.provenance import provenance
 from sglang_parse.cli.demo_run import SERVER_ARGS, DemoOptions, parse_args
 from sglang_parse.demo.servers import ServerProcess, running
@@ -145,11 +147,17 @@ def main() -> None:
     parser.add_argument("--guidellm", type=Path, help="its program")
     parser.add_argument("--aiperf", type=Path, help="its program")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    here = [arm for arm in ARMS if arm != "ngram" or torch.cuda.is_available()]
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=here)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--requests", type=int, default=32, help="of each run")
     parser.add_argument("--turns", type=int, default=1)
     options = parser.parse_args()
+    if set(options.arms) - set(here):
+        parser.error(
+            "argument --arms: ngram needs a CUDA device, because its worker imports "
+            "sgl_kernel, whose wheel cannot be loaded without CUDA"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="load-clients-"))
     servers = {a: ServerProcess(ARMS[a], a, logs / f"{a}.log") for a in options.arms}

@@ -17,11 +17,14 @@ import requests
 
 from benchmarks.embedded_answers import render_answer
 from sglang_parse.demo.servers import HOST, free_port
+from sglang_parse.embedded import TARGET_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import FLAGS
 from tests.support.warm_servers import WarmServer
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+# smg chooses workers by the name of their model, and refuses any other.
+MODEL = str(TARGET_PATH)
 # A busy machine starts and answers slowly.
 WAIT_S = 300
 SCALE = "SGLANG_PARSE_TEST_SCALE"
@@ -88,7 +91,7 @@ def post(url, path, body):
 
 def chat(problem, **more):
     messages = [{"role": "user", "content": problem.prompt}]
-    fixed = {"model": "default", "temperature": 0, "max_tokens": 160}
+    fixed = {"model": MODEL, "temperature": 0, "max_tokens": 160}
     return {**fixed, "messages": messages, **more}
 
 
@@ -139,7 +142,7 @@ def test_predictions_streams_and_other_endpoints(url, problems):
     assert "".join(texts) == choice_of(usage)["message"]["content"]
     reports = [c["choices"][0]["meta_info"] for c in chunks if "meta_info" in str(c)]
     assert reports[-1]["parse"][0]["mode"] == "exact"
-    body = {"model": "default", "prompt": problems[2].prompt, "max_tokens": 40}
+    body = {"model": MODEL, "prompt": problems[2].prompt, "max_tokens": 40}
     off = {"custom_params": {"parse_mode": "off"}, "return_meta_info": True}
     for more, mode in ((off, "off"), ({"metadata": metadata}, "exact")):
         reply = post(url, COMPLETIONS, body | {"temperature": 0} | more)
