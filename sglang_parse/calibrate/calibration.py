@@ -9,7 +9,8 @@ mode, which writes what the target writes, or `off` if that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -124,14 +125,14 @@ def run_calibration(options: CalibrateOptions) -> str:
         )
     info = server_info(options.url)
     served = served_settings(info, options.url)
-    tokenizer = load_tokenizer(info["tokenizer_path"])
+    encoded = partial(encode, load_tokenizer(info["tokenizer_path"]), info, options)
     screenings = 2 * (len(options.settings()) + 1) * options.screen
     with tqdm(total=2 * len(items) + screenings, unit="req") as bar:
 
         def ask(setting: Setting, some: Sequence[Item]) -> Sequence[RequestResult]:
             bar.set_description(setting.label)
             bar.total = max(bar.total or 0, bar.n + len(some))
-            return ask_setting(options, setting, some, tokenizer, bar.update)
+            return ask_setting(options, setting, encoded(some), bar.update)
 
         ask(OFF, items[:WARM_UP])
         bar.reset()
@@ -140,20 +141,27 @@ def run_calibration(options: CalibrateOptions) -> str:
     return report_text(options, found)
 
 
+def encode(
+    tokenizer: Any, info: Mapping[str, Any], options: Any, items: Sequence[Item]
+) -> list[Prompt]:
+    """The items as chats, whose answers end with the server's context at the latest.
+
+    options: with `chat_template` and `max_new_tokens`.
+    """
+    ids = [encode_chat(tokenizer, i.prompt, options.chat_template) for i in items]
+    left = (info["max_req_input_len"] - len(one) for one in ids)
+    most = options.max_new_tokens
+    return [Prompt(None, one, min(most, n)) for one, n in zip(ids, left, strict=True)]
+
+
 def ask_setting(
     options: CalibrateOptions,
     setting: Setting,
-    items: Sequence[Item],
-    tokenizer: Any,
+    prompts: Sequence[Prompt],
     on_answer: Callable[[], object],
 ) -> Sequence[RequestResult]:
-    """The answers to the items, in order, from an empty radix cache. Raises LoadError
-    that names the setting."""
-    limit = options.max_new_tokens
-    prompts = [
-        Prompt(None, encode_chat(tokenizer, i.prompt, options.chat_template), limit)
-        for i in items
-    ]
+    """The answers, in order, from an empty radix cache. Raises LoadError that names the
+    setting."""
     try:
         return measure(
             options.url,

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from sglang_parse import __version__
-from sglang_parse.calibrate.calibration import WARM_UP, grade
+from sglang_parse.calibrate.calibration import WARM_UP, encode, grade
 from sglang_parse.calibrate.problems import load_items
 from sglang_parse.calibrate.served import parse_settings, server_info
 from sglang_parse.calibrate.trials import EXACT, compare
@@ -31,7 +30,7 @@ from sglang_parse.cli.demo_run import table_column
 from sglang_parse.cli.pair_page import ALONE, SERVED, report_page
 from sglang_parse.cli.trace import COUNTS, post
 from sglang_parse.demo.figures import RequestResult, summarise
-from sglang_parse.demo.load import Prompt, encode_chat, load_tokenizer, measure
+from sglang_parse.demo.load import Prompt, load_tokenizer, measure
 
 TURNS, CONFIDENCE = 4, 0.95
 OFF = {"parse_mode": "off"}
@@ -58,10 +57,9 @@ def run_report(options: argparse.Namespace) -> str:
             f"--target-url {alone_url} serves {served_alone!r}, expected the target "
             f"of --url, {info['model_path']!r}."
         )
-    tokenizer, most = load_tokenizer(info["tokenizer_path"]), info["max_req_input_len"]
-    ids = [encode_chat(tokenizer, i.prompt, options.chat_template) for i in items]
-    limits = [min(options.max_new_tokens, most - len(one)) for one in ids]
-    found, walls = in_turns(options, [*map(partial(Prompt, None), ids, limits)])
+    prompts = encode(load_tokenizer(info["tokenizer_path"]), info, options, items)
+    ids = [prompt.input_ids for prompt in prompts]
+    found, walls = in_turns(options, prompts)
     alone = found[ALONE]
     has_gold = all(item.reference is not None for item in items)
     grades = {arm: grade(items, alone, found[arm], has_gold=has_gold) for arm in ARMS}

@@ -169,7 +169,7 @@ WRITTEN = {
 # process starts few servers twice.
 SHARING = (
     *("behaviour", "equivalence", "fuzz", "client_texts", "openai", "requests"),
-    *("cache", "scores", "programs", "frontend"),
+    *("cache", "scores", "programs", "frontend", "documents"),
 )
 
 

@@ -140,7 +140,7 @@ class FakeServer:
             def do_GET(self):
                 state = {"parse": {"settings": fake.settings}}
                 info = {"tokenizer_path": "fake", "internal_states": [state]}
-                info["attention_backend"] = "fake"
+                info |= {"attention_backend": "fake", "max_req_input_len": 4096}
                 info["speculative_draft_model_path"] = fake.draft
                 self.reply(json.dumps(info).encode())
 
