@@ -49,7 +49,7 @@ def test_trace_shows_an_answer(parse, capsys):
 def test_calibrate_writes_a_setting(parse, tmp_path):
     """Red if `calibrate` writes what a server does not read."""
     out = tmp_path / "parse.json"
-    sizes = "--problems 14 --screen 4 --budget 20 --thresholds 0.5 --segmenters step"
+    sizes = "--problems 6 --screen 2 --budget 40 --thresholds 0.5 --segmenters step"
     argv = ["calibrate", "--url", parse.url, "--out", str(out), *sizes.split()]
     assert cli.main(argv) == 0
     assert json.loads(out.read_text())["mode"] in ("semantic", "exact", "off")
