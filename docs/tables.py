@@ -52,11 +52,11 @@ def refused_table() -> str:
     """Markdown table of SGLang's flags that PARSE refuses."""
     from sglang_parse.plugin.refusals import SERVED, flag_of, told  # loads SGLang
 
-    rows = [
-        (f"`{flag_of(field)}`", told(served), why)
-        for field, (served, why) in SERVED.items()
-    ]
-    return _table(("Flag of SGLang", "Served", "What is missing"), rows)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for field, (served, why) in SERVED.items():
+        groups.setdefault((told(served), why), []).append(f"`{flag_of(field)}`")
+    rows = [(", ".join(flags), *of_all) for of_all, flags in groups.items()]
+    return _table(("Flags of SGLang", "Served", "What is missing"), rows)
 
 
 TABLES = {"server": server_table, "request": request_table, "refused": refused_table}
