@@ -8,7 +8,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import requests
 
 from tests.support.client import finish, outcome, report
 
@@ -30,11 +29,8 @@ def expected(pool, prompts):
 def small(expected, pool):
     server = pool.get("small")
     yield server
-    time.sleep(1.5)  # the scheduler's idle check runs
     assert server.is_alive()
-    reply = requests.get(server.url + "/health_generate", timeout=60)
-    assert reply.status_code == 200
-    server.flush()
+    server.flush()  # behind the scheduler's idle check
 
 
 def num_retractions(results) -> int:
