@@ -4,9 +4,9 @@ import os
 
 from benchmarks.reliability.fuzz import fuzz
 
-SECONDS = float(os.environ.get("SGLANG_PARSE_TEST_FUZZ_SECONDS", "60"))
+SECONDS = float(os.environ.get("SGLANG_PARSE_TEST_FUZZ_SECONDS", "45"))
 # The same requests at each speed of the machine, unless it is very slow.
-NUM_REQUESTS = int(os.environ.get("SGLANG_PARSE_TEST_FUZZ_REQUESTS", "1000"))
+NUM_REQUESTS = int(os.environ.get("SGLANG_PARSE_TEST_FUZZ_REQUESTS", "400"))
 
 
 def test_nothing_ends_hangs_or_changes(pool):

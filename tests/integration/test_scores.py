@@ -74,8 +74,8 @@ def test_scores_of_concurrent_requests_equal_single_prefills(parse, tokenizer, p
     results = parse.run_all(cases, 10)
     # The chat template's first tokens may be shared by then.
     assert all(r["meta_info"]["cached_tokens"] < 8 for r in results)
-    num = check_scores(parse, tokenizer, prompts[:10], results, kinds, most=6)
-    assert num >= 30
+    num = check_scores(parse, tokenizer, prompts[:10], results, kinds, most=4)
+    assert num >= 20
 
 
 def test_scores_with_cached_prefixes_equal_single_prefills(parse, tokenizer, prompts):
