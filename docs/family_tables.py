@@ -33,7 +33,7 @@ def _served_table() -> str:
                 row["name"],
                 _names(row["architectures"]),
                 limits or "none",
-                row.get("tested") or "nothing yet; its attention is that of Llama",
+                row["tested"],
                 row.get("drafts") or "none known",
             )
             rows.append(f"| {' | '.join(cells)} |")

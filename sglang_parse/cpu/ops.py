@@ -93,6 +93,45 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
     return logits.div_(cap).tanh_().mul_(cap)
 
 
+def squares(queries: Tensor, keys: Tensor) -> Tensor:
+    """[2 * rows] sums of squares of each row's queries, then of each row's keys.
+
+    Replaces a Triton kernel of sglang/srt/models/minimax_m2.py, as `normalize` does.
+    """
+    return torch.cat([x.float().square().sum(-1) for x in (queries, keys)])
+
+
+def normalize(
+    queries: Tensor,
+    keys: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    sums: Tensor,
+    num_ranks: int,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """[rows, size] queries and keys, each divided by the root of its mean square.
+
+    sums: [2 * rows] as from `squares`, over all ranks, of which each has `size`.
+    """
+
+    def one(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
+        scale = torch.rsqrt(total / (x.shape[-1] * num_ranks) + eps)
+        return (x.float() * scale[:, None] * weight).to(x.dtype)
+
+    of_queries, of_keys = sums.chunk(2)
+    return one(queries, query_weight, of_queries), one(keys, key_weight, of_keys)
+
+
+def add_shared_expert(x: Tensor, gate: Tensor, shared: Tensor, output: Tensor) -> None:
+    """Add what a shared expert says to what the others say, [rows, hidden] each, by a
+    gate that reads its input `x`. gate: [hidden].
+
+    Replaces a Triton kernel in sglang/srt/models/qwen2_moe.py.
+    """
+    output.addcmul_(torch.sigmoid(x @ gate)[:, None], shared)
+
+
 def adjust_to_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """AROUND hook on handle_model_specific_adjustments, where SGLang checks by name
     which backends can serve sliding windows and sinks."""

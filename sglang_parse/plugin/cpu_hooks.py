@@ -15,6 +15,13 @@ _BY_TORCH = {
         "get_last_loc": "cpu.ops:last_slots",
     },
     f"{_SRT}.layers.logits_processor": {"fused_softcap": "cpu.ops:softcap"},
+    f"{_SRT}.models.minimax_m2": {
+        "rms_sumsq_serial": "cpu.ops:squares",
+        "rms_apply_serial": "cpu.ops:normalize",
+    },
+    f"{_SRT}.models.qwen2_moe": {
+        "fused_gate_sigmoid_mul_add": "cpu.ops:add_shared_expert",
+    },
 }
 
 

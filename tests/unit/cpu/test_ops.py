@@ -8,9 +8,12 @@ import torch
 from sglang.srt.layers.moe.topk import StandardTopKOutput
 
 from sglang_parse.cpu.ops import (
+    add_shared_expert,
     assign_req_to_token_pool,
+    normalize,
     skip_others_experts,
     softcap,
+    squares,
 )
 
 
@@ -44,6 +47,33 @@ def test_softcap_bounds_logits_in_place():
     expected = [30 * math.tanh(x / 30) for x in logits[0].tolist()]
     assert softcap(logits, 30.0) is logits
     assert logits[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_queries_and_keys_of_minimax_are_normalized_over_all_ranks():
+    """Red if a row is scaled by another's sum, or by the share of one rank alone."""
+    torch.manual_seed(0)
+    rows, ranks, eps = 3, 2, 0.1
+    q, k = torch.randn(rows, ranks, 8), torch.randn(rows, ranks, 4)
+    wq, wk = torch.randn(ranks, 8), torch.randn(ranks, 4)
+    sums = sum(squares(q[:, i], k[:, i]) for i in range(ranks))
+    for i in range(ranks):
+        found = normalize(q[:, i], k[:, i], wq[i], wk[i], sums, ranks, eps)
+        for x, weight, mine in zip((q, k), (wq, wk), found, strict=True):
+            for row in range(rows):
+                values = x[row].flatten().tolist()
+                root = math.sqrt(sum(v * v for v in values) / len(values) + eps)
+                expected = (x[row, i] * weight[i] / root).tolist()
+                assert mine[row].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_shared_expert_is_added_by_its_gate():
+    """Red if a row is scaled by another's gate, or replaces the other experts."""
+    x, gate = torch.tensor([[1.0, 2.0], [0.0, -1.0]]), torch.tensor([0.5, 1.0])
+    output = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+    add_shared_expert(x, gate, torch.tensor([[4.0, 8.0], [2.0, 0.0]]), output)
+    one, other = (1 / (1 + math.exp(-v)) for v in (2.5, -1.0))
+    expected = [1 + 4 * one, 1 + 8 * one, 2 + 2 * other, 2.0]
+    assert output.flatten().tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_experts_of_other_ranks_add_nothing():
