@@ -14,7 +14,7 @@ from operator import mul
 from sglang_parse.drafting.ngram import CopyOutcome, NgramDrafter
 from sglang_parse.policy.acceptance import Rate
 from sglang_parse.policy.gate import MARGIN, Gate
-from sglang_parse.requests.round_records import Round
+from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.sgl.ranks import Ranks
 
 
@@ -51,8 +51,7 @@ class CopyPlanner:
         self.survival = CopySurvival()
 
     def plan(self, round: Round, *, adaptive: bool) -> None:
-        """Change `window` and `budgets` of requests, which are planned already; and
-        `judged` where no other drafter writes any more."""
+        """Change `window` and `budgets` of requests, which are planned already."""
         self.survival.observe(self.copier.take_outcomes())
         found = {
             i: self.survival.lasts(num, min(r.limit, self.copier.max_tokens))
@@ -61,42 +60,34 @@ class CopyPlanner:
         }
         if not found:
             return
-        if adaptive:
-            ours = self._choose(round, found)
-        else:
-            # Where a head writes, or nobody does.
-            wanting = {
-                i
-                for i, r in enumerate(round)
-                if r.state.is_exact or r.state.recovering or not r.window
-            }
-            ours = [0, *(len(one) * (i in wanting) for i, one in found.items())]
-        is_alone, *lengths = self.ranks.agree_all([ours])[0]
-        if is_alone:
-            round.judged, round.reason = False, ""
-            for r in round:
-                r.window, r.budgets = 0, {}
+        ours = []
+        share = 1 / (len(round) if any(r.window for r in round) else len(found))
+        for i, chances in found.items():
+            r = round.requests[i]
+            # With fixed windows where a head writes, or nobody does.
+            is_free = r.state.is_exact or r.state.recovering or not r.window
+            num = len(chances) if is_free else 0
+            if adaptive:
+                num = self._num(r, chances, bs=len(round), share=share)
+            ours.append(num)
+        (lengths,) = self.ranks.agree_all([ours])
         for i, num in zip(found, lengths, strict=True):
             if num:
                 r = round.requests[i]
                 r.window, r.budgets = num, {self.name: num}
 
-    def _choose(self, round: Round, found: dict[int, list[float]]) -> list[int]:
-        """Whether nobody else drafts in this round, and the length of each copy, 0
-        where another way gives more."""
-        bs, chosen = len(round), self.gate.chosen
-        costs, longest = self.gate.costs.at(bs), max(r.window for r in round)
-        if longest and not any(r.by_segments for r in round):
-            chosen = self.gate.headed(bs, longest)
-        rate = max(bs / costs.plain, chosen.rate if longest else 0.0)
-        nums = [sum(p >= rate * costs.row for p in one) for one in found.values()]
-        gains = [sum(one[:n]) for one, n in zip(found.values(), nums, strict=True)]
-        tokens, ms = bs + sum(gains), costs.pass_ms(bs + sum(nums))
-        may_be_alone = not any(r.state.pending for r in round)
-        if may_be_alone and tokens / ms >= MARGIN * rate:
-            return [1, *nums]
-        # A round that others make long: whoever gets more of a copy takes it.
-        for k, i in enumerate(found):
-            own = max(1.0, rate * chosen.ms) if round.requests[i].window else 1.0
-            nums[k] *= bool(longest) and 1 + gains[k] > MARGIN * own
-        return [0, *nums]
+    def _num(
+        self, r: RequestRound, chances: list[float], *, bs: int, share: float
+    ) -> int:
+        """Tokens of a copy, each of which is worth its row; 0 where drafts, or plain
+        steps, give more. share: of what a pass takes more than a plain step."""
+        costs = self.gate.costs.at(bs)
+        rate = bs / costs.plain
+        if r.window:
+            chosen = self.gate.chosen
+            drafts = chosen if r.by_segments else self.gate.headed(bs, r.window)
+            rate = max(rate, drafts.rate)
+        num = sum(p >= rate * costs.row for p in chances)
+        more_ms = share * (costs.pass_ms(bs) - costs.plain) + costs.row * num
+        gain = 1 + sum(chances[:num])
+        return num if gain >= MARGIN * rate * (costs.plain / bs + more_ms) else 0

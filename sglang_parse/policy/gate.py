@@ -141,11 +141,6 @@ class Gate:
         now = Situation(bs, chain, can_judge=False, chain=chain)
         return bool(self._best(now)[0].steps)
 
-    def may_wake(self, bs: int, chain: int) -> bool:
-        """Whether a head that rests pays, or is due to be tried."""
-        pays = self.headed(bs, chain).rate >= MARGIN * bs / self.costs.at(bs).plain
-        return pays or self.ms >= self._due_ms
-
     def chain_rule(self, bs: int, chain: int) -> ChainRule | None:
         """What chains of a head are cut by, None to show them whole."""
         fit, plain_ms = self.costs.head, self.costs.at(bs).plain

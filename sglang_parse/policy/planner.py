@@ -32,7 +32,7 @@ JOINING = 0.5
 # Milliseconds of a draft phase in which draft models read texts, such as prompts of new
 # requests: so long the others wait. And tokens that they read at least.
 READ_MS, LEAST_READ = 50.0, 256
-# Rounds without a head until it rests, and of a rest from one look to the next.
+# Rounds in which a head does not pay until it rests.
 IDLE_ROUNDS = 16
 
 
@@ -181,23 +181,18 @@ class RoundPlanner:
         chain = max((d.max_tokens for d in self.heads), default=0)
         num_able = sum(bool(r.budgets) for r in round)
         others = any(r.window > len(r.state.pending) for r in round)
-        if self.head_rests:
-            self._num_idle += 1
-            if self._num_idle % IDLE_ROUNDS == 0:
-                self.head_rests = not self.ranks.agree(int(gate.may_wake(bs, chain)))
-        elif self.adaptive and num_able and not others:
+        if self.adaptive and (self.head_rests or (num_able and not others)):
             # A few of many requests would not decide a trial.
-            ours = 2 * num_able >= bs and gate.asks_head(bs, chain)
-            answer = bool(self.ranks.agree(int(ours)))
-            round.chains = gate.chain_rule(bs, chain) if answer else None
-            self._num_idle = 0 if answer else self._num_idle + 1
-            if not answer:
+            asks = self.head_rests or 2 * num_able >= bs
+            pays = bool(self.ranks.agree(int(asks and gate.asks_head(bs, chain))))
+            round.chains = gate.chain_rule(bs, chain) if pays else None
+            self._num_idle = 0 if pays else self._num_idle + 1
+            self.head_rests = self._num_idle >= IDLE_ROUNDS
+            if not pays:
                 for r in round:
                     r.budgets = {}
             if self._num_idle == IDLE_ROUNDS:
                 logger.info("PARSE: the head does not pay at %d requests and rests", bs)
-                self.head_rests = True
-                gate.charge(IDLE_ROUNDS * gate.costs.at(bs).plain)  # It read in vain.
         round.head_rests = self.head_rests
         for r in round:
             r.window = max(r.window, *r.budgets.values(), 0)

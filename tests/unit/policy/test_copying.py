@@ -85,11 +85,10 @@ def planned(*requests, adaptive=True, judged=True, rate=1.0, round_ms=40.0, **mo
     return round, [r.budgets for r in made]
 
 
-def test_a_long_match_is_copied_and_nobody_else_drafts():
+def test_a_long_match_is_copied():
     """Red if a quote waits for the model's draft."""
     round, (budgets,) = planned((64, 256, {}), rate=0.5)
     assert budgets["ngram"] == round.requests[0].window > 32
-    assert not round.judged
 
 
 def test_a_model_that_gives_more_goes_on():

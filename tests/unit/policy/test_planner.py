@@ -228,7 +228,8 @@ def test_several_steps_where_nobody_drafts_or_reads():
     one = planner(has_model=False)
     fast_plain_rounds(one)
     assert num_steps(one, make_round(*off, may_repeat=True)) == 1
-    one.head_rests = True
+    one._num_idle, one.head_rests = IDLE_ROUNDS, True
+    one.gate.asks_head = lambda *_: False
     assert num_steps(one, make_round(*off, may_repeat=True)) == MOST_STEPS
 
     one = planner(head_steps=0)
