@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from sglang_parse.embedded.task import make_problems
-from tests.support.client import Server, chat_ids, outcome
+from tests.support.client import Server, chat_ids, outcome, session
 
 pytestmark = pytest.mark.own_server
 
@@ -179,26 +179,19 @@ def test_a_session_goes_on_from_where_the_answer_ended(
 ):
     """Red if text behind a stop, which no client saw, is in the next turn's prompt."""
     turns = [chat_ids(tokenizer, one.prompt) for one in problems[:3]]
-    exact = session(parse, turns, {"parse_mode": "exact"}, **stop)
-    assert exact == session(stock, turns, None, **stop)
+    exact = turns_of(parse, turns, {"parse_mode": "exact"}, **stop)
+    assert exact == turns_of(stock, turns, None, **stop)
     secret = "Step 1: abc\nEND secret text that no client saw"
     forced = {"parse_draft": secret, "parse_threshold": 0}
-    (first, second) = session(parse, turns[:2], forced, stop=["END"])
+    (first, second) = turns_of(parse, turns[:2], forced, stop=["END"])
     kept = len(tokenizer.encode("Step 1: abc\nEND"))
     assert second[0] - first[0] <= kept + len(turns[1])
 
 
-def session(server: Server, turns, custom, **options):
-    """(prompt tokens, answer) of each turn."""
-    name = server.post("/open_session", {"capacity_of_str_len": 1000}).json()
-    found, rid = [], None
-    for turn in turns:
-        top = {"session_params": {"id": name, "rid": rid}}
-        reply = server.generate(turn, custom=custom, top=top, **options)
-        rid = reply["meta_info"]["id"]
-        found.append((reply["meta_info"]["prompt_tokens"], reply["text"]))
-    server.post("/close_session", {"session_id": name})
-    return found
+def turns_of(server: Server, turns, custom, **options):
+    """(prompt tokens, answer) of each turn of a session."""
+    found = session(server, turns, custom=custom, **options)
+    return [(one["meta_info"]["prompt_tokens"], one["text"]) for one in found]
 
 
 # -- Streamed calls ----------
@@ -232,8 +225,11 @@ def parsed(arguments: str):
         return arguments
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize(
+    ("answer", "n"),
+    [*((one, 1) for one in ANSWERS.values()), (ANSWERS["three calls"], 2)],
+    ids=[*ANSWERS, "three calls twice"],
+)
 def test_a_stream_brings_what_the_whole_answer_has(parse, answer, n):
     """Red if prose, a call or its arguments are lost where a step gives all of them.
     tests/unit/plugin/test_stream_pieces.py compares all parsers with single tokens."""

@@ -12,7 +12,7 @@ from sglang_parse.embedded import DRAFT_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import ALGORITHM, COMMON
 from tests.support.bad_draft_server import CASES, draft_server
-from tests.support.client import ANSWER_TOKENS, Server, chat_ids, outcome, report
+from tests.support.client import Server, chat_choice, chat_ids, outcome, report
 from tests.support.warm_servers import WarmServer
 
 #: Requests of a comparison with the target alone; all prompts where a number is set.
@@ -117,20 +117,12 @@ def test_a_chat_is_continued_by_the_draft_server(cascade, draft, pool):
     before = draft.log_path.read_text().count("POST /v1/completions")
     kept = 0
     for problem in make_problems(4, seed=31):
-        body = {
-            "model": "default",
-            "messages": [{"role": "user", "content": problem.prompt}],
-            "temperature": 0,
-            "max_tokens": ANSWER_TOKENS,
-            "return_meta_info": True,
-            "custom_params": {"parse_mode": "exact"},
-        }
-        servers = (cascade, pool.get("target"))
-        found = [s.post("/v1/chat/completions", body) for s in servers]
-        ours, own = (reply.json()["choices"][0] for reply in found)
+        ours, own = (
+            chat_choice(s, problem.prompt, {"parse_mode": "exact"})
+            for s in (cascade, pool.get("target"))
+        )
         assert ours["message"]["content"] == own["message"]["content"]
-        (told,) = ours["meta_info"]["parse"]
-        kept += told["kept_by"].get("remote", 0)
+        kept += report(ours)["kept_by"].get("remote", 0)
     assert kept > 0
     assert draft.log_path.read_text().count("POST /v1/completions") > before
 

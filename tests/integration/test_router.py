@@ -169,7 +169,7 @@ def load(url, problems, stop):
     for problem in itertools.cycle(problems):
         if stop.is_set():
             return seen
-        body = chat(problem, max_tokens=48)
+        body = chat(problem, max_tokens=8)
         reply = requests.post(url + CHAT, json=body, timeout=WAIT_S)
         seen.add(reply.status_code)
 

@@ -19,6 +19,7 @@ def short(pool):
 def test_requests_go_on_without_the_draft(short, target, prompts):
     """Red if a token behind what the draft reads differs from the target's, if the
     draft model writes there, or if nobody says that it does not or writes instead."""
+    prompts = prompts[:8]
     expected = target.generate_all(prompts, 8)
     found = short.generate_all(prompts, 8, custom=EXACT)
     assert list(map(outcome, found)) == list(map(outcome, expected))

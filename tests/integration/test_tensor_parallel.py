@@ -25,7 +25,7 @@ def answers(server: Server, prompts) -> dict[str, list]:
         name: [
             r["output_ids"]
             for r in server.generate_all(
-                prompts[:NUM_PROMPTS], 4, custom=custom, max_new_tokens=48
+                prompts[:NUM_PROMPTS], 4, custom=custom, max_new_tokens=32
             )
         ]
         for name, custom in CASES.items()

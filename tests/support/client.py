@@ -95,6 +95,34 @@ class Server:
                     yield json.loads(line[6:])
 
 
+def chat_choice(server: Server, text: str, custom: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a chat of one turn, with its report."""
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": ANSWER_TOKENS,
+        "return_meta_info": True,
+        "custom_params": custom,
+    }
+    reply = server.post("/v1/chat/completions", body)
+    assert reply.status_code == 200, reply.text[:500]
+    (choice,) = reply.json()["choices"]
+    return choice
+
+
+def session(server: Server, turns: Sequence[Any], **options: Any) -> list[dict]:
+    """Results of the turns of one session."""
+    name = server.post("/open_session", {"capacity_of_str_len": 9999}).json()
+    found: list[dict] = []
+    for turn in turns:
+        rid = found[-1]["meta_info"]["id"] if found else None
+        top = {"session_params": {"id": name, "rid": rid}}
+        found.append(server.generate(turn, top=top, **options))
+    server.post("/close_session", {"session_id": name})
+    return found
+
+
 def report(result: dict[str, Any]) -> dict[str, Any]:
     """`meta_info["parse"]` of one request."""
     (entry,) = result["meta_info"]["parse"]
