@@ -1,7 +1,7 @@
 """Train the embedded pair and its head: python -m benchmarks.train_pair --out DIR.
 
---only head trains a head for the pair in --pair, --only draft --seed 1 another draft,
---only other-draft one that has another tokenizer.
+--only head trains a head for the pair in --pair, --only draft-head one for its draft,
+--only draft --seed 1 another draft, --only other-draft one that has another tokenizer.
 Stages and measured times are in this folder's README.md.
 """
 
@@ -119,12 +119,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24, help="a multiple of 8")
     parser.add_argument("--scale", type=float, default=1.0, help="target steps factor")
     parser.add_argument(
-        "--only", choices=("draft", "head", "other-draft"), help="train no more"
+        "--only", choices=("draft", "head", "draft-head", "other-draft")
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draft")
     parser.add_argument("--draft-steps", type=int, default=900, help="at most")
     parser.add_argument(
-        "--pair", type=Path, default=TARGET_PATH.parent, help="for --only head"
+        "--pair", type=Path, default=TARGET_PATH.parent, help="for its heads"
     )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -133,8 +133,9 @@ def main() -> None:
     tokenizer = build_tokenizer(other=is_other)
     encoder, vocab = Encoder(tokenizer), -(-len(tokenizer) // 64) * 64
     compiled = torch.compile(block)
-    if args.only == "head":
-        target = load(args.pair / "target")
+    if args.only in ("head", "draft-head"):
+        name = "draft" if args.only == "draft-head" else "target"
+        target = load(args.pair / name)
     else:
         draft = train_draft(encoder, vocab, compiled, args.seed, args.draft_steps)
         name = "other_draft" if is_other else "draft"
@@ -144,7 +145,9 @@ def main() -> None:
         target = train_target(encoder, vocab, compiled, draft, args.layers, args.scale)
         export(target, tokenizer, args.out / "target")
     stage = Stage("A", max(1, int(HEAD_STEPS * args.scale)), lr=0.01, seed=21)
-    export_head(train_head(target, encoder, stage), tokenizer, args.out / "head")
+    head, folder = train_head(target, encoder, stage), args.only or "head"
+    path = args.out / folder.replace("-", "_")
+    export_head(head, tokenizer, path, target.cfg.layers)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.train_pair.head import Eagle3Head
+from benchmarks.train_pair.head import Eagle3Head, feature_layers
 from benchmarks.train_pair.model import (
     EPS,
     HEAD_DIM,
@@ -111,15 +111,18 @@ def export(model: TinyLlama, tokenizer: PreTrainedTokenizerFast, path: Path) -> 
 
 
 def export_head(
-    head: Eagle3Head, tokenizer: PreTrainedTokenizerFast, path: Path
+    head: Eagle3Head, tokenizer: PreTrainedTokenizerFast, path: Path, layers: int
 ) -> None:
-    """Write config and weights, as SGLang's EAGLE3 loads them."""
+    """Write config and weights, as SGLang's EAGLE3 loads them. layers: of the model."""
     path.mkdir(parents=True, exist_ok=True)
     config = hf_config(head.cfg, tokenizer)
     config |= {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": head.cfg.vocab,
     }
+    if layers <= 5:  # SGLang names a layer's input by the layer before it
+        before = [layer - 1 for layer in feature_layers(layers)]
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": before}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     _save(head_state_dict(head), path)
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head for the target: one layer on three of the target's hidden states.
+"""An EAGLE-3 head for a model: one layer on some of the model's hidden states.
 
 Row i sees the embedding of token i + 1 and the target's features of position i, and
 predicts token i + 2. Each further draft step feeds the head its own last hidden.
@@ -22,14 +22,14 @@ from benchmarks.train_pair.model import (
 MASKED = -1e4
 
 
-def feature_layers(layers: int) -> tuple[int, int, int]:
-    """Layers whose inputs are the features: SGLang's default."""
-    return 2, layers // 2, layers - 3
+def feature_layers(layers: int) -> tuple[int, ...]:
+    """Layers whose inputs are the features: SGLang's default, all of few layers."""
+    return (2, layers // 2, layers - 3) if layers > 5 else tuple(range(layers))
 
 
 @torch.no_grad()
 def target_states(target: TinyLlama, ids: Tensor, dtype=torch.float32):
-    """ids [B, T] -> features [B, T, 3 * D], final normed hidden [B, T, D]."""
+    """ids [B, T] -> features [B, T, layers * D], final normed hidden [B, T, D]."""
     layers = feature_layers(target.cfg.layers)
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
     mask = causal(ids.shape[1], ids.shape[1], 0, dtype)
@@ -60,7 +60,8 @@ class Eagle3Head(nn.Module):
         self.embed = nn.Parameter(target.embed.detach().clone(), requires_grad=False)
         self.head = nn.Parameter(target.head.detach().clone())
         self.norm = nn.Parameter(target.norm.detach().clone())
-        self.fc = normal(D, 3 * D, std=(3 * D) ** -0.5)
+        width = len(feature_layers(target.cfg.layers)) * D
+        self.fc = normal(D, width, std=width**-0.5)
         self.norm1 = nn.Parameter(torch.ones(1, D))
         self.hidden_norm = nn.Parameter(torch.ones(D))
         self.norm2 = nn.Parameter(torch.ones(1, D))
@@ -72,7 +73,8 @@ class Eagle3Head(nn.Module):
     @torch.no_grad()
     def scale_fc(self, features: Tensor) -> None:
         """Fold the size of each feature layer into the untrained fc."""
-        rms = features.float().unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
+        layers = features.float().unflatten(-1, (-1, self.cfg.hidden))
+        rms = layers.pow(2).mean((0, 1, 3)).sqrt()
         self.fc.div_(rms.repeat_interleave(self.cfg.hidden))
 
     def unroll(self, ids: Tensor, features: Tensor, depth: int, start=0):

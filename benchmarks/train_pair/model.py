@@ -77,7 +77,7 @@ class TinyLlama(nn.Module):
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         stacks = [getattr(self, name).to(dtype).unbind(0) for name in self.STACKED]
         x = F.embedding(ids, self.embed.to(dtype))
-        tapped = {}
+        tapped = {0: x} if 0 in taps else {}
         for layer, weights in enumerate(zip(*stacks, strict=True)):
             x = self.block_fn(x, cos, sin, mask, *weights)
             if layer + 1 in taps:

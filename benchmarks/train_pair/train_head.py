@@ -35,7 +35,7 @@ def opening(problem: Problem, rng: random.Random) -> list[str]:
 
 @dataclass(frozen=True)
 class HeadBatch:
-    """ids [B, T]; features [B, T, 3 * D]; hidden [B, T, D] of the target, normed;
+    """ids [B, T]; features [B, T, layers * D]; hidden [B, T, D] of the target, normed;
     first: where the target's own text begins, end: where it ends, [B]."""
 
     ids: Tensor

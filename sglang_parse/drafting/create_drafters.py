@@ -111,6 +111,7 @@ def models_of(server_args: Any, config: Any) -> list[tuple[str, str | None]]:
             server_args.speculative_draft_model_revision,
         ),
         (config.eagle_model_path, None),
+        (config.draft_eagle_model_path, None),
     ]
     if config.compose == MTP:
         paths.append((server_args.model_path, server_args.revision))

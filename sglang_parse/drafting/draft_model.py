@@ -6,7 +6,6 @@ not read yet, and leaves when its draft is complete.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,16 +13,21 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
+from sglang_parse.drafting.draft_head import DraftHead, HeadGuesses
 from sglang_parse.drafting.drafter import DrafterContext
-from sglang_parse.drafting.guesses import RUNS, GuessTable
+from sglang_parse.drafting.guessed_steps import write_guessed
+from sglang_parse.drafting.guesses import GuessTable
 from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.spans import read_ends, split_spans
 from sglang_parse.drafting.vocabularies import SAME, TokenizerMatch
+from sglang_parse.options.table import EAGLE3
 from sglang_parse.sgl.capacity import longest_prefill
+from sglang_parse.sgl.compat.graph_changes import shown_by_steps
 from sglang_parse.sgl.fast_paths import GUESSED_ROWS
 from sglang_parse.sgl.readback import StepTokens
 from sglang_parse.sgl.sampling import draft_rows
@@ -32,9 +36,8 @@ from sglang_parse.sgl.upload import upload
 # Missing tokens up to which they are read by draft steps, beside requests that draft.
 # An extend of so few tokens takes as long as some steps, since no graph captures it.
 MOST_LEAD = 4
-# Most guesses of a request in a step; and, where guesses do not pay, requests of a
-# phase whose tokens are learnt from, at about 4 us a token.
-MOST_GUESSES = 8
+# Where guesses do not pay, requests of a phase whose tokens are learnt from, at about
+# 4 us a token.
 MOST_LEARNT = 4
 
 
@@ -64,6 +67,8 @@ class DraftModel(DraftRunner):
 
     #: None without `--speculative-parse-draft-compose ngram`.
     guesses: GuessTable | None = None
+    #: None without `--speculative-parse-draft-compose eagle3`.
+    head: DraftHead | None = None
     #: Tokens that it reads, its own drafts included.
     reach = 1 << 30
 
@@ -89,6 +94,27 @@ class DraftModel(DraftRunner):
         if context.config.draft_compose == "ngram":
             self.guesses = GuessTable()
         self.reach = int(self.runner.model_config.context_len)
+        if context.config.draft_compose == EAGLE3:
+            self.head = DraftHead.create(context, self)
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        super().alloc_memory_pool(**kwargs)
+        if self.head is not None:
+            self.head.model.alloc_memory_pool(**kwargs)
+
+    def init_attention_backends(self) -> None:
+        super().init_attention_backends()
+        if self.head is not None:
+            self.head.model.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        if self.head is None:
+            super().init_cuda_graphs()
+            return
+        self.head.model.check_room()
+        with shown_by_steps():
+            super().init_cuda_graphs()
+        self.head.model.init_cuda_graphs()
 
     def set_unshared(self, match: TokenizerMatch) -> None:
         """Which ids are neither drafted nor read, and what is read in their place."""
@@ -122,11 +148,13 @@ class DraftModel(DraftRunner):
             for r, end in zip(requests, ends, strict=True)
             if len(r.tokens) - end <= MOST_LEAD
         ]
-        lanes = Lanes()
+        lanes, by_head = Lanes(), 0
+        if self.head is not None and not any(r.grammar for r, _ in writing):
+            by_head = self.head.choose(len(writing))
         with draft_tp_context(self.layout), draft_pp_context():
-            self._read(requests, ends, table)
+            self._read(requests, ends, table, by_head > 0)
             if writing:
-                lanes = self._write(writing, table, sampling_info, phase)
+                lanes = self._write(writing, table, sampling_info, phase, by_head)
         lane_of = {id(lane.request): lane for lane in lanes}
         found = [lane_of.get(id(r)) for r in requests]
         return DraftProposal(
@@ -142,27 +170,42 @@ class DraftModel(DraftRunner):
         )
 
     def _read(
-        self, requests: Sequence[DraftRequest], ends: Sequence[int], table: Tensor
+        self,
+        requests: Sequence[DraftRequest],
+        ends: Sequence[int],
+        table: Tensor,
+        by_head: bool,
     ) -> None:
         """Forward the tokens of each text up to `ends`, as far as its KV lacks them.
 
         Unrotated ids stand at true positions (unlike EAGLE's draft extend). Whole
-        prompts may be among them: no forward is longer than a prefill.
+        prompts may be among them: no forward is longer than a prefill. by_head: whether
+        its head reads them too.
         """
         spans = [(r.num_cached, end) for r, end in zip(requests, ends, strict=True)]
         for parts in split_spans(spans, self.longest_extend):
-            if parts:
-                self.extend(
-                    [
-                        self._readable(t)
-                        for i, start, end in parts
-                        for t in requests[i].tokens[start:end]
-                    ],
-                    upload([requests[i].row for i, _, _ in parts], table.device),
-                    [start for _, start, _ in parts],
-                    [end - start for _, start, end in parts],
-                    table,
-                )
+            if not parts:
+                continue
+            ids = [
+                self.readable(t)
+                for i, start, end in parts
+                for t in requests[i].tokens[start:end]
+            ]
+            rows = upload([requests[i].row for i, _, _ in parts], table.device)
+            starts = [start for _, start, _ in parts]
+            lens = [end - start for _, start, end in parts]
+            if self.head is None or not by_head:
+                self.extend(ids, rows, starts, lens, table)
+                continue
+            with self.showing(CaptureHiddenMode.FULL):
+                output = self.extend(ids, rows, starts, lens, table)
+            behind = [requests[i].tokens[s + 1 : e + 1] for i, s, e in parts]
+            read = [
+                (requests[i].row, sum(lens[:k]), start, behind[k])
+                for k, (i, start, _) in enumerate(parts)
+            ]
+            follow = partial(self.head.follow, read, output, table)
+            self.paths.run(GUESSED_ROWS, follow, lambda: [])
 
     def _write(
         self,
@@ -170,8 +213,10 @@ class DraftModel(DraftRunner):
         table: Tensor,
         sampling_info: Any,
         phase: DraftPhase,
+        by_head: int,
     ) -> Lanes:
-        """The draft of each request with its lead (`Lane`), by guesses or plainly."""
+        """The draft of each request with its lead (`Lane`), by guesses or plainly.
+        by_head: guesses of the head for each lane in a step."""
 
         def by(write: Callable[..., None]) -> Lanes:
             lanes = Lanes(Lane(r, lead) for r, lead in writing)
@@ -179,16 +224,41 @@ class DraftModel(DraftRunner):
             return lanes
 
         plain, guesses = partial(by, self._write_plainly), self.guesses
+        has_grammar = any(r.grammar for r, _ in writing)
+        if self.head is not None and not has_grammar:
+            write = plain
+            if by_head:
+                guessed = partial(by, partial(self._write_by_head, by_head))
+                write = partial(self.paths.run, GUESSED_ROWS, guessed, plain)
+            return self.head.timed(by_head, table.device, write)
         if guesses is None:
             return plain()
-        if not guesses.pays or any(r.grammar for r, _ in writing):
+        if not guesses.pays or has_grammar:
             lanes = plain()
         else:
-            guessed = partial(by, self._write_guessed)
-            lanes = self.paths.run(GUESSED_ROWS, guessed, plain)
+            by_table = partial(write_guessed, self, guess=guesses.look_up)
+            lanes = self.paths.run(GUESSED_ROWS, partial(by, by_table), plain)
         for lane in lanes if guesses.pays else lanes[:MOST_LEARNT]:
             guesses.learn(lane.request.tokens, lane.tokens)
         return lanes
+
+    def _write_by_head(
+        self,
+        most: int,
+        lanes: Lanes,
+        table: Tensor,
+        sampling_info: Any,
+        phase: DraftPhase,
+    ) -> None:
+        """most: guesses of its head for each lane in a step."""
+        assert self.head is not None
+        guesses = HeadGuesses(self.head, most, table)
+        with self.showing(CaptureHiddenMode.LAST):
+            write_guessed(
+                *(self, lanes, table, sampling_info, phase),
+                guess=guesses.guess,
+                follow=guesses.follow,
+            )
 
     def _write_plainly(
         self, lanes: Lanes, table: Tensor, sampling_info: Any, phase: DraftPhase
@@ -199,12 +269,12 @@ class DraftModel(DraftRunner):
         has not read, then what the step before has drafted.
         """
         device = table.device
-        sampling = self._sampling_of(lanes, sampling_info, device)
+        sampling = self.sampling_of(lanes, sampling_info, device)
         # Positions are kept on the host too, so that no step asks the device for them.
         position_cpu = torch.tensor([lane.start for lane in lanes])
         end_cpu = torch.tensor([lane.end for lane in lanes])
         most = max(lane.lead for lane in lanes)
-        leads = [[self._readable(t) for t in lane.lead_tokens(most)] for lane in lanes]
+        leads = [[self.readable(t) for t in lane.lead_tokens(most)] for lane in lanes]
         rows_cpu = torch.tensor([lane.request.row for lane in lanes])
         num_leads = torch.tensor([lane.lead for lane in lanes])
         numbers = torch.stack([rows_cpu, position_cpu, end_cpu, num_leads])
@@ -213,7 +283,8 @@ class DraftModel(DraftRunner):
         input_ids = given[0]
         steps = StepTokens(device)
         while True:
-            logits = self._logits(input_ids, rows, position, position_cpu, table)
+            output = self.decode(input_ids, rows, position, position_cpu, table)
+            logits = self.shared(output.next_token_logits)
             num = len(steps) + 1
             chains = [
                 (i, lane.request.grammar)
@@ -222,7 +293,7 @@ class DraftModel(DraftRunner):
             ]
             for i, chain in chains:
                 chain.mask_next(logits[i : i + 1])
-            drafted = self._sample(logits, position, sampling)
+            drafted = self.sample(logits, position, sampling)
             steps.add(drafted)
             lanes.see(steps.all() if chains else steps.known())
             num_done = sum(lane.is_done(num) for lane in lanes)
@@ -238,87 +309,26 @@ class DraftModel(DraftRunner):
         for lane in lanes:
             lane.num_forwarded = min(len(steps), lane.end + 1 - lane.start)
 
-    def _write_guessed(
-        self, lanes: Lanes, table: Tensor, sampling_info: Any, phase: DraftPhase
-    ) -> None:
-        """As `_write_plainly`, in fewer steps.
-
-        A step has a row for each token of a lane that the model has not read, and one
-        for each guess behind them. What the model writes in place of a guess counts, so
-        the draft is the same; where both agree, the next row counts too.
-        """
-        device = table.device
-        while True:
-            chains = self._chains(lanes)
-            owner = [lane for lane, tokens, _ in chains for _ in tokens]
-            ids = [self._readable(t) for _, tokens, _ in chains for t in tokens]
-            places = [
-                lane.start + lane.num_forwarded + k
-                for lane, tokens, _ in chains
-                for k in range(len(tokens))
-            ]
-            position_cpu = torch.tensor(places)
-            rows, position, input_ids = upload(
-                torch.tensor([[one.request.row for one in owner], places, ids]), device
-            )
-            logits = self._logits(input_ids, rows, position, position_cpu, table)
-            sampling = self._sampling_of(owner, sampling_info, device)
-            found = self._sample(logits, position, sampling).tolist()
-            for lane, tokens, num_guesses in chains:
-                lane.follow(tokens, found[: len(tokens)], num_guesses)
-                del found[: len(tokens)]
-            num_done = sum(lane.is_complete for lane in lanes)
-            depth = max(lane.num_forwarded for lane in lanes)
-            if lanes.is_over(depth, num_done, phase):
-                return
-
-    def _chains(self, lanes: Lanes) -> list[tuple[Lane, list[int], int]]:
-        """For each lane that is not complete what a step forwards, and how many of the
-        last of these tokens are guesses."""
-        assert self.guesses is not None
-        unread = [(lane, lane.unread) for lane in lanes if not lane.is_complete]
-        graphs = getattr(self.runner, "decode_cuda_graph_runner", None)
-        left = math.inf
-        if most_rows := getattr(graphs, "max_bs", 0):
-            left = max(0, most_rows - sum(len(tokens) for _, tokens in unread))
-        chains = []
-        for lane, tokens in unread:
-            most = min(MOST_GUESSES, lane.request.num_new - len(lane.tokens) - 1, left)
-            text = (*lane.request.tokens[-RUNS[0] :], *lane.tokens[-RUNS[0] :])
-            found = self.guesses.guess(text, int(most))
-            left -= len(found)
-            chains.append((lane, [*tokens, *found], len(found)))
-        return chains
-
-    def _sampling_of(self, lanes: Sequence[Lane], info: Any, device: Any) -> Any:
+    def sampling_of(self, lanes: Sequence[Lane], info: Any, device: Any) -> Any:
         """Sampling parameters with a row for each entry of `lanes`."""
         return draft_rows(info, [one.request.batch_index for one in lanes], device)
 
-    def _logits(
-        self,
-        input_ids: Tensor,
-        rows: Tensor,
-        position: Tensor,
-        position_cpu: Tensor,
-        table: Tensor,
-    ) -> Tensor:
-        """[rows, vocab] behind each token, without what the target does not share."""
-        output = self.decode(input_ids, rows, position, position_cpu, table)
-        logits: Tensor = output.next_token_logits
+    def shared(self, logits: Tensor) -> Tensor:
+        """[rows, vocab] without what the target does not share."""
         if logits.shape[-1] > self.vocab_size:
             logits = logits[:, : self.vocab_size].contiguous()
         if self.unshared:
             logits[:, self._masked] = -torch.inf
         return logits
 
-    def _readable(self, token: int) -> int:
+    def readable(self, token: int) -> int:
         """The token, or another where the draft has no row for it: the target's padding
         may be longer, and requests, biases and temperatures reach into it."""
         if token in self.unshared:
             return self.neutral
         return token if token < self.num_embeddings else 0
 
-    def _sample(self, logits: Tensor, position: Tensor, sampling: Any) -> Tensor:
+    def sample(self, logits: Tensor, position: Tensor, sampling: Any) -> Tensor:
         """[bs] int64 draft tokens, by the request's own sampling parameters."""
         if sampling.is_all_greedy and not sampling.grammars:
             return logits.argmax(dim=-1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sglang_parse.drafting.lanes import Lane
+
 # Tokens of the runs that the table knows; a longer run is looked up first.
 RUNS = (3, 2)
 # A follower has a vote for each time it came, less one for each time another did. From
@@ -32,6 +34,13 @@ class GuessTable:
     @property
     def pays(self) -> bool:
         return self.share >= LEAST_SHARE
+
+    def look_up(self, lanes: Sequence[Lane], most: Sequence[int]) -> list[list[int]]:
+        """At most `most` tokens that may follow behind each lane."""
+        texts = [
+            [*one.request.tokens[-RUNS[0] :], *one.tokens[-RUNS[0] :]] for one in lanes
+        ]
+        return [self.guess(t, num) for t, num in zip(texts, most, strict=True)]
 
     def guess(self, tokens: Sequence[int], most: int) -> list[int]:
         """At most `most` tokens that may follow; the last few of `tokens` count."""

@@ -9,7 +9,8 @@ verified token by token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,13 +162,19 @@ class HeadModel(DraftRunner):
             self.worker.init_cuda_graphs(capture_decode_cuda_graph=False)
             self.graphs.capture()
 
+    @contextmanager
+    def on_ranks(self) -> Iterator[None]:
+        """Around its forwards while it serves."""
+        with draft_tp_context(self.layout), draft_pp_context():
+            yield
+
     def follow(self, rows: Sequence[HeadRows], table: Tensor) -> list[HeadHint]:
         """Forward committed positions of some requests, one ragged pass; a hint each.
 
         table: req_to_token; the rows' columns hold slots.
         """
         features = torch.cat([r.features for r in rows]).to(self.runner.dtype)
-        with draft_tp_context(self.layout), draft_pp_context():
+        with self.on_ranks():
             output = self.extend(
                 [t for r in rows for t in r.tokens],
                 upload([r.row for r in rows], table.device),
@@ -190,7 +197,7 @@ class HeadModel(DraftRunner):
         tokens = torch.stack([r.hint.token for r in requests])
         hidden = torch.stack([r.hint.hidden for r in requests])
         columns, opinions = [tokens], [torch.stack([r.hint.chance for r in requests])]
-        with draft_tp_context(self.layout), draft_pp_context():
+        with self.on_ranks():
             for _ in range(max(r.num_new for r in requests) - 1):
                 self.graphs.load(hidden)
                 output = self.decode(

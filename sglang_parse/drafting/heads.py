@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sglang.srt.configs.draft_parallel import DraftTPExecution
 
 from sglang_parse.drafting.block_head import BlockHead, MarkovBlockHead
@@ -20,11 +23,13 @@ class EagleHead(HeadModel):
 
     name = EAGLE3
     execution = DraftTPExecution.SINGLE_GROUP
+    #: The option that names it.
+    option = "eagle_model_path"
 
     def __init__(self, context: DrafterContext) -> None:
         """Also has the target show its hidden states."""
-        flag, target = flag_name("eagle_model_path"), context.target
-        path = context.config.eagle_model_path
+        flag, target = flag_name(self.option), context.target
+        path = getattr(context.config, self.option)
         super().__init__(context, path=path, revision=None, flag=flag)
         show_layers(target, flag, head_config=self.runner.model_config.hf_config)
         layers = getattr(self.model.model, "num_aux_hidden_states", 3)
@@ -32,6 +37,19 @@ class EagleHead(HeadModel):
 
     def takes_lm_head(self) -> bool:
         return bool(getattr(self.model, "load_lm_head_from_target", False))
+
+
+class DraftEagleHead(EagleHead):
+    """That of the draft model, which is its target. Where its graphs differ from plain
+    forwards, the draft agrees less often; no proof is needed."""
+
+    option = "draft_eagle_model_path"
+    step_path = prefill_path = ""
+
+    @contextmanager
+    def on_ranks(self) -> Iterator[None]:
+        """Its draft is there already."""
+        yield
 
 
 class MtpHead(HeadModel):

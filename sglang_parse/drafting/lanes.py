@@ -104,10 +104,13 @@ class Lane:
     @property
     def unread(self) -> list[int]:
         """The tokens of the lead and the draft that the model has not read."""
-        num = self.lead + len(self.tokens) - self.num_forwarded
-        more = max(0, num - len(self.tokens))
-        lead = self.request.tokens[len(self.request.tokens) - more :]
-        return [*lead, *self.tokens[max(0, len(self.tokens) - num) :]]
+        return self.behind(self.start + self.num_forwarded)
+
+    def behind(self, start: int) -> list[int]:
+        """The tokens of the lead and the draft from this position on."""
+        at = start - len(self.request.tokens)
+        lead = self.request.tokens[start:] if at < 0 else ()
+        return [*lead, *self.tokens[max(0, at) :]]
 
     def follow(self, tokens: list[int], found: list[int], num_guesses: int) -> None:
         """Take what the model wrote behind each of `tokens`, up to a wrong guess."""

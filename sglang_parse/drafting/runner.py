@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -99,6 +101,15 @@ class DraftRunner:
     @cached_property
     def _pacer(self) -> StepPacer:
         return StepPacer(self.runner)
+
+    @contextmanager
+    def showing(self, mode: CaptureHiddenMode) -> Iterator[None]:
+        """Its forwards inside the block give these hidden states."""
+        before, self.capture = self.capture, mode
+        try:
+            yield
+        finally:
+            self.capture = before
 
     def extend(
         self,

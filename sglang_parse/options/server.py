@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.table import (
+    EAGLE3,
     HEADS,
     HEADS_OF_PATH,
     Option,
@@ -51,6 +52,13 @@ class ParseConfig(ServerOptions):
                 "expected a head's path with 'eagle3', 'dflash' or 'dspark', and none "
                 "elsewhere."
             )
+        if (self.draft_compose == EAGLE3) != bool(self.draft_eagle_model_path):
+            raise ValueError(
+                f"{flag_name('draft_compose')} is {self.draft_compose!r} and "
+                f"{flag_name('draft_eagle_model_path')} is "
+                f"{shown(self.draft_eagle_model_path)}; expected the path of a head of "
+                "the draft model with 'eagle3', and none elsewhere."
+            )
         for head in HEADS:
             given = f"{flag_name('compose')} is {self.compose!r}"
             self._check_drafter(head, self.compose == head, given)
@@ -65,6 +73,12 @@ class ParseConfig(ServerOptions):
         state = f"is {path!r}" if path else "is not set"
         given = f"--speculative-draft-model-path {state}"
         self._check_drafter("model", bool(path), given)
+        if self.draft_eagle_model_path and not path:
+            raise ValueError(
+                f"{flag_name('draft_eagle_model_path')} is "
+                f"{self.draft_eagle_model_path!r} and {given}; expected the draft "
+                "model of that head."
+            )
 
     def _check_drafter(self, name: str, is_named: bool, given: str) -> None:
         """Raises ValueError where `drafters` lists a drafter that another flag does not

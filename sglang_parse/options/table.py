@@ -51,8 +51,10 @@ EAGLE3, MTP, DFLASH, DSPARK = "eagle3", "mtp", "dflash", "dspark"
 HEADS = (EAGLE3, MTP, DFLASH, DSPARK)
 #: Those that `--speculative-parse-eagle-model-path` names.
 HEADS_OF_PATH = (EAGLE3, DFLASH, DSPARK)
+#: The options that name a head: the target's, and the draft model's.
+HEAD_PATHS = ("eagle_model_path", "draft_eagle_model_path")
 COMPOSITIONS = ("none", *HEADS)
-DRAFT_COMPOSITIONS = ("ngram", "none")
+DRAFT_COMPOSITIONS = ("ngram", EAGLE3, "none")
 PROOFS = ("off", "fast", "full")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
@@ -322,7 +324,14 @@ class ServerOptions(SharedOptions):
         "How the draft model's own steps are fewer. `ngram` guesses what the model "
         "wrote before after the same two or three tokens, and the model checks several "
         "guesses in one step, so that its drafts stay the same. It is at work only "
-        "while at least 35% of the tokens are guessed.",
+        "while at least 35% of the tokens are guessed. `eagle3` takes the guesses of a "
+        "head of the draft model, while that is measured to be faster.",
+    )
+    draft_eagle_model_path: str = option(
+        "",
+        PATH,
+        "The draft model's EAGLE-3 head. Set it together with `eagle3` of "
+        "`--speculative-parse-draft-compose`, never alone.",
     )
     drafters: str = option(
         AUTO,

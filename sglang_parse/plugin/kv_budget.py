@@ -27,10 +27,11 @@ def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) ->
     if kvc.is_draft_worker:
         return cell_size
     config = config_from_server_args(server_args)
+    of_draft = config.draft_eagle_model_path
     for path, revision in models_of(server_args, config):
         added = draft_cell_size(server_args, path, revision)
         if (
-            path == server_args.speculative_draft_model_path
+            path in (server_args.speculative_draft_model_path, of_draft)
             and not match_of(server_args).shares_ids
         ):
             added = math.ceil(SLOTS_PER_TOKEN * added)

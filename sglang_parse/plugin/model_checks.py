@@ -55,24 +55,37 @@ HEADS_OF_PATH_ARE = {
 
 
 def check_head(server_args: Any, config: ParseConfig) -> None:
-    """The head was made for this target. Raises ValueError naming the flag."""
+    """Each head was made for its model. Raises ValueError naming the flag."""
     if config.compose == MTP:
         check_mtp(server_args)
-    if config.compose not in HEADS_OF_PATH:
-        return
+    for option, kind, path, flag in (
+        ("eagle_model_path", config.compose, server_args.model_path, "--model-path"),
+        (
+            "draft_eagle_model_path",
+            config.draft_compose,
+            server_args.speculative_draft_model_path,
+            DRAFT_FLAG,
+        ),
+    ):
+        if kind in HEADS_OF_PATH:
+            head = getattr(config, option), flag_name(option)
+            _check_head(*head, kind, path, flag, server_args.trust_remote_code)
+
+
+def _check_head(
+    path: str, flag: str, kind: str, model_path: str, model_flag: str, trust: bool
+) -> None:
     from sglang.srt.utils.hf_transformers_utils import get_config
 
-    path, flag = config.eagle_model_path, flag_name("eagle_model_path")
-    trust = server_args.trust_remote_code
     try:
         head = get_config(path, trust_remote_code=trust)
     except (OSError, ValueError) as e:
         raise ValueError(
             f"{flag} is {path!r}, which holds no model: {str(e).splitlines()[0]}"
         ) from e
-    target = get_config(server_args.model_path, trust_remote_code=trust)
+    target = get_config(model_path, trust_remote_code=trust)
     names = getattr(head, "architectures", None) or ["a model without architecture"]
-    part, wanted = HEADS_OF_PATH_ARE[config.compose]
+    part, wanted = HEADS_OF_PATH_ARE[kind]
     if part not in names[0]:
         raise ValueError(f"{flag} is {path!r}, which is {names[0]}; expected {wanted}.")
     width = getattr(head, "target_hidden_size", None) or head.hidden_size
@@ -83,7 +96,7 @@ def check_head(server_args: Any, config: ParseConfig) -> None:
         if ours != theirs:
             raise ValueError(
                 f"{flag} is {path!r}, made for a target of {what} {theirs}; "
-                f"--model-path has {ours}."
+                f"{model_flag} has {ours}."
             )
 
 

@@ -9,6 +9,7 @@ from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.environ import envs
 
 from sglang_parse.options.server import ParseConfig
+from sglang_parse.options.table import EAGLE3, flag_name
 from sglang_parse.sgl.model_folder import quantization_of
 from sglang_parse.verify.backends.routes import BACKENDS, backend_of
 
@@ -150,12 +151,17 @@ def check_parts(server_args: Any, config: ParseConfig) -> None:
             f"backend for prefills, which is {prefill}; expected prefill."
         )
     steps = server_args.speculative_draft_attention_backend or decode
-    if config.composes and steps == "fa3":
-        # It adds SGLang's own draft steps to lengths (flashattention_backend.py).
-        raise ValueError(
-            f"--speculative-parse-compose {config.compose} cannot draft on attention "
-            "backend fa3; add --speculative-draft-attention-backend flashinfer."
-        )
+    for option, has_head in (
+        ("compose", config.composes),
+        ("draft_compose", config.draft_compose == EAGLE3),
+    ):
+        if has_head and steps == "fa3":
+            # It adds SGLang's own draft steps to lengths (flashattention_backend.py).
+            raise ValueError(
+                f"{flag_name(option)} {getattr(config, option)} cannot draft on "
+                "attention backend fa3; add --speculative-draft-attention-backend "
+                "flashinfer."
+            )
     most, page = backend_of(prefill).max_page_size, server_args.page_size or 1
     if page > most:
         raise ValueError(

@@ -16,7 +16,7 @@ from sglang.srt.utils import get_device
 from sglang_parse.cpu.entry import SWITCH_ENV
 from sglang_parse.cpu.platform import ParseCpuPlatform
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.table import flag_name
+from sglang_parse.options.table import HEAD_PATHS, flag_name
 from sglang_parse.plugin import model_checks as checks
 from sglang_parse.plugin import refusals
 from sglang_parse.plugin.flags import config_from_server_args
@@ -68,7 +68,7 @@ def check_folders(server_args: Any, config: ParseConfig) -> None:
     for flag, path, needs_tokenizer in (
         ("--model-path", server_args.model_path, False),
         (checks.DRAFT_FLAG, server_args.speculative_draft_model_path, True),
-        (flag_name("eagle_model_path"), config.eagle_model_path or None, False),
+        *((flag_name(n), getattr(config, n) or None, False) for n in HEAD_PATHS),
     ):
         if path is None:
             continue
@@ -80,19 +80,22 @@ def check_folders(server_args: Any, config: ParseConfig) -> None:
 
 
 def check_context(server_args: Any, config: ParseConfig) -> None:
-    """A head reads as long a text as the target. Raises ValueError naming the flag to
+    """A head reads as long a text as its model. Raises ValueError naming the flag to
     set; SGLang would stop only when it loads the second model."""
     if os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0") not in OFF:
         return
     given = getattr(server_args, "context_length", None)
     longest = given or context_length(server_args.model_path)
-    path = config.eagle_model_path
-    most = context_length(path) if path else None
-    if longest and most and most < longest:
-        raise ValueError(
-            f"{flag_name('eagle_model_path')} {path!r} reads {most} tokens and the "
-            f"target {longest}; set --context-length {most} or less."
-        )
+    for name, model in zip(HEAD_PATHS, ("target", "draft"), strict=True):
+        path, draft = getattr(config, name), server_args.speculative_draft_model_path
+        most = context_length(path) if path else None
+        if path and model == "draft":
+            longest = min(longest or 1 << 60, context_length(draft) or 1 << 60)
+        if longest and most and most < longest:
+            raise ValueError(
+                f"{flag_name(name)} {path!r} reads {most} tokens and the {model} "
+                f"{longest}; set --context-length {most} or less."
+            )
 
 
 def check_device(server_args: Any, config: ParseConfig | None = None) -> None:

@@ -253,7 +253,7 @@ class DraftChecks(RunnerChecks):
         yield PathCheck(GUESSED_ROWS, self.why_no_guesses, self.measure_rows)
 
     def why_no_guesses(self) -> str:
-        guesses = self.model.guesses
+        guesses = self.model.guesses or self.model.head
         return "" if guesses else "--speculative-parse-draft-compose is none"
 
     def measure_rows(self) -> tuple[float, float]:

@@ -51,6 +51,12 @@ class StepTokens:
         return self._read
 
 
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all that the host has launched on it."""
+    if device.type != "cpu":
+        mark(device).synchronize()
+
+
 def mark(device: torch.device) -> Any:
     """An event after everything that the host has launched on the device so far."""
     event = torch.get_device_module(device).Event()

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from sglang.srt.environ import envs
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 GRAPH_RUNNERS = ("decode_cuda_graph_runner", "prefill_cuda_graph_runner")
@@ -116,3 +117,32 @@ def captured_for_head(
             else:
                 runner.decode_cuda_graph_runner = runner.eager_runner
             raise
+
+
+@contextmanager
+def shown_by_steps() -> Iterator[None]:
+    """Have decode steps that are captured inside the block show hidden states.
+
+    What: SGLang's `get_spec_info` of decode graphs also sets what these capture.
+    Why: for a model that drafts SGLang captures steps without hidden states, and none
+    of its own algorithms has a head that reads those of a draft.
+    Where: runner/base_runner.py, `return_hidden_states_mode`;
+    runner/decode_cuda_graph_runner.py, which asks for the spec input of each size
+    before it captures, and replays a graph that captures more than a batch wants.
+    Ends with: an argument of a runner that says what its steps show.
+    """
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
+        DecodeCudaGraphRunner,
+    )
+
+    kept = DecodeCudaGraphRunner.get_spec_info
+
+    def show(graphs: Any, num_tokens: int) -> Any:
+        graphs.capture_hidden_mode = CaptureHiddenMode.LAST
+        return kept(graphs, num_tokens)
+
+    DecodeCudaGraphRunner.get_spec_info = show
+    try:
+        yield
+    finally:
+        DecodeCudaGraphRunner.get_spec_info = kept

@@ -10,41 +10,12 @@ import torch
 
 from sglang_parse.drafting import draft_model
 from sglang_parse.drafting.draft_model import MOST_LEARNT
+from sglang_parse.drafting.guessed_steps import chains_of
 from sglang_parse.drafting.guesses import LEAST_SHARE, MOST_RUNS, GuessTable
 from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
-from sglang_parse.sgl.fast_paths import GUESSED_ROWS, OFF, FastPaths
-from tests.support.counting import GREEDY, VOCAB, CountingDraft
-
-WIDTH = 400
-
-
-class KvDraft(CountingDraft):
-    """Its next token is a hash of all tokens before it, as its KV holds them: `next_of`
-    of the text. A token whose KV is missing or of another token changes what follows.
-    """
-
-    def __init__(self, period: int) -> None:
-        super().__init__()
-        self.paths, self.period = FastPaths(), period
-        self.kv = torch.full((8 * WIDTH,), -1)
-        #: By row, the slots that a request may write.
-        self.most = [WIDTH] * 8
-
-    def next_of(self, text: list[int]) -> int:
-        # Mostly a cycle, and now and then something else, by all that was read.
-        if sum((i + 1) * t for i, t in enumerate(text)) % self.period == 0:
-            return (3 * text[-1] + 1) % VOCAB
-        return (text[-1] + 1) % 7
-
-    def _forward(self, batch: SimpleNamespace, path: str = "") -> SimpleNamespace:
-        self.batches.append(batch)
-        self.kv[batch.out_cache_loc] = batch.input_ids
-        logits = torch.zeros(len(batch.rows), VOCAB)
-        for i, (row, num) in enumerate(zip(batch.rows, batch.seq_lens, strict=True)):
-            text = self.kv[row * WIDTH : row * WIDTH + num].tolist()
-            assert -1 not in text and num <= self.most[int(row)]
-            logits[i, self.next_of(text)] = 1.0
-        return SimpleNamespace(next_token_logits=logits)
+from sglang_parse.sgl.fast_paths import GUESSED_ROWS, OFF
+from tests.support.counting import GREEDY
+from tests.support.kv_draft import WIDTH, KvDraft, drafts
 
 
 @pytest.fixture(autouse=True)
@@ -52,39 +23,6 @@ def no_ranks(monkeypatch):
     monkeypatch.setattr(draft_model, "draft_rows", lambda *args: GREEDY)
     monkeypatch.setattr(draft_model, "draft_tp_context", lambda layout: nullcontext())
     monkeypatch.setattr(draft_model, "draft_pp_context", nullcontext)
-
-
-def drafts(model: KvDraft, *, most_steps: int = 1 << 30) -> list[list[int]]:
-    """Four requests that come one after the other, each drafted for in windows."""
-    table = WIDTH * torch.arange(8)[:, None] + torch.arange(WIDTH)
-    texts = [[(5 * i + k) % 7 for k in range(4 + i)] for i in range(4)]
-    read, window = [0] * 4, 17
-    goals = [len(text) + n for text, n in zip(texts, (160, 90, 120, 200), strict=True)]
-    for turn in range(400):
-        chosen = [i for i in range(4) if turn >= 2 * i and len(texts[i]) < goals[i]]
-        if not chosen:
-            break
-        orders = [
-            DraftRequest(
-                row=i,
-                tokens=texts[i],
-                num_cached=read[i],
-                num_new=min(window, goals[i] - len(texts[i])),
-                stop_ids=frozenset({61}),
-                batch_index=k,
-            )
-            for k, i in enumerate(chosen)
-        ]
-        for one in orders:
-            model.most[one.row] = len(one.tokens) + one.num_new - 1
-        phase = DraftPhase(most_steps=most_steps)
-        found = model.propose(orders, table=table, sampling_info=None, phase=phase)
-        for k, i in enumerate(chosen):
-            texts[i] = [*texts[i], *found.tokens[k]]
-            read[i] = min(found.num_forwarded[k], len(texts[i]) - 1)
-            if found.ended[k]:
-                goals[i] = len(texts[i])
-    return texts
 
 
 @pytest.mark.parametrize("period", [3, 11, 97])
@@ -134,7 +72,8 @@ def test_no_more_rows_than_are_captured(max_bs):
     lanes = Lanes(
         Lane(DraftRequest(i, [1, 2, 3], 2, 30, frozenset(), i), 1) for i in range(4)
     )
-    num_guesses = [num for _, _, num in model._chains(lanes)]
+    guess = model.guesses.look_up
+    num_guesses = [num for _, _, num in chains_of(model.runner, lanes, guess)]
     most = {0: [8] * 4, 2: [0] * 4, 6: [2, 0, 0, 0], 40: [8] * 4}[max_bs]
     assert num_guesses == most
 

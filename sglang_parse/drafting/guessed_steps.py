@@ -1,0 +1,96 @@
+"""Draft steps that check guesses: the same drafts in fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sglang_parse.drafting.lanes import DraftPhase, Lane, Lanes
+from sglang_parse.sgl.upload import upload
+
+if TYPE_CHECKING:
+    from sglang_parse.drafting.draft_model import DraftModel
+
+# Most guesses of a request in a step.
+MOST_GUESSES = 8
+# Guesses of some lanes, so many each at most.
+Guess = Callable[[Sequence[Lane], Sequence[int]], list[list[int]]]
+# Told of each lane that took part in a step where its new KV begins, and the output.
+Follow = Callable[[Sequence[tuple[Lane, int, int]], Any], None]
+
+
+def write_guessed(
+    model: DraftModel,
+    lanes: Lanes,
+    table: Tensor,
+    sampling_info: Any,
+    phase: DraftPhase,
+    *,
+    guess: Guess,
+    follow: Follow | None = None,
+) -> None:
+    """As `DraftModel._write_plainly`, in fewer steps.
+
+    A step has a row for each token of a lane that the model has not read, and one for
+    each guess behind them. What the model writes in place of a guess counts, so the
+    draft is the same; where both agree, the next row counts too.
+
+    follow: told of each step: (lane, its first row, its first position), and the
+    model's output.
+    """
+    device = table.device
+    while True:
+        chains = chains_of(model.runner, lanes, guess)
+        owner = [lane for lane, tokens, _ in chains for _ in tokens]
+        ids = [model.readable(t) for _, tokens, _ in chains for t in tokens]
+        places = [
+            lane.start + lane.num_forwarded + k
+            for lane, tokens, _ in chains
+            for k in range(len(tokens))
+        ]
+        position_cpu = torch.tensor(places)
+        rows, position, input_ids = upload(
+            torch.tensor([[one.request.row for one in owner], places, ids]), device
+        )
+        output = model.decode(input_ids, rows, position, position_cpu, table)
+        logits = model.shared(output.next_token_logits)
+        sampling = model.sampling_of(owner, sampling_info, device)
+        found = model.sample(logits, position, sampling).tolist()
+        at, read = 0, []
+        for lane, tokens, num_guesses in chains:
+            read.append((lane, at, lane.start + lane.num_forwarded))
+            lane.follow(tokens, found[at : at + len(tokens)], num_guesses)
+            at += len(tokens)
+        if follow is not None:
+            follow(read, output)
+        num_done = sum(lane.is_complete for lane in lanes)
+        depth = max(lane.num_forwarded for lane in lanes)
+        if lanes.is_over(depth, num_done, phase):
+            return
+
+
+def chains_of(
+    runner: Any, lanes: Lanes, guess: Guess
+) -> list[tuple[Lane, list[int], int]]:
+    """For each lane that is not complete what a step forwards, and how many of the last
+    of these tokens are guesses. runner: of the model, whose captured steps take only so
+    many."""
+    unread = [(lane, lane.unread) for lane in lanes if not lane.is_complete]
+    graphs = getattr(runner, "decode_cuda_graph_runner", None)
+    left = 1 << 30
+    if most_rows := getattr(graphs, "max_bs", 0):
+        left = max(0, most_rows - sum(len(tokens) for _, tokens in unread))
+    most = [
+        min(MOST_GUESSES, lane.request.num_new - len(lane.tokens) - 1, left)
+        for lane, _ in unread
+    ]
+    guesses = guess([lane for lane, _ in unread], most)
+    chains = []
+    for (lane, tokens), found in zip(unread, guesses, strict=True):
+        found = found[:left]
+        left -= len(found)
+        chains.append((lane, [*tokens, *found], len(found)))
+    return chains
