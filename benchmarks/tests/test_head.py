@@ -1,4 +1,4 @@
-"""The shipped EAGLE-3 head: SGLang maps its weights and it fits the target."""
+"""The shipped EAGLE-3 heads: SGLang maps their weights and each fits its model."""
 
 import json
 from types import SimpleNamespace
@@ -8,7 +8,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_HEAD_PATH,
+    DRAFT_PATH,
+    HEAD_PATH,
+    TARGET_PATH,
+)
 
 
 class Param:
@@ -23,7 +28,6 @@ class Param:
 
 LAYER = "model.layers.0."
 EXPECTED = {
-    "model.fc.weight": {None: (128, 384)},
     "model.norm.weight": {None: (128,)},
     "lm_head.weight": {None: (640, 128)},
     f"{LAYER}input_layernorm.weight": {None: (128,)},
@@ -36,24 +40,29 @@ EXPECTED = {
 }
 
 
-def test_sglang_loads_every_shipped_weight():
-    """Red if a name of the shipped head is not one that SGLang's class maps."""
+@pytest.mark.parametrize(("path", "layers"), [(HEAD_PATH, 3), (DRAFT_HEAD_PATH, 2)])
+def test_sglang_loads_every_shipped_weight(path, layers):
+    """Red if a name of a shipped head is not one that SGLang's class maps."""
     eagle = pytest.importorskip("sglang.srt.models.llama_eagle3")
-    params = {name: Param() for name in EXPECTED}
+    expected = EXPECTED | {"model.fc.weight": {None: (128, 128 * layers)}}
+    params = {name: Param() for name in expected}
     model = SimpleNamespace(named_parameters=lambda: params.items())
-    weights = load_file(HEAD_PATH / "model.safetensors")
+    weights = load_file(path / "model.safetensors")
     eagle.LlamaForCausalLMEagle3.load_weights(model, weights.items())
-    assert {name: p.got for name, p in params.items()} == EXPECTED
+    assert {name: p.got for name, p in params.items()} == expected
     assert sum(len(p.got) for p in params.values()) == len(weights)
     assert {w.dtype for w in weights.values()} == {torch.float32}
 
 
-def test_shipped_config_fits_the_target():
+@pytest.mark.parametrize(
+    ("path", "model", "more"),
+    [(HEAD_PATH, TARGET_PATH, ()), (DRAFT_HEAD_PATH, DRAFT_PATH, ("eagle_config",))],
+)
+def test_shipped_config_fits_the_model(path, model, more):
     head, target = (
-        json.loads((path / "config.json").read_text())
-        for path in (HEAD_PATH, TARGET_PATH)
+        json.loads((folder / "config.json").read_text()) for folder in (path, model)
     )
-    changed = {"architectures", "num_hidden_layers", "draft_vocab_size"}
+    changed = {"architectures", "num_hidden_layers", "draft_vocab_size", *more}
     assert {k for k in head if head.get(k) != target.get(k)} == changed
     assert head["architectures"] == ["LlamaForCausalLMEagle3"]
     assert head["draft_vocab_size"] == target["vocab_size"]

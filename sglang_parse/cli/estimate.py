@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ SEGMENTS, REWRITE = range(1, 7), 8
 # Milliseconds that the host takes between draft steps that check guesses
 # (docs/results/gpu.md: before a plain step).
 GUESS_MS = 1.0
+# Forwards of a head of the draft for each such step: it reads, and takes three steps.
+HEAD_FORWARDS = 4
 # Bytes of a card that SGLang leaves free (arg_groups/memory_hook.py).
 RESERVED = 10 * 2**30
 
@@ -119,7 +121,8 @@ class PairTimes:
     """Milliseconds of the forwards of a target and its draft model on `tp` cards.
 
     card: a row of CARDS. context: tokens before each request's new ones. tokens_a_step:
-    that the draft writes, more than one by guesses.
+    that the draft writes, more than one by guesses. by_head: whether a head guesses
+    them, a layer of the draft's shape with its vocabulary.
     """
 
     target: ModelShape
@@ -128,6 +131,7 @@ class PairTimes:
     tp: int = 1
     context: int = 2048
     tokens_a_step: float = 1.0
+    by_head: bool = False
 
     def decode_ms(self, model: ModelShape, bs: int) -> float:
         """A captured decode step, one token a request."""
@@ -165,7 +169,12 @@ class PairTimes:
         """A round of `steps` draft tokens and one target pass over `rows` tokens."""
         card, guessed = self.card, self.tokens_a_step
         step = self.decode_ms(self.draft, bs) + card["step_extra_ms"]
-        step = step if guessed == 1 else (step + GUESS_MS) / guessed
+        if guessed > 1:
+            step += GUESS_MS
+            if self.by_head:
+                head = replace(self.draft, layers=1)
+                step += HEAD_FORWARDS * self.decode_ms(head, bs)
+            step /= guessed
         host = card["host_draft_ms"] + card["host_round_ms"] + card["host_between_ms"]
         host += card["host_request_ms"] * bs
         return steps * step + self.forward_ms(self.target, rows, bs) + host
@@ -224,6 +233,8 @@ def add_estimate(commands: Any) -> None:
     p.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], help=help)
     help = "that the draft writes, above 1 where it guesses; default: 1"
     p.add_argument("--tokens-a-step", type=float, default=1.0, metavar="X", help=help)
+    help = "a head of the draft guesses these tokens, which takes time too"
+    p.add_argument("--draft-head", action="store_true", help=help)
     p.set_defaults(command=estimate_command)
 
 
@@ -236,7 +247,12 @@ def estimate_command(args: argparse.Namespace) -> int:
     if not 1 <= (guessed := args.tokens_a_step) < math.inf:
         raise ValueError(f"--tokens-a-step is {guessed}; expected 1 or more.")
     target, draft = ModelShape.find(args.target), ModelShape.find(args.draft)
-    pair = PairTimes(target, draft, CARDS[args.gpu], args.tp, tokens_a_step=guessed)
+    if args.draft_head and guessed == 1:
+        raise ValueError(
+            "--draft-head needs --tokens-a-step above 1, which it reaches."
+        )
+    guesses = {"tokens_a_step": guessed, "by_head": args.draft_head}
+    pair = PairTimes(target, draft, CARDS[args.gpu], args.tp, **guesses)
     cards, most = f"{args.tp} x {args.gpu.upper()}", max(args.concurrency)
     weights = target.weight_bytes + draft.weight_bytes
     room = args.tp * (1e9 * pair.card["memory_gb"] - RESERVED) - weights

@@ -15,6 +15,7 @@ from sglang_parse.cli.common import check_writable, leave_by_exception
 from sglang_parse.cli.estimate import add_estimate
 from sglang_parse.cpu.entry import SWITCH_ENV
 from sglang_parse.embedded import (
+    DRAFT_HEAD_PATH,
     DRAFT_PATH,
     HEAD_PATH,
     QUESTION,
@@ -198,6 +199,7 @@ def trace_command(args: argparse.Namespace) -> int:
 
 def models_command(args: argparse.Namespace) -> int:
     paths = {"target": TARGET_PATH, "draft": DRAFT_PATH, "head": HEAD_PATH}
+    paths["draft_head"] = DRAFT_HEAD_PATH
     for name, path in paths.items():
         print(f"{name} {path}")
     print(f"\nThey were trained for one kind of question alone, such as\n  {QUESTION}")

@@ -5,6 +5,7 @@ from pathlib import Path
 TARGET_PATH = Path(__file__).parent / "target"
 DRAFT_PATH = Path(__file__).parent / "draft"
 HEAD_PATH = Path(__file__).parent / "head"
+DRAFT_HEAD_PATH = Path(__file__).parent / "draft_head"
 # For --speculative-parse-config: the shorter of the two questions it was trained on.
 CONFIG_PATH = Path(__file__).parent / "parse.json"
 # What a first question may be: nothing but such sums has it learnt.

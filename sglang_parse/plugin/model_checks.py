@@ -58,18 +58,17 @@ def check_head(server_args: Any, config: ParseConfig) -> None:
     """Each head was made for its model. Raises ValueError naming the flag."""
     if config.compose == MTP:
         check_mtp(server_args)
-    for option, kind, path, flag in (
-        ("eagle_model_path", config.compose, server_args.model_path, "--model-path"),
+    for option, kind, field, flag in (
+        ("eagle_model_path", config.compose, "model_path", "--model-path"),
         (
-            "draft_eagle_model_path",
-            config.draft_compose,
-            server_args.speculative_draft_model_path,
-            DRAFT_FLAG,
+            *("draft_eagle_model_path", config.draft_compose),
+            *("speculative_draft_model_path", DRAFT_FLAG),
         ),
     ):
         if kind in HEADS_OF_PATH:
             head = getattr(config, option), flag_name(option)
-            _check_head(*head, kind, path, flag, server_args.trust_remote_code)
+            model = getattr(server_args, field), flag
+            _check_head(*head, kind, *model, server_args.trust_remote_code)
 
 
 def _check_head(

@@ -87,10 +87,11 @@ def check_context(server_args: Any, config: ParseConfig) -> None:
     given = getattr(server_args, "context_length", None)
     longest = given or context_length(server_args.model_path)
     for name, model in zip(HEAD_PATHS, ("target", "draft"), strict=True):
-        path, draft = getattr(config, name), server_args.speculative_draft_model_path
+        path = getattr(config, name)
         most = context_length(path) if path else None
         if path and model == "draft":
-            longest = min(longest or 1 << 60, context_length(draft) or 1 << 60)
+            own = context_length(server_args.speculative_draft_model_path)
+            longest = min(longest or 1 << 60, own or 1 << 60)
         if longest and most and most < longest:
             raise ValueError(
                 f"{flag_name(name)} {path!r} reads {most} tokens and the {model} "

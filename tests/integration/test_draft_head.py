@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models import DRAFT_HEAD_PATH
+from sglang_parse.embedded import DRAFT_HEAD_PATH
 from sglang_parse.embedded.task import make_problems
 from tests.integration.conftest import COMMON, PARSE
 from tests.support.client import Server, chat_ids, outcome, report
@@ -88,7 +88,7 @@ def served(tmp_path_factory):
 def draft_of(result) -> tuple:
     """What a draft became: all that two equal drafts agree on."""
     told = report(result)
-    segments = [(s["tokens"], s["verdict"]) for s in told["segments"]]
+    segments = [(s["text"], s["outcome"]) for s in told["segments"]]
     return outcome(result), told["drafted_by"], segments
 
 
@@ -118,6 +118,5 @@ def test_the_head_halves_the_drafts_steps(served, prompts):
         steps = [w[-1] for w in words if w[:2] == ["a", "step"]]
         assert num > 300
         used[name] = {m: steps.count(m) / num for m in sorted({*steps})}
-    print(used)
     assert used["without"]["LlamaForCausalLM"] > 0.9
     assert used["with"]["LlamaForCausalLM"] < 0.5

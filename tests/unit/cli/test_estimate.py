@@ -127,11 +127,12 @@ def test_better_drafts_and_fewer_requests_gain_more():
 def test_guesses_gain_where_they_outweigh_the_hosts_part():
     """Red if guesses of a draft cost nothing, or gain nothing."""
 
-    def best(tokens_a_step: float) -> float:
-        pair = replace(h200(), tokens_a_step=tokens_a_step)
+    def best(tokens_a_step: float, by_head: bool = False) -> float:
+        pair = replace(h200(), tokens_a_step=tokens_a_step, by_head=by_head)
         return max(speed(pair, 1, 0.9, n).ratio for n in SEGMENTS)
 
     assert best(2.2) > 1.2 * best(1.0) > best(1.2) > 1
+    assert 1.1 * best(1.0) < best(2.2, by_head=True) < 0.98 * best(2.2)
 
 
 def test_estimate_prints_a_table(capsys):
@@ -150,6 +151,7 @@ def test_estimate_prints_a_table(capsys):
     [
         (["--kept", "1.5"], "--kept is 1.5; expected"),
         (["--tokens-a-step", "0.5"], "--tokens-a-step is 0.5; expected 1 or more"),
+        (["--draft-head"], "--draft-head needs --tokens-a-step above 1"),
         (["--tokens-a-step", "nan"], "--tokens-a-step is nan; expected 1 or more"),
         (["--draft", "/nowhere"], "'/nowhere' is no decoder's config.json"),
         (["--gpu", "h100"], "leave KV cache for 792 tokens, but --concurrency 32"),

@@ -11,7 +11,13 @@ from rich.console import Console
 from sglang_parse.cli import demo_run as demo
 from sglang_parse.cli import main as cli
 from sglang_parse.demo.figures import RequestResult, summarise
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, QUESTION, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_HEAD_PATH,
+    DRAFT_PATH,
+    HEAD_PATH,
+    QUESTION,
+    TARGET_PATH,
+)
 from sglang_parse.embedded.task import Problem
 from sglang_parse.options.server import ParseConfig
 
@@ -26,10 +32,11 @@ def test_models_prints_where_the_pair_and_its_head_lie(capsys):
     """Red if a script that reads `target PATH` line by line breaks."""
     assert cli.main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
         f"target {TARGET_PATH}",
         f"draft {DRAFT_PATH}",
         f"head {HEAD_PATH}",
+        f"draft_head {DRAFT_HEAD_PATH}",
         "",
     ]
     assert QUESTION in lines[-1]

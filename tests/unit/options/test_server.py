@@ -40,7 +40,8 @@ BAD = {
     "probe_agreement": [-0.1, 1.1, "0.9", None],
     "probe_collect": [7, None, ["file"]],
     "prove": ["", "on", "FULL", None, True],
-    "draft_compose": ["", "auto", "eagle3", None, True],
+    "draft_compose": ["", "auto", "eagle3", "mtp", None, True],
+    "draft_eagle_model_path": [7, None, "head", ["head"]],
 }
 
 
@@ -184,6 +185,13 @@ def test_listed_drafters_are_those_that_other_flags_name():
             ValueError, match="speculative-parse-drafters is .*'eagle3'"
         ):
             ParseConfig(**settings)
+    of_draft = {"draft_compose": "eagle3", "draft_eagle_model_path": "head"}
+    for name in of_draft:
+        with pytest.raises(ValueError, match="draft-compose is .* 'eagle3', and none"):
+            ParseConfig(**{name: of_draft[name]})
+    ParseConfig(**of_draft).check_draft_model("draft")
+    with pytest.raises(ValueError, match="expected the draft model of that head"):
+        ParseConfig(**of_draft).check_draft_model(None)
     ParseConfig().check_draft_model("draft")
     ParseConfig(drafters="ngram").check_draft_model(None)
     ParseConfig(drafters="ngram,model").check_draft_model("draft")

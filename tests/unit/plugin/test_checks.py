@@ -49,6 +49,24 @@ def test_a_head_of_another_target_is_refused(tmp_path, changes, message):
     assert message in str(error.value)
 
 
+def test_a_head_of_another_draft_is_refused(tmp_path):
+    """Red if the draft's head is held against the target, or against nothing."""
+    (tmp_path / "config.json").write_text(
+        (HEAD_PATH / "config.json").read_text().replace("640", "320")
+    )
+    args = SimpleNamespace(
+        model_path="/no/target",
+        speculative_draft_model_path=str(TARGET_PATH),
+        trust_remote_code=False,
+    )
+    settings = {"draft_compose": "eagle3", "draft_eagle_model_path": str(HEAD_PATH)}
+    check_head(args, ParseConfig(**settings))
+    settings["draft_eagle_model_path"] = str(tmp_path)
+    told = "draft-eagle-model-path is .* 320; --speculative-draft-model-path has 640"
+    with pytest.raises(ValueError, match=told):
+        check_head(args, ParseConfig(**settings))
+
+
 def test_models_are_read_at_their_own_revisions(monkeypatch):
     """Red if another revision of a model is looked at than is served, or a start ends
     because a configuration is not there yet."""

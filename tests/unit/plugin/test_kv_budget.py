@@ -88,6 +88,9 @@ def test_only_target_pools_are_charged(published, monkeypatch):
     assert charged() == 110
     setattr(args, OPTIONS_ATTRIBUTE, {"compose": "mtp"})
     assert charged() == 114
+    of_draft = {"draft_compose": "eagle3", "draft_eagle_model_path": "head"}
+    setattr(args, OPTIONS_ATTRIBUTE, of_draft)
+    assert charged() == 110
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])

@@ -63,6 +63,11 @@ def test_a_head_that_reads_less_than_the_target_is_told_before_loading(
     with pytest.raises(ValueError, match=told):
         start_checks.check_context(arguments(**pair), with_head(short))
     start_checks.check_context(arguments(**pair), with_head(scaled))
+    of_draft = {"draft_compose": "eagle3", "draft_eagle_model_path": short}
+    start_checks.check_context(arguments(**pair), ParseConfig(**of_draft))
+    pair_of_long = {**pair, "speculative_draft_model_path": scaled}
+    with pytest.raises(ValueError, match=r"draft-eagle-model-path .*draft 262144"):
+        start_checks.check_context(arguments(**pair_of_long), ParseConfig(**of_draft))
     start_checks.check_context(arguments(**pair), ParseConfig())
     short_target = arguments(**pair, context_length=40960)
     start_checks.check_context(short_target, with_head(short))

@@ -5,7 +5,12 @@ import shutil
 
 import pytest
 
-from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+from sglang_parse.embedded import (
+    DRAFT_HEAD_PATH,
+    DRAFT_PATH,
+    HEAD_PATH,
+    TARGET_PATH,
+)
 from sglang_parse.sgl import model_folder
 
 
@@ -14,7 +19,7 @@ def folder(tmp_path):
     return shutil.copytree(DRAFT_PATH, tmp_path / "draft")
 
 
-@pytest.mark.parametrize("path", [TARGET_PATH, DRAFT_PATH, HEAD_PATH])
+@pytest.mark.parametrize("path", [TARGET_PATH, DRAFT_PATH, HEAD_PATH, DRAFT_HEAD_PATH])
 def test_the_embedded_models_pass(path):
     """Red if a sound folder is refused."""
     assert model_folder.problem_of(str(path)) == ""
