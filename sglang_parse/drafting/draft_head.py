@@ -24,7 +24,6 @@ from sglang_parse.drafting.head_model import (
 from sglang_parse.drafting.heads import DraftEagleHead
 from sglang_parse.drafting.lanes import Lane, Lanes
 from sglang_parse.drafting.pace import LONGEST, Pace
-from sglang_parse.sgl.compat.model_changes import States
 from sglang_parse.sgl.readback import wait_for
 
 if TYPE_CHECKING:
@@ -75,8 +74,7 @@ class DraftHead:
         """Read what the draft has read; a hint for each entry of `read`, which is a row
         of req_to_token, the first row of the output, its position, and the tokens
         behind this position and those after it."""
-        features = States.of(output).layers
-        assert features is not None
+        features = output.hidden_states  # those of the layers that are shown
         rows = [
             HeadRows(
                 *(row, position),

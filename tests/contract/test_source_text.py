@@ -113,6 +113,14 @@ NEEDS = {
             "Phase.DECODE, Backend.DISABLED",
         ),
     },
+    "a draft's steps are captured with their states (shown_by_steps)": {
+        f"{STEPS}.capture_prepare": (
+            "spec_info = self.get_spec_info(num_tokens)",
+            "self.capture_hidden_mode = get_required_capture_hidden_mode(",
+            "capture_hidden_mode=self.capture_hidden_mode",
+        ),
+        f"{STEPS}.can_run_graph": ("capture_hidden_mode <= self.capture_hidden_mode",),
+    },
     "a captured step is planned from the request's row": {
         f"{ATTENTION}flashinfer_backend.py": (
             'spec_info is None or getattr(spec_info, "kv_indptr", None) is None',

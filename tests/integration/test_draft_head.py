@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ HEAD = (
     *("--speculative-parse-draft-compose", "eagle3"),
     *("--speculative-parse-draft-eagle-model-path", str(DRAFT_HEAD_PATH)),
 )
-# Decode steps are captured ones. The log tells of each step that the draft takes, and
-# of the tokens that it writes.
+# Decode steps are captured ones, and the log tells of each that a model which drafts
+# takes. What a draft phase writes by the head is written plainly once more, on the same
+# KV, and the log tells of both: which requests draft together hangs on the clock.
 PLUGIN = """
     import sys
+    from dataclasses import replace
 
     sys.path.append({root!r})
 
@@ -34,15 +37,14 @@ PLUGIN = """
 
         backends = "sglang_parse.plugin.worker.ParseWorker.init_attention_backends"
         HookRegistry.register(backends, install, HookType.BEFORE)
-        propose = "sglang_parse.drafting.draft_model.DraftModel.propose"
-        HookRegistry.register(propose, tell_tokens, HookType.AFTER)
 
 
     def install(worker):
+        from sglang_parse.drafting.draft_model import DraftModel
         from tests.support import cpu_graphs
 
         cpu_graphs.install()
-        replay = cpu_graphs.ReplayBackend.replay
+        replay, write = cpu_graphs.ReplayBackend.replay, DraftModel._write
 
         def told(self, *args, **kwargs):
             runner = self.runner.model_runner
@@ -50,11 +52,30 @@ PLUGIN = """
                 print(f"test: a step of {{type(runner.model).__name__}}", flush=True)
             return replay(self, *args, **kwargs)
 
+        def twice(self, writing, table, sampling_info, phase, by_head):
+            rest = table, sampling_info
+            lanes = write(self, writing, *rest, phase, by_head)
+            num = sum(len(lane.tokens) for lane in lanes)
+            print(f"test: {{num}} tokens", flush=True)
+            if by_head and {compares}:
+                head, self.head = self.head, None
+                again = write(self, writing, *rest, whole(phase, lanes), 0)
+                self.head = head
+                print(f"test: {{len(lanes)}} compared", flush=True)
+                for lane, plain in zip(lanes, again, strict=True):
+                    num = min(len(lane.tokens), len(plain.tokens))
+                    both = lane.tokens[:num], plain.tokens[:num]
+                    if both[0] != both[1] or lane.ended > plain.ended:
+                        print(f"test: differ {{both}}", flush=True)
+            return lanes
+
         cpu_graphs.ReplayBackend.replay = told
+        DraftModel._write = twice
 
 
-    def tell_tokens(done, *args, **kwargs):
-        print(f"test: {{sum(map(len, done.tokens))}} tokens", flush=True)
+    def whole(phase, lanes):
+        most = max(lane.num_forwarded for lane in lanes)
+        return replace(phase, most_steps=most, most_idle=1e9, is_due=lambda: False)
 """
 
 
@@ -65,58 +86,74 @@ def prompts(tokenizer):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """By flags, a server and its log; one after the other, and none is started twice.
-    Adaptive windows would follow measured times."""
-    folder = tmp_path_factory.mktemp("head")
-    source = PLUGIN.format(root=str(Path(__file__).parents[2]))
-    plugin, found = write_plugin(folder / "plugin", "parse_told", source), {}
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(plugin), prepend=":")
-        for name, flags in (
-            ("without", ("--speculative-parse-draft-compose", "none")),
-            ("with", HEAD),
-        ):
+    """Servers by name: without the head, with it, and one that writes all drafts
+    twice. Adaptive windows would follow measured times."""
+    folder, found = tmp_path_factory.mktemp("head"), {}
+    for name in ("without", "with", "twice"):
+        flags = HEAD if name != "without" else HEAD[:1] + ("none",)
+        source = PLUGIN.format(
+            root=str(Path(__file__).parents[2]), compares=name == "twice"
+        )
+        plugin = write_plugin(folder / f"{name}-plugin", "parse_told", source)
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("PYTHONPATH", str(plugin), prepend=":")
             all_flags = (*FLAGS, *flags, "--no-speculative-parse-adaptive")
             found[name] = WarmServer(all_flags, name, folder / f"{name}.log")
-    with found["without"], found["with"]:
+    with found["without"], found["with"], found["twice"]:
         yield {
             name: (Server(process.url), process.log_path)
             for name, process in found.items()
         }
 
 
+def told(log: Path) -> list[list[str]]:
+    """The words of each of the plugin's lines."""
+    lines = log.read_text().splitlines()
+    return [line.split()[1:] for line in lines if line.startswith("test: ")]
+
+
 def draft_of(result) -> tuple:
-    """What a draft became: all that two equal drafts agree on."""
-    told = report(result)
-    segments = [(s["text"], s["outcome"]) for s in told["segments"]]
-    return outcome(result), told["drafted_by"], segments
+    """What became of a draft: all that two equal drafts agree on."""
+    one = report(result)
+    segments = [(s["text"], s["outcome"]) for s in one["segments"]]
+    return outcome(result), one["drafted_by"], segments
+
+
+def test_answers_are_those_without_the_head(served, prompts):
+    """Red if a draft, its verdicts or the answer depend on the head."""
+    found = [
+        served[name][0].generate_all(prompts, 1, custom={"parse_report": True})
+        for name in ("without", "with")
+    ]
+    without, with_head = ([draft_of(r) for r in results] for results in found)
+    assert with_head == without
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_drafts_are_those_without_the_head(served, prompts, concurrency):
-    """Red if a draft, its verdicts or the answer depend on the head."""
-    custom = {"parse_report": True}
-    found = {
-        name: server.generate_all(prompts, concurrency, custom=custom)
-        for name, (server, _) in served.items()
-    }
-    with_head, without = (map(draft_of, found[n]) for n in ("with", "without"))
-    assert list(with_head) == list(without)
+def test_drafts_are_those_of_the_plain_loop(served, prompts, concurrency):
+    """Red if a token that the draft model would not have written is drafted."""
+    server, log = served["twice"]
+    before = len(told(log))
+    server.generate_all(prompts, concurrency)
+    words = told(log)[before:]
+    assert not [w for w in words if w[0] == "differ"]
+    assert sum(int(w[0]) for w in words if w[1:] == ["compared"]) >= len(prompts)
 
 
 def test_the_head_halves_the_drafts_steps(served, prompts):
     """Red if the trained head hardly agrees, as where it reads other hidden states than
     it was trained on, or if its own steps, or the draft's, are not captured."""
     used = {}
-    for name, (server, log) in served.items():
-        at = len(log.read_text())
+    for name in ("without", "with"):
+        server, log = served[name]
+        before = len(told(log))
         server.flush()
         server.generate_all(prompts[:10], 1)
-        text = log.read_text()[at:]
-        words = [line.split()[1:] for line in text.splitlines() if "test: " in line]
+        words = told(log)[before:]
         num = sum(int(w[0]) for w in words if w[1:] == ["tokens"])
-        steps = [w[-1] for w in words if w[:2] == ["a", "step"]]
+        steps = Counter(w[-1] for w in words if w[:2] == ["a", "step"])
         assert num > 300
-        used[name] = {m: steps.count(m) / num for m in sorted({*steps})}
+        used[name] = {model: count / num for model, count in steps.items()}
     assert used["without"]["LlamaForCausalLM"] > 0.9
     assert used["with"]["LlamaForCausalLM"] < 0.5
+    assert used["with"]["LlamaForCausalLMEagle3"] > 0

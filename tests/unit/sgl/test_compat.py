@@ -10,6 +10,7 @@ from sglang_parse.sgl.compat.backend_changes import IndexBuffer, holds_pass
 from sglang_parse.sgl.compat.graph_changes import (
     graphs_of_pass,
     pass_eager_inputs_through,
+    shown_by_steps,
 )
 from sglang_parse.sgl.compat.model_changes import on_device
 
@@ -57,6 +58,27 @@ def test_graphs_come_back_after_a_failure():
         assert runner.prefill_cuda_graph_runner is None
         raise RuntimeError
     assert vars(runner) == before
+
+
+def test_steps_of_other_runners_show_no_states(monkeypatch):
+    """Red if steps that are captured for a draft's head give no hidden states, or those
+    of the target do from then on too."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
+        DecodeCudaGraphRunner,
+    )
+
+    given = DecodeCudaGraphRunner.get_spec_info
+    monkeypatch.setattr(
+        DecodeCudaGraphRunner, "get_spec_info", lambda graphs, num: (graphs, num)
+    )
+    plain = DecodeCudaGraphRunner.get_spec_info
+    graphs = SimpleNamespace(capture_hidden_mode=CaptureHiddenMode.NULL)
+    with pytest.raises(RuntimeError), shown_by_steps():
+        assert DecodeCudaGraphRunner.get_spec_info(graphs, 4) == (graphs, 4)
+        assert graphs.capture_hidden_mode == CaptureHiddenMode.LAST
+        raise RuntimeError
+    assert DecodeCudaGraphRunner.get_spec_info is plain is not given
 
 
 def test_eager_inputs_pass_through_once_and_for_all(monkeypatch):
