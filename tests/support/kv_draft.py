@@ -42,9 +42,7 @@ class KvDraft(CountingDraft):
             assert num <= self.most[int(row)]
             logits[i, self.next_of(self.text_of(int(row), int(num) - 1))] = 1.0
         states = torch.tensor(codes, dtype=torch.float64)[:, None]
-        return SimpleNamespace(
-            next_token_logits=logits, hidden_states=states, last_hidden_states=logits
-        )
+        return SimpleNamespace(next_token_logits=logits, hidden_states=states)
 
     def text_of(self, row: int, last: int) -> list[int]:
         """A request's text up to a position, as its KV holds it."""
