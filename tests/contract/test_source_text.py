@@ -119,7 +119,9 @@ NEEDS = {
             "self.capture_hidden_mode = get_required_capture_hidden_mode(",
             "capture_hidden_mode=self.capture_hidden_mode",
         ),
-        f"{STEPS}.can_run_graph": ("capture_hidden_mode <= self.capture_hidden_mode",),
+        f"{STEPS}._validate_capture_hidden_mode": (
+            "if self.capture_hidden_mode < forward_batch.capture_hidden_mode:",
+        ),
     },
     "a captured step is planned from the request's row": {
         f"{ATTENTION}flashinfer_backend.py": (
