@@ -99,7 +99,7 @@ def test_flags_round_trip():
         "client_options": "none",
         **{"exact_tail": False, "recover_segments": "all", "adaptive": False},
         **{"stream_tokens": 5, "exact_head": 4, "prove": "full"},
-        **{"draft_compose": "none"},
+        **{"draft_compose": "eagle3", "draft_eagle_model_path": "another/head"},
         **{"max_round_ms": 70, "compose": "eagle3", "eagle_model_path": "a/head"},
         **{"eagle_steps": 7, "drafters": "ngram,eagle3,remote,model"},
         **{"draft_url": "http://host:1/v1", "draft_url_model": "small"},
