@@ -29,7 +29,6 @@ def run_rank(rank: int, path: str, found) -> None:
     own.append(ranks.agree_all([(rank, 2), ()]))
     own.append(ranks.agree_all([(), ()]))
     found.put((rank, own))
-    torch.distributed.destroy_process_group()
 
 
 def test_all_ranks_get_the_first_ones_value(tmp_path):
@@ -45,8 +44,9 @@ def test_all_ranks_get_the_first_ones_value(tmp_path):
     try:
         results = dict(found.get(timeout=300) for _ in processes)
     finally:
+        # A forked rank may hang where it leaves its group.
         for process in processes:
-            process.join(30)
             process.kill()
+            process.join()
     lists = [[(), (0.1, 1 / 3), (0.0,)], [(0, 2), ()], [(), ()]]
     assert results == {rank: [10, 1 << 30, *lists] for rank in range(2)}
