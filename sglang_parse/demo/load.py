@@ -54,10 +54,18 @@ class Measurement:
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model, from a folder or by its Hugging Face name."""
+    """The tokenizer of a model, from a folder or by its Hugging Face name. Raises
+    ValueError where neither is at hand."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path)
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except OSError as error:
+        raise ValueError(
+            f"There is no tokenizer at {path!r} here, where the server has it; start "
+            "the server with the whole path, or this command in the server's folder "
+            f"({type(error).__name__})."
+        ) from error
 
 
 def encode_chat(

@@ -147,3 +147,11 @@ def test_measure_names_a_server_that_is_not_there(monkeypatch):
     prompts = encode_prompts(WordTokenizer(), [problem])
     with pytest.raises(LoadError, match="http://127.0.0.1:9/generate failed"):
         measure("http://127.0.0.1:9", prompts, concurrency=1, warm_up=prompts)
+
+
+def test_a_tokenizer_that_only_the_server_has_is_one_sentence(monkeypatch):
+    """Red if a server that was started with a relative path ends a command in another
+    folder with words about huggingface.co."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=r"no tokenizer at 'target' here.*whole path"):
+        load.load_tokenizer("target")
