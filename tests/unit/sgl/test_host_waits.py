@@ -376,16 +376,20 @@ def test_a_round_with_a_head_waits_as_seldom(waits):
     assert 0 < sum(counts[32].values()) <= BUDGET, counts
 
 
-def test_a_round_under_a_grammar_waits_for_no_request(waits, monkeypatch):
-    """Red if masks of a grammar, of a draft's steps or of a pass, make the host wait
-    for each request, or are overwritten before the device has them."""
+def made_of_one_letter() -> XGrammarGrammar:
+    """A grammar that every token but the stop token meets."""
     tokenizer = ["a"] * VOCAB
     tokenizer[3] = "</s>"
     info = TokenizerInfo(tokenizer, stop_token_ids=[3])
     context = GrammarCompiler(info).compile_regex("a*")
-    rule = XGrammarGrammar(
-        GrammarMatcher(context, max_rollback_tokens=200), VOCAB, context, None, None
-    )
+    matcher = GrammarMatcher(context, max_rollback_tokens=200)
+    return XGrammarGrammar(matcher, VOCAB, context, None, None)
+
+
+def test_a_round_under_a_grammar_waits_for_no_request(waits, monkeypatch):
+    """Red if masks of a grammar, of a draft's steps or of a pass, make the host wait
+    for each request, or are overwritten before the device has them."""
+    rule = made_of_one_letter()
     monkeypatch.setattr(type(rule), "apply_vocab_mask", lambda *_, **__: None)
     counts = {
         num: dict(judge(num, waits, rule=rule, mode="exact").counts) for num in (1, 8)

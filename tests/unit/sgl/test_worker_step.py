@@ -29,6 +29,7 @@ from tests.unit.sgl.test_host_waits import (
     Worker,
     drawn,
     hinted,
+    made_of_one_letter,
     make_engine,
     make_round,
     sampled,  # noqa: F401
@@ -98,9 +99,11 @@ def two_ranks():
     torch.distributed.destroy_process_group()
 
 
-def scheduled(num: int, num_new: int, config: ParseConfig) -> ScheduleBatch:
+def scheduled(
+    num: int, num_new: int, config: ParseConfig, rule: Any = None
+) -> ScheduleBatch:
     """SGLang's batch of `num` requests, of which `num_new` have just joined, with a
-    temperature and a bias each."""
+    temperature and a bias each. rule: the grammar of all."""
     records = make_round(num, config).requests
     running, newcomers = (
         schedule_batch(first, size)
@@ -116,6 +119,7 @@ def scheduled(num: int, num_new: int, config: ParseConfig) -> ScheduleBatch:
             finished=lambda: False,
             session=None,
             mamba_pool_idx=None,
+            grammar=rule.copy() if rule else None,
         )
         r.req.sampling_params.temperature = params.sampling_params.temperature
     running.reqs = [r.req for r in records]
@@ -126,10 +130,16 @@ def scheduled(num: int, num_new: int, config: ParseConfig) -> ScheduleBatch:
 
 
 def step(
-    num: int, trace: HostWaits, ranks: Ranks, *, num_new: int = 0, **options: Any
+    num: int,
+    trace: HostWaits,
+    ranks: Ranks,
+    *,
+    num_new: int = 0,
+    rule: Any = None,
+    **options: Any,
 ) -> tuple[GenerationBatchResult, list[int]]:
-    """The result of one step, and how many sequences each pass had. options: of the
-    server."""
+    """The result of one step, and how many sequences each pass had. rule: the grammar
+    of all requests. options: of the server."""
     config = ParseConfig(segmenter="fixed:16", window=64, adaptive=False, **options)
     trace.counts.clear()
     with trace, torch.no_grad():
@@ -140,7 +150,7 @@ def step(
         verifier.runner.sampler = drawn
         if not config.composes:
             drafter.model.runner.sampler = drawn
-        batch = scheduled(num, num_new, config)
+        batch = scheduled(num, num_new, config, rule)
         for req in batch.reqs[: num - num_new]:
             memory = ModelMemory(SEQ_LEN, SEQ_LEN)
             drafter._memory[req.state] = hinted() if config.composes else memory
@@ -185,3 +195,24 @@ def test_a_step_with_latent_attention_and_two_ranks(
         assert num_sequences >= (num if composed else 2 * num)
     assert found[1, 0] == found[8, 0] == found[32, 0]
     assert 0 < sum(found[8, 3].values()) <= BUDGET, found
+
+
+def test_a_step_under_a_grammar_waits_for_no_request(
+    waits,  # noqa: F811
+    sampled,  # noqa: F811
+    two_ranks,
+    monkeypatch,
+):
+    """Red if a grammar beside latent attention and two ranks makes the host wait for
+    each request, or no draft is written under it."""
+    rule = made_of_one_letter()
+    monkeypatch.setattr(type(rule), "apply_vocab_mask", lambda *_, **__: None)
+    found = {}
+    for num, num_new in ((1, 0), (8, 0), (8, 3)):
+        result, planned = step(
+            num, waits, two_ranks, num_new=num_new, rule=rule, mode="exact"
+        )
+        found[num, num_new] = dict(waits.counts)
+        assert len(planned) == 1 and (result.cap_lens > 0).all()
+    assert found[1, 0] == found[8, 0]
+    assert 0 < sum(found[8, 3].values()) <= 2 * BUDGET, found
