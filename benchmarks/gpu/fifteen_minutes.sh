@@ -71,7 +71,8 @@ if [ "$dry" = --dry ]; then
     # On a CPU the backend is our own, and these are one process.
     paths paths-tiny 300 --pair embedded tiny-latent tiny-windows "${tiny[@]}"
     SGLANG_PARSE_TEST_DRY=1 exactness 450
-    servers servers 300 --pair embedded --arms target parse-0.9-adaptive hostile \
+    servers servers 300 --pair embedded --answers \
+        --arms target parse-0.9-adaptive hostile \
         --context 64 --output 16 --window 32 --segment 8 --concurrency 1 --repeats 1
 else
     large=qwen3-32b-1.7b
@@ -87,8 +88,10 @@ else
     # 3. Answers of whole servers: exact mode and no drafts equal the target, also with
     #    temperature 0.7 and under a grammar.
     exactness 240
-    # 4. Speed with good drafts and with hostile ones.
-    servers servers 560 --pair "$large" --arms target parse-0.9-adaptive hostile
+    # 4. Exact mode, a temperature and a grammar with the large shapes, then speed with
+    #    good drafts and with hostile ones.
+    servers servers 560 --pair "$large" --answers \
+        --arms target parse-0.9-adaptive hostile
 fi
 cat "$out/steps.tsv"
 exit "$failed"

@@ -16,6 +16,8 @@ from typing import Any
 
 from benchmarks.provenance import shown_path
 
+# Long values, which are in the file and not in the printed line.
+HIDDEN = ("samples_ms", "args", "greedy", "ruled")
 PACKAGES = ("sglang", "torch", "flashinfer-python", "triton", "sglang-parse")
 
 
@@ -59,17 +61,21 @@ class Records:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._source = provenance()
-        self._known: set[str] = set()
+        self._known: dict[str, dict[str, Any]] = {}
         self._failed: list[str] = []
         if path.exists():
             for line in path.read_text().splitlines():
                 record = json.loads(line)
                 if "error" not in record:
-                    self._known.add(record["cell"])
+                    self._known[record["cell"]] = record
 
     def has(self, cell: str) -> bool:
         """Whether the cell was measured before (by this run or one it resumes)."""
         return cell in self._known
+
+    def find(self, cell: str) -> dict[str, Any] | None:
+        """The record of a cell that was measured, None of another one."""
+        return self._known.get(cell)
 
     def add(self, stage: str, cell: str, **values: Any) -> None:
         record = {
@@ -81,10 +87,10 @@ class Records:
         }
         with open(self.path, "a", encoding="utf-8") as f:
             f.write(json.dumps(record) + "\n")
-        self._known.add(cell)
+        self._known[cell] = record
         if "error" in values:
             self._failed.append(cell)
-        shown = {k: v for k, v in values.items() if k not in ("samples_ms", "args")}
+        shown = {k: v for k, v in values.items() if k not in HIDDEN}
         print(f"{stage} {cell}: {json.dumps(shown)}", flush=True)
 
     def exit_on_errors(self) -> None:

@@ -8,24 +8,21 @@ The arms are in arms.py. Random prompts of fixed length, fixed output length, gr
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.answers import Answers, generate, random_prompts
 from benchmarks.gpu.arms import Arm, arms_of, servers_of
 from benchmarks.gpu.pairs import PAIRS
 from benchmarks.gpu.records import Clock, Records, spread
 from benchmarks.provenance import shown_path
 from sglang_parse.demo.servers import ServerProcess
 
-MAX_PROMPT_ID = 250  # below every tokenizer's vocabulary here
 START_S = 420.0  # the first server may compile kernels
 
 
@@ -48,6 +45,11 @@ def parser() -> argparse.ArgumentParser:
         "--together",
         action="store_true",
         help="start all servers first; they share the GPU, one at a time is measured",
+    )
+    p.add_argument(
+        "--answers",
+        action="store_true",
+        help="first compare PARSE's answers with those of the arm `target`",
     )
     p.add_argument("--max-total-tokens", type=int, default=None, help="of each server")
     p.add_argument("--budget-s", type=float, default=500.0)
@@ -84,27 +86,6 @@ def environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def generate(
-    url: str, prompt: list[int], num_tokens: int, fields: dict[str, float]
-) -> dict[str, Any]:
-    body = {
-        "input_ids": prompt,
-        "sampling_params": {
-            "temperature": 0,
-            "max_new_tokens": num_tokens,
-            "ignore_eos": True,
-            **({"custom_params": fields} if fields else {}),
-        },
-    }
-    request = urllib.request.Request(
-        url + "/generate",
-        data=json.dumps(body).encode(),
-        headers={"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
-        return json.load(reply)
-
-
 def measure(
     url: str,
     args: argparse.Namespace,
@@ -113,15 +94,12 @@ def measure(
     fields: dict[str, float],
 ) -> dict[str, Any]:
     """One wave of `concurrency` requests at once."""
-    rng = random.Random(seed)
-    prompts = [
-        [rng.randrange(5, MAX_PROMPT_ID) for _ in range(args.context)]
-        for _ in range(concurrency)
-    ]
+    prompts = random_prompts(seed, concurrency, args.context)
+    params = {"custom_params": fields} if fields else {}
     with ThreadPoolExecutor(concurrency) as threads:
         start = time.perf_counter()
         results = list(
-            threads.map(lambda p: generate(url, p, args.output, fields), prompts)
+            threads.map(lambda p: generate(url, p, args.output, **params), prompts)
         )
         elapsed = time.perf_counter() - start
     metas = [r["meta_info"] for r in results]
@@ -189,6 +167,8 @@ class ArmServer:
         arm = self._first
         try:
             self._process.wait_ready()
+            if self._args.answers:
+                self._compare(self._process)
             for arm, cells in self.todo.items():
                 for n in cells:
                     self._measure(arm, n, self._process)
@@ -201,6 +181,20 @@ class ArmServer:
             self._records.add(
                 "serve", cell, error=repr(error)[:500], log=tail, **self._common(arm)
             )
+
+    def _compare(self, process: ServerProcess) -> None:
+        """What this server answers, beside the target's answers on record."""
+        arm, args = self._first, self._args
+        answers = Answers(process.url, args.context)
+        target_cell = f"{args.pair}/target{self._suffix}/answers"
+        if arm.name == "target":
+            found = answers.of_target()
+        elif (target := self._records.find(target_cell)) is None:
+            found = {"error": "the target's answers are not on record"}
+        else:
+            found = answers.of_parse(target)
+        cell = f"{args.pair}/{arm.name}{self._suffix}/answers"
+        self._records.add("answers", cell, **found, **self._common(arm))
 
     def _measure(self, arm: Arm, concurrency: int, process: ServerProcess) -> None:
         args, url = self._args, process.url

@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import plot
+from benchmarks.gpu import answers, plot
 from benchmarks.gpu.arms import JUDGE_FOLDER, arms_of, servers_of, threshold_for
 from benchmarks.gpu.pairs import (
     CONFIGS,
@@ -227,3 +227,81 @@ def test_tables_and_figures_are_drawn_from_the_files(tmp_path, monkeypatch):
     assert "| decode | 10 | 3 | 2.00 (1.00-3.00) |" in text
     for name in ("forwards.png", "serve.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+TARGET = [list(range(k, k + answers.OUTPUT)) for k in range(answers.NUM_PROMPTS)]
+
+
+def server_that(wrong):
+    """A stand-in for `generate` that answers as TARGET does, or as `wrong` changes it:
+    wrong(custom_params, params, ids, text) -> ids, text."""
+
+    def generate(url, prompt, num_tokens, **params):
+        k = prompts.index(list(prompt))
+        custom = params.get("custom_params", {})
+        ids, text = wrong(custom, params, list(TARGET[k]), "1234")
+        return {"output_ids": ids, "text": text}
+
+    prompts = answers.random_prompts(2026, answers.NUM_PROMPTS, 16)
+    return generate
+
+
+def late_token(ids):
+    return [*ids[:20], 0, *ids[21:]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda custom, params, ids, text: (ids, text), None),
+        (
+            lambda custom, params, ids, text: (
+                late_token(ids) if custom.get("parse_mode") == "exact" else ids,
+                text,
+            ),
+            "greedy answers of exact agree to 0.42",
+        ),
+        (
+            lambda custom, params, ids, text: (
+                ids,
+                "a1" if "regex" in params and params["temperature"] else text,
+            ),
+            "a sampled answer of semantic breaks the grammar",
+        ),
+        (
+            lambda custom, params, ids, text: (
+                ids[:-1] if params.get("temperature") else ids,
+                text,
+            ),
+            "another length",
+        ),
+    ],
+)
+def test_answers_that_differ_from_the_target_are_an_error(wrong, said, monkeypatch):
+    """Red if a card's answers may differ from the target's, or break a grammar, and the
+    cell still counts as measured."""
+
+    def sent(url, prompt, num_tokens, **params):
+        return generate(url, prompt, num_tokens, **{"temperature": 0, **params})
+
+    generate = server_that(wrong)
+    monkeypatch.setattr(answers, "generate", sent)
+    asked = answers.Answers("http://nowhere", 16)
+    target = asked.of_target()
+    assert target["floor"] == {"greedy": 1.0, "ruled": 1.0}
+    error = asked.of_parse(target).get("error")
+    assert error is None if said is None else said in error
+
+
+def test_the_target_itself_is_the_floor(monkeypatch):
+    """Red if a near tie that the target's own batches decide counts against PARSE."""
+    monkeypatch.setattr(
+        answers,
+        "generate",
+        server_that(lambda c, p, ids, text: (late_token(ids), text)),
+    )
+    asked = answers.Answers("http://nowhere", 16)
+    target = {"greedy": TARGET, "ruled": TARGET, "floor": {"greedy": 0.4, "ruled": 0.4}}
+    assert "error" not in asked.of_parse(target)
+    target["floor"]["greedy"] = 0.6
+    assert "greedy answers of off" in asked.of_parse(target)["error"]
