@@ -24,7 +24,7 @@ from benchmarks.gpu.pairs import PAIRS, head_folder, model_args
 # Draft tokens a step of SGLang's own arms, and the agreement per token there.
 CHAIN = 5
 AGREEMENT = 0.8
-# The installed package that holds the judge.
+# The package that holds the judge, and the switch of fast paths.
 JUDGE_FOLDER = Path(__file__).parent / "pinned_judge"
 JUDGE = "pinned"
 
@@ -68,6 +68,11 @@ class Arm:
         return self.flags, tuple(sorted(self.env.items()))
 
 
+def paths_off_file(args: argparse.Namespace) -> Path:
+    """Names the fast paths that a running server does not take (`pinned_judge/`)."""
+    return args.logs / "paths-off"
+
+
 def arms_of(args: argparse.Namespace) -> list[Arm]:
     """In the order in which they are worth having when time runs out."""
     spec = PAIRS[args.pair]
@@ -96,7 +101,10 @@ def arms_of(args: argparse.Namespace) -> list[Arm]:
                 *("--speculative-parse-recover-segments", "0"),
                 *more,
             ),
-            {"PYTHONPATH": str(JUDGE_FOLDER)},
+            {
+                "PYTHONPATH": str(JUDGE_FOLDER),
+                "PARSE_PATHS_OFF": str(paths_off_file(args).absolute()),
+            },
             {"kept_fraction": keep, "accept_length": 1.0},
             {"parse_threshold": threshold_for(keep, num_segments)},
         )

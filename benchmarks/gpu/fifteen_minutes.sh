@@ -71,7 +71,7 @@ if [ "$dry" = --dry ]; then
     # On a CPU the backend is our own, and these are one process.
     paths paths-tiny 300 --pair embedded tiny-latent tiny-windows "${tiny[@]}"
     SGLANG_PARSE_TEST_DRY=1 exactness 450
-    servers servers 300 --pair embedded --answers \
+    servers servers 450 --pair embedded --answers --switch-paths \
         --arms target parse-0.9-adaptive hostile \
         --context 64 --output 16 --window 32 --segment 8 --concurrency 1 --repeats 1
 else
@@ -89,9 +89,9 @@ else
     #    temperature 0.7 and under a grammar.
     exactness 240
     # 4. Exact mode, a temperature and a grammar with the large shapes, then speed with
-    #    good drafts and with hostile ones.
-    servers servers 560 --pair "$large" --answers \
-        --arms target parse-0.9-adaptive hostile
+    #    good drafts and with hostile ones, and each path on and off under both.
+    servers servers 560 --pair "$large" --answers --switch-paths \
+        --concurrency 1 8 32 --arms target parse-0.9-adaptive hostile
 fi
 cat "$out/steps.tsv"
 exit "$failed"

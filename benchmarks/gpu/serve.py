@@ -8,8 +8,10 @@ The arms are in arms.py. Random prompts of fixed length, fixed output length, gr
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.answers import Answers, generate, random_prompts
-from benchmarks.gpu.arms import Arm, arms_of, servers_of
+from benchmarks.gpu.arms import Arm, arms_of, paths_off_file, servers_of
 from benchmarks.gpu.pairs import PAIRS
 from benchmarks.gpu.records import Clock, Records, spread
 from benchmarks.provenance import shown_path
@@ -50,6 +52,11 @@ def parser() -> argparse.ArgumentParser:
         "--answers",
         action="store_true",
         help="first compare PARSE's answers with those of the arm `target`",
+    )
+    p.add_argument(
+        "--switch-paths",
+        action="store_true",
+        help="then measure each fast path of PARSE on and off in turns",
     )
     p.add_argument("--max-total-tokens", type=int, default=None, help="of each server")
     p.add_argument("--budget-s", type=float, default=500.0)
@@ -174,6 +181,8 @@ class ArmServer:
                     self._measure(arm, n, self._process)
                     if self._clock.left_s() < 0:
                         return
+            if self._args.switch_paths and arm.name != "target":
+                self._switch_paths(self._process)
         except Exception as error:  # an arm that fails must not cost the others
             log = self._log
             tail = log.read_text(errors="replace")[-1500:] if log.exists() else ""
@@ -217,6 +226,42 @@ class ArmServer:
             tokens_per_s=spread([w["tokens_per_s"] for w in waves]),
             waves=waves,
             start_s=round(process.ready_s, 1),
+            **self._common(arm),
+        )
+
+    def _switch_paths(self, process: ServerProcess) -> None:
+        """Waves with each fast path on and off in turns, on this one server."""
+        with urllib.request.urlopen(process.url + "/server_info", timeout=60) as reply:
+            state = json.load(reply)["internal_states"][0]
+        taken = ("proven", "unproven")
+        paths = [n for n, p in state["parse"]["paths"].items() if p["state"] in taken]
+        for n in self._args.concurrency:
+            for path in paths:
+                for arm in self.todo:
+                    if self._clock.left_s() < 30:
+                        return
+                    self._switch(path, arm, n, process.url)
+
+    def _switch(self, path: str, arm: Arm, concurrency: int, url: str) -> None:
+        args, off = self._args, paths_off_file(self._args)
+        args = argparse.Namespace(**vars(args) | {"output": max(16, args.output // 4)})
+        speeds: dict[bool, list[float]] = {True: [], False: []}
+        try:
+            for seed in range(-1, args.repeats):  # the first wave of each is a warm-up
+                for is_on in (True, False):
+                    off.write_text("" if is_on else path)
+                    wave = measure(url, args, concurrency, 500 + seed, arm.fields)
+                    if seed >= 0:
+                        speeds[is_on].append(wave["tokens_per_s"])
+        finally:
+            off.write_text("")
+        on, without = spread(speeds[True]), spread(speeds[False])
+        self._records.add(
+            "switch",
+            f"{self.cell(arm, concurrency)}/without-{path}",
+            tokens_per_s=on,
+            off_tokens_per_s=without,
+            gain=round(on["median"] / without["median"], 3),
             **self._common(arm),
         )
 

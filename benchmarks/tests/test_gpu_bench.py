@@ -23,11 +23,13 @@ from benchmarks.gpu.pairs import (
     head_folder,
     shape_of,
 )
+from benchmarks.gpu.pinned_judge.parse_path_switch import switched
 from benchmarks.gpu.pinned_judge.parse_pinned_judge import PinnedJudge
 from benchmarks.gpu.records import Records
 from benchmarks.gpu.serve import environment, parser
 from sglang_parse.judging.decide import count_valid_segments
 from sglang_parse.judging.judges import checked_judge, checked_scores
+from sglang_parse.sgl.fast_paths import OFF, PROVEN, FastPaths
 
 # Parameters without norms, from the model cards: 32.8B, 1.7B, 0.6B, 8.0B, 1.24B.
 BILLIONS = {
@@ -305,3 +307,21 @@ def test_the_target_itself_is_the_floor(monkeypatch):
     assert "error" not in asked.of_parse(target)
     target["floor"]["greedy"] = 0.6
     assert "greedy answers of off" in asked.of_parse(target)["error"]
+
+
+def test_a_path_of_a_running_server_is_switched_off_and_on_again(tmp_path):
+    """Red if a wave that is measured without a path takes it, if the path stays off, or
+    if one that the server itself has switched off comes on."""
+    file, paths, synced = tmp_path / "off", FastPaths(), []
+    paths.set("target_steps", PROVEN, difference=0.01)
+    paths.set("pass_graphs", OFF, "it raised ValueError")
+    sync = switched(lambda paths, ranks: synced.append(ranks), file)
+    sync(paths, "ranks")
+    assert paths.is_on("target_steps") and synced == ["ranks"]
+    file.write_text("target_steps pass_graphs short_passes")
+    sync(paths, "ranks")
+    assert paths.is_off("target_steps") and "short_passes" not in paths.states
+    file.write_text("")
+    sync(paths, "ranks")
+    assert paths.states["target_steps"].state == PROVEN
+    assert paths.states["pass_graphs"].why == "it raised ValueError"
