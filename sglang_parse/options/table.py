@@ -239,6 +239,13 @@ class ServerOptions(SharedOptions):
         "stricter than the server and never looser, and what changes no answer is "
         "open. `none` refuses them all, `all` trusts clients with every value.",
     )
+    inert_messages: bool = option(
+        True,
+        SWITCH,
+        "Special tokens in the messages of users and tools are read as plain text at "
+        "the chat endpoints, so that no document forges a turn. Without it they are "
+        "special, as on a stock server.",
+    )
     max_segments: int = option(
         16, whole(1, 1024), "Prefixes that are judged per request in one pass."
     )

@@ -110,6 +110,14 @@ HOOKS = (
     ),
     Hook(
         AROUND,
+        "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat."
+        "_render_and_encode_chat_template",
+        "sglang_parse.plugin.inert_messages:encode_messages",
+        "special tokens in the messages of users and tools are plain text",
+        "SGLang encodes the content of messages without special tokens",
+    ),
+    Hook(
+        AROUND,
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
         "sglang_parse.plugin.scheduler_hooks:run_round",
         "rounds are shorter while requests wait, and lengths are not read back",

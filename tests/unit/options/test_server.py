@@ -34,6 +34,7 @@ BAD = {
     "draft_url": [None, 1, "host:80", "ftp://host", "http://", "http://host:x", " "],
     "draft_url_model": [None, 1, "m" * 201, "  "],
     "adaptive": ["false", 0, 1, None],
+    "inert_messages": ["false", 0, 1, None],
     "max_round_ms": [-1, 0.5, "500", False, None, 10**7],
     "probe": [7, None, ["file"]],
     "probe_check": [-0.1, 1.1, "0.1", None, True],

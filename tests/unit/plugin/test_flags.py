@@ -96,7 +96,7 @@ def test_flags_round_trip():
         **{"window": 0, "max_segments": 3, "segmenter": "fixed:5", "judge_every": 2},
         **{"judge_suffix": "Right so far?", "verdict_tokens": "Yes/No,yes/no"},
         **{"threshold": 2.0, "keep_rule": "longest", "mode": "exact"},
-        "client_options": "none",
+        **{"client_options": "none", "inert_messages": False},
         **{"exact_tail": False, "recover_segments": "all", "adaptive": False},
         **{"stream_tokens": 5, "exact_head": 4, "prove": "full"},
         **{"draft_compose": "eagle3", "draft_eagle_model_path": "another/head"},
