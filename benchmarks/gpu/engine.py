@@ -153,8 +153,6 @@ class Engine:
 
     def draft(self, rows: torch.Tensor, context: int, num_new: int) -> None:
         """A draft of `num_new` tokens after one token of catch-up, all greedy."""
-        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-
         from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
 
         bs = len(rows)
@@ -169,8 +167,19 @@ class Engine:
             )
             for i, row in enumerate(rows.tolist())
         ]
+        self.draft_model.propose(
+            requests,
+            table=self.table,
+            sampling_info=self.greedy_sampling(bs),
+            phase=DraftPhase(),
+        )
+
+    def greedy_sampling(self, bs: int) -> Any:
+        """SGLang's sampling parameters of a batch of so many greedy requests."""
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
         ones = torch.ones(bs, device=self.device)
-        sampling = SamplingBatchInfo(
+        return SamplingBatchInfo(
             temperatures=ones.view(-1, 1),
             top_ps=ones,
             top_ks=ones.to(torch.int32),
@@ -182,9 +191,6 @@ class Engine:
             need_min_p_sampling=False,
             vocab_size=self.runner.model_config.vocab_size,
             device=str(self.device),
-        )
-        self.draft_model.propose(
-            requests, table=self.table, sampling_info=sampling, phase=DraftPhase()
         )
 
     def verify_plan(

@@ -20,6 +20,7 @@ from benchmarks.simulate.drafts import (
     WRONG,
     Drafts,
 )
+from sglang_parse.cli.estimate import GUESS_MS
 from sglang_parse.drafting.draft_model import MOST_LEAD
 from sglang_parse.drafting.drafter import room_for
 from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
@@ -304,7 +305,7 @@ class FakeDrafter:
         step_ms = self.costs.step_ms(len(lanes))
         if (tokens := self.quality().tokens_a_step) > 1:
             # The host prepares each step when it has read the one before.
-            step_ms = (step_ms + self.costs.plain_host_ms) / tokens
+            step_ms = (step_ms + GUESS_MS) / tokens
         while not self._is_over(lanes, len(steps), phase):
             num = len(steps)
             self.num_rows += len(lanes)
