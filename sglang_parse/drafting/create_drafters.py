@@ -22,8 +22,9 @@ from sglang_parse.drafting.ngram import NgramDrafter
 from sglang_parse.drafting.text_drafter import TextDrafter
 from sglang_parse.drafting.vocabularies import match_of
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.options.table import MTP
+from sglang_parse.options.table import HEAD_PATHS, MTP
 from sglang_parse.sgl.model_folder import context_length
+from sglang_parse.sgl.mtp import MODELS
 
 logger = logging.getLogger(__name__)
 
@@ -103,16 +104,17 @@ def create_drafters(
     ]
 
 
-def models_of(server_args: Any, config: Any) -> list[tuple[str, str | None]]:
-    """(path, revision) of every model that drafts, for the memory budget."""
-    paths = [
-        (
-            server_args.speculative_draft_model_path,
-            server_args.speculative_draft_model_revision,
-        ),
-        (config.eagle_model_path, None),
-        (config.draft_eagle_model_path, None),
+def models_of(server_args: Any, config: Any) -> list[tuple[str, str | None, bool]]:
+    """(path, revision, whether it is a head) of every model that drafts, for the memory
+    budget."""
+
+    def read(option: str) -> tuple[str, str | None]:
+        path, revision = (getattr(server_args, field) for field in MODELS[option])
+        return path, revision
+
+    found = [
+        (*read("draft_compose"), False),
+        *((getattr(config, option), None, True) for option in HEAD_PATHS),
+        *((*read(option), True) for option in MODELS if getattr(config, option) == MTP),
     ]
-    if config.compose == MTP:
-        paths.append((server_args.model_path, server_args.revision))
-    return [(path, revision) for path, revision in paths if path]
+    return [one for one in found if one[0]]

@@ -21,7 +21,7 @@ from sglang_parse.drafting.head_model import (
     HeadModel,
     HeadRows,
 )
-from sglang_parse.drafting.heads import DraftEagleHead
+from sglang_parse.drafting.heads import DRAFT_HEADS
 from sglang_parse.drafting.lanes import Lane, Lanes
 from sglang_parse.drafting.pace import LONGEST, Pace
 from sglang_parse.sgl.readback import wait_for
@@ -34,7 +34,7 @@ LEAST_CHANCE = 0.2
 
 
 class DraftHead:
-    """The head of `--speculative-parse-draft-eagle-model-path`."""
+    """The head that `--speculative-parse-draft-compose` names."""
 
     def __init__(
         self, head: HeadModel, draft: DraftModel, ranks: Any, *, adaptive: bool
@@ -44,10 +44,14 @@ class DraftHead:
         self.adaptive, self.pace = adaptive, Pace()
 
     @classmethod
-    def create(cls, context: DrafterContext, draft: DraftModel) -> DraftHead:
+    def create(cls, context: DrafterContext, draft: DraftModel) -> DraftHead | None:
+        """None where the draft has no head."""
+        config = context.config
+        if config.draft_compose not in DRAFT_HEADS:
+            return None
         own = replace(context, target=draft.runner, context_len=draft.reach)
-        adaptive = context.config.adaptive
-        return cls(DraftEagleHead(own), draft, context.ranks, adaptive=adaptive)
+        head = DRAFT_HEADS[config.draft_compose](own)
+        return cls(head, draft, context.ranks, adaptive=config.adaptive)
 
     def choose(self, num_lanes: int) -> int:
         """Guesses of each lane in a step of the next phase, 0 to draft without the
@@ -74,7 +78,7 @@ class DraftHead:
         """Read what the draft has read; a hint for each entry of `read`, which is a row
         of req_to_token, the first row of the output, its position, and the tokens
         behind this position and those after it."""
-        features = output.hidden_states  # those of the layers that are shown
+        features = output.hidden_states  # final ones, or of the layers that are shown
         rows = [
             HeadRows(
                 *(row, position),

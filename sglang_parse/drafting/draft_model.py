@@ -24,12 +24,11 @@ from sglang_parse.drafting.guesses import GuessTable
 from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
 from sglang_parse.drafting.runner import DraftRunner
 from sglang_parse.drafting.spans import read_ends, split_spans
+from sglang_parse.drafting.token_steps import write_plainly
 from sglang_parse.drafting.vocabularies import SAME, TokenizerMatch
-from sglang_parse.options.table import EAGLE3
 from sglang_parse.sgl.capacity import longest_prefill
 from sglang_parse.sgl.compat.graph_changes import shown_by_steps
 from sglang_parse.sgl.fast_paths import GUESSED_ROWS
-from sglang_parse.sgl.readback import StepTokens
 from sglang_parse.sgl.sampling import draft_rows
 from sglang_parse.sgl.upload import upload
 
@@ -67,7 +66,7 @@ class DraftModel(DraftRunner):
 
     #: None without `--speculative-parse-draft-compose ngram`.
     guesses: GuessTable | None = None
-    #: None without `--speculative-parse-draft-compose eagle3`.
+    #: None without `eagle3` or `mtp` of `--speculative-parse-draft-compose`.
     head: DraftHead | None = None
     #: Tokens that it reads, its own drafts included.
     reach = 1 << 30
@@ -94,8 +93,7 @@ class DraftModel(DraftRunner):
         if context.config.draft_compose == "ngram":
             self.guesses = GuessTable()
         self.reach = int(self.runner.model_config.context_len)
-        if context.config.draft_compose == EAGLE3:
-            self.head = DraftHead.create(context, self)
+        self.head = DraftHead.create(context, self)
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         super().alloc_memory_pool(**kwargs)
@@ -223,7 +221,7 @@ class DraftModel(DraftRunner):
             write(lanes, table, sampling_info, phase)
             return lanes
 
-        plain, guesses = partial(by, self._write_plainly), self.guesses
+        plain, guesses = partial(by, partial(write_plainly, self)), self.guesses
         has_grammar = any(r.grammar for r, _ in writing)
         if self.head is not None and not has_grammar:
             write = plain
@@ -259,55 +257,6 @@ class DraftModel(DraftRunner):
                 guess=guesses.guess,
                 follow=guesses.follow,
             )
-
-    def _write_plainly(
-        self, lanes: Lanes, table: Tensor, sampling_info: Any, phase: DraftPhase
-    ) -> None:
-        """Draft steps for all lanes at once.
-
-        A step forwards one token of each lane: first those of its text that the model
-        has not read, then what the step before has drafted.
-        """
-        device = table.device
-        sampling = self.sampling_of(lanes, sampling_info, device)
-        # Positions are kept on the host too, so that no step asks the device for them.
-        position_cpu = torch.tensor([lane.start for lane in lanes])
-        end_cpu = torch.tensor([lane.end for lane in lanes])
-        most = max(lane.lead for lane in lanes)
-        leads = [[self.readable(t) for t in lane.lead_tokens(most)] for lane in lanes]
-        rows_cpu = torch.tensor([lane.request.row for lane in lanes])
-        num_leads = torch.tensor([lane.lead for lane in lanes])
-        numbers = torch.stack([rows_cpu, position_cpu, end_cpu, num_leads])
-        rows, position, end, num_leads = upload(numbers, device)
-        given = upload(torch.tensor(leads).T.contiguous(), device)
-        input_ids = given[0]
-        steps = StepTokens(device)
-        while True:
-            output = self.decode(input_ids, rows, position, position_cpu, table)
-            logits = self.shared(output.next_token_logits)
-            num = len(steps) + 1
-            chains = [
-                (i, lane.request.grammar)
-                for i, lane in enumerate(lanes)
-                if lane.request.grammar is not None and lane.writes(num)
-            ]
-            for i, chain in chains:
-                chain.mask_next(logits[i : i + 1])
-            drafted = self.sample(logits, position, sampling)
-            steps.add(drafted)
-            lanes.see(steps.all() if chains else steps.known())
-            num_done = sum(lane.is_done(num) for lane in lanes)
-            if lanes.is_over(num, num_done, phase):
-                break
-            # A lane at the end of its window repeats its last step in place.
-            input_ids = torch.where(position < end, drafted, input_ids)
-            if num < most:
-                input_ids = torch.where(num < num_leads, given[num], input_ids)
-            position = torch.minimum(position + 1, end)
-            position_cpu = torch.minimum(position_cpu + 1, end_cpu)
-        lanes.see(steps.all())
-        for lane in lanes:
-            lane.num_forwarded = min(len(steps), lane.end + 1 - lane.start)
 
     def sampling_of(self, lanes: Sequence[Lane], info: Any, device: Any) -> Any:
         """Sampling parameters with a row for each entry of `lanes`."""

@@ -32,7 +32,7 @@ def write_guessed(
     guess: Guess,
     follow: Follow | None = None,
 ) -> None:
-    """As `DraftModel._write_plainly`, in fewer steps.
+    """As `write_plainly`, in fewer steps.
 
     A step has a row for each token of a lane that the model has not read, and one for
     each guess behind them. What the model writes in place of a guess counts, so the

@@ -1,4 +1,4 @@
-"""The kinds of heads: where each comes from, and what it reads of the target."""
+"""The kinds of heads: where each comes from, and what it reads of its target."""
 
 from __future__ import annotations
 
@@ -39,11 +39,30 @@ class EagleHead(HeadModel):
         return bool(getattr(self.model, "load_lm_head_from_target", False))
 
 
-class DraftEagleHead(EagleHead):
-    """That of the draft model, which is its target. Where its graphs differ from plain
-    forwards, the draft agrees less often; no proof is needed."""
+class MtpHead(HeadModel):
+    """The head for multi-token prediction in its target's own checkpoint.
 
-    option = "draft_eagle_model_path"
+    It reads the target's final hidden state, and its own in a chain.
+    Source: arXiv:2412.19437, 2.2; sglang/srt/models/deepseek_nextn.py.
+    """
+
+    name = MTP
+    #: The option that asks for it.
+    option = "compose"
+
+    def __init__(self, context: DrafterContext) -> None:
+        """Raises ValueError where the checkpoint has no such head."""
+        # SGLang has fetched the checkpoint by now, where it was not here before.
+        path, revision = check_mtp(context.server_args, self.option)
+        flag = f"{flag_name(self.option)} {MTP}"
+        super().__init__(context, path=path, revision=revision, flag=flag)
+        self.set_width(context.target.model_config.hidden_size)
+
+
+class _OfDraft(HeadModel):
+    """A head of the draft model, which is its target. Where its graphs differ from
+    plain forwards, the draft agrees less often; no proof is needed."""
+
     step_path = prefill_path = ""
 
     @contextmanager
@@ -52,30 +71,20 @@ class DraftEagleHead(EagleHead):
         yield
 
 
-class MtpHead(HeadModel):
-    """The head for multi-token prediction in the target's own checkpoint.
+class DraftEagleHead(_OfDraft, EagleHead):
+    option = "draft_eagle_model_path"
 
-    It reads the target's final hidden state, and its own in a chain.
-    Source: arXiv:2412.19437, 2.2; sglang/srt/models/deepseek_nextn.py.
-    """
 
-    name = MTP
-
-    def __init__(self, context: DrafterContext) -> None:
-        """Raises ValueError where the checkpoint has no such head."""
-        server_args = context.server_args
-        # SGLang has fetched the checkpoint by now, where it was not here before.
-        check_mtp(server_args)
-        super().__init__(
-            context,
-            path=server_args.model_path,
-            revision=server_args.revision,
-            flag=f"{flag_name('compose')} {MTP}",
-        )
-        self.set_width(context.target.model_config.hidden_size)
+class DraftMtpHead(_OfDraft, MtpHead):
+    option = "draft_compose"
 
 
 #: By the name that `--speculative-parse-compose` has for it.
 HEADS: dict[str, type[EagleHead | MtpHead | BlockHead]] = {
     head.name: head for head in (EagleHead, MtpHead, BlockHead, MarkovBlockHead)
+}
+#: By the name that `--speculative-parse-draft-compose` has for it.
+DRAFT_HEADS: dict[str, type[DraftEagleHead | DraftMtpHead]] = {
+    EAGLE3: DraftEagleHead,
+    MTP: DraftMtpHead,
 }

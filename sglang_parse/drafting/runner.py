@@ -30,6 +30,7 @@ from torch import Tensor
 from sglang_parse.drafting.drafter import DrafterContext
 from sglang_parse.sgl.architecture import check_architecture
 from sglang_parse.sgl.compat.backend_changes import plan_plain_decode
+from sglang_parse.sgl.compat.model_changes import loaded_as_it_is
 from sglang_parse.sgl.fast_paths import DRAFT_STEPS, FastPaths
 from sglang_parse.sgl.forward_batches import build_batch, extend_fields, mark_extend
 from sglang_parse.sgl.graphs import without_graphs
@@ -69,6 +70,7 @@ class DraftRunner:
             draft_tp_context(self.layout),
             draft_pp_context(),
             draft_model_build_scope(),
+            loaded_as_it_is(is_head=self.is_head),
         ):
             self.worker = TpModelWorker(
                 server_args=server_args,

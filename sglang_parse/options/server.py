@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang_parse.options.judge_names import QUESTION_JUDGE
 from sglang_parse.options.table import (
+    DRAFT_HEADS,
     EAGLE3,
     HEADS,
     HEADS_OF_PATH,
@@ -73,11 +74,10 @@ class ParseConfig(ServerOptions):
         state = f"is {path!r}" if path else "is not set"
         given = f"--speculative-draft-model-path {state}"
         self._check_drafter("model", bool(path), given)
-        if self.draft_eagle_model_path and not path:
+        if self.draft_compose in DRAFT_HEADS and not path:
             raise ValueError(
-                f"{flag_name('draft_eagle_model_path')} is "
-                f"{self.draft_eagle_model_path!r} and {given}; expected the draft "
-                "model of that head."
+                f"{flag_name('draft_compose')} is {self.draft_compose!r} and {given}; "
+                "expected the draft model of that head."
             )
 
     def _check_drafter(self, name: str, is_named: bool, given: str) -> None:

@@ -54,7 +54,9 @@ HEADS_OF_PATH = (EAGLE3, DFLASH, DSPARK)
 #: The options that name a head: the target's, and the draft model's.
 HEAD_PATHS = ("eagle_model_path", "draft_eagle_model_path")
 COMPOSITIONS = ("none", *HEADS)
-DRAFT_COMPOSITIONS = ("ngram", EAGLE3, "none")
+#: Heads of a draft model.
+DRAFT_HEADS = (EAGLE3, MTP)
+DRAFT_COMPOSITIONS = ("ngram", *DRAFT_HEADS, "none")
 PROOFS = ("off", "fast", "full")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
@@ -332,7 +334,8 @@ class ServerOptions(SharedOptions):
         "wrote before after the same two or three tokens, and the model checks several "
         "guesses in one step, so that its drafts stay the same. It is at work only "
         "while at least 35% of the tokens are guessed. `eagle3` takes the guesses of a "
-        "head of the draft model, while that is measured to be faster.",
+        "head of the draft model, while that is measured to be faster, and `mtp` those "
+        "of the head for multi-token prediction in the draft's own checkpoint.",
     )
     draft_eagle_model_path: str = option(
         "",

@@ -14,6 +14,7 @@ from sglang_parse.drafting.create_drafters import models_of
 from sglang_parse.drafting.text_model import SLOTS_PER_TOKEN
 from sglang_parse.drafting.vocabularies import match_of
 from sglang_parse.plugin.flags import config_from_server_args
+from sglang_parse.sgl.compat.model_changes import loaded_as_it_is
 
 
 def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) -> int:
@@ -28,8 +29,8 @@ def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) ->
         return cell_size
     config = config_from_server_args(server_args)
     of_draft = config.draft_eagle_model_path
-    for path, revision in models_of(server_args, config):
-        added = draft_cell_size(server_args, path, revision)
+    for path, revision, is_head in models_of(server_args, config):
+        added = draft_cell_size(server_args, path, revision, is_head=is_head)
         if (
             path in (server_args.speculative_draft_model_path, of_draft)
             and not match_of(server_args).shares_ids
@@ -39,11 +40,14 @@ def add_draft_cell_size(cell_size: int, configurator: Any, kvc: Any, *_: Any) ->
     return cell_size
 
 
-def draft_cell_size(server_args: Any, path: str, revision: str | None) -> int:
+def draft_cell_size(
+    server_args: Any, path: str, revision: str | None, *, is_head: bool
+) -> int:
     """Bytes per token of the KV of a model that drafts, on one rank: all layers."""
-    config = ModelConfig.from_server_args(
-        server_args, model_path=path, model_revision=revision, is_draft_model=True
-    )
+    with loaded_as_it_is(is_head=is_head):
+        config = ModelConfig.from_server_args(
+            server_args, model_path=path, model_revision=revision, is_draft_model=True
+        )
     heads = config.get_num_kv_heads(get_parallel().attn_tp_size)
     width = config.head_dim + getattr(config, "v_head_dim", config.head_dim)
     if config.attention_arch == AttentionArch.MLA:

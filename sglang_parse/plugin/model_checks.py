@@ -25,7 +25,7 @@ from sglang_parse.options.table import (
 from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote.remote_protocol import check_key
 from sglang_parse.sgl.families import EXPECTED, SMALL_DRAFT, UNKNOWN, family_of
-from sglang_parse.sgl.mtp import check_mtp
+from sglang_parse.sgl.mtp import MODELS, check_mtp
 from sglang_parse.sgl.tokenizers import load_tokenizer
 
 DRAFT_FLAG = "--speculative-draft-model-path"
@@ -56,8 +56,9 @@ HEADS_OF_PATH_ARE = {
 
 def check_head(server_args: Any, config: ParseConfig) -> None:
     """Each head was made for its model. Raises ValueError naming the flag."""
-    if config.compose == MTP:
-        check_mtp(server_args)
+    for option in MODELS:
+        if getattr(config, option) == MTP:
+            check_mtp(server_args, option)
     for option, kind, field, flag in (
         ("eagle_model_path", config.compose, "model_path", "--model-path"),
         (

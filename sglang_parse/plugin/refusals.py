@@ -9,7 +9,7 @@ from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.environ import envs
 
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.options.table import EAGLE3, flag_name
+from sglang_parse.options.table import DRAFT_HEADS, flag_name
 from sglang_parse.sgl.model_folder import quantization_of
 from sglang_parse.verify.backends.routes import BACKENDS, backend_of
 
@@ -153,7 +153,7 @@ def check_parts(server_args: Any, config: ParseConfig) -> None:
     steps = server_args.speculative_draft_attention_backend or decode
     for option, has_head in (
         ("compose", config.composes),
-        ("draft_compose", config.draft_compose == EAGLE3),
+        ("draft_compose", config.draft_compose in DRAFT_HEADS),
     ):
         if has_head and steps == "fa3":
             # It adds SGLang's own draft steps to lengths (flashattention_backend.py).

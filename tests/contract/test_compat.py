@@ -24,6 +24,7 @@ from sglang_parse.sgl.compat import pool_changes as pools
 from sglang_parse.sgl.compat import request_changes as requests
 from sglang_parse.sgl.families import family_of
 from sglang_parse.verify.backends.routes import BACKENDS
+from tests.support.tiny_mtp import NAMES, build_with_mtp
 
 pytestmark = pytest.mark.usefixtures("plugins")
 
@@ -303,6 +304,27 @@ def test_a_draft_of_such_a_target_is_its_head():
         ("glm4_moe_nextn", "forward_batch.spec_info.hidden_states"),
     ):
         assert reads in source_of(f"models/{file}.py")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_is_the_model_of_its_checkpoint(tmp_path, name):
+    """Red if SGLang takes a draft with such a head for the head, or gives it as many
+    layers, and if a later head is taken for its model."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_executor.model_runner_components import layer_setup
+
+    build_with_mtp(name, tmp_path)
+    architectures = []
+    for is_head, layers in ((True, 1), (False, 2), (True, 1)):
+        with models.loaded_as_it_is(is_head=is_head):
+            config = ModelConfig(str(tmp_path), is_draft_model=True)
+        num = layer_setup._compute_model_num_layers(
+            model=None, model_config=config, is_draft_worker=True
+        )
+        assert num == layers
+        architectures.append(config.hf_config.architectures[0])
+    head, model = architectures[:2]
+    assert architectures == [head, model, head] and head == f"{model}NextN"
 
 
 def test_allocated_length_is_what_sglang_frees_and_reserves_by():

@@ -23,8 +23,10 @@ HEAD = (
     *("--speculative-parse-draft-eagle-model-path", str(DRAFT_HEAD_PATH)),
 )
 # Decode steps are captured ones, and the log tells of each that a model which drafts
-# takes. What a draft phase writes by the head is written plainly once more, on the same
-# KV, and the log tells of both: which requests draft together hangs on the clock.
+# takes. It tells what the head holds for likeliest behind a text, which is shown
+# without its first token. What a draft phase writes by the head is written plainly once
+# more, on the same KV, and the log tells of both: which requests draft together hangs
+# on the clock.
 PLUGIN = """
     import sys
     from dataclasses import replace
@@ -40,11 +42,20 @@ PLUGIN = """
 
 
     def install(worker):
+        from sglang_parse.drafting.draft_head import DraftHead
         from sglang_parse.drafting.draft_model import DraftModel
         from tests.support import cpu_graphs
 
         cpu_graphs.install()
         replay, write = cpu_graphs.ReplayBackend.replay, DraftModel._write
+        follow, texts = DraftHead.follow, {{}}
+
+        def with_hints(self, read, output, table):
+            hints = follow(self, read, output, table)
+            for (row, _, place, tokens), hint in zip(read, hints, strict=True):
+                texts[row] = [*texts.get(row, ())[:place], *tokens]
+                print("test: a hint", int(hint.token), *texts[row], flush=True)
+            return hints
 
         def told(self, *args, **kwargs):
             runner = self.runner.model_runner
@@ -70,6 +81,7 @@ PLUGIN = """
             return lanes
 
         cpu_graphs.ReplayBackend.replay = told
+        DraftHead.follow = with_hints
         DraftModel._write = twice
 
 

@@ -5,7 +5,7 @@ They differ in norms, biases, multipliers, rotary positions and experts.
 
 from typing import Any
 
-from tests.support.tiny_models import COMMON, RESIDUAL, ROPE, TinyModel
+from tests.support.tiny_models import COMMON, ROPE, TinyModel
 
 # On a CPU SGLang rounds sizes of feed-forward layers up to a multiple of 64. Half of
 # these families have no head size of their own: it is the hidden size's share.
@@ -53,14 +53,12 @@ PLAIN = {
         "HYV3Config",
         EXPERTS,
         more={"qk_norm": True, "route_norm": True, "first_k_dense_replace": 1},
-        residual=RESIDUAL,
     ),
     "internlm3": TinyModel("LlamaConfig", WIDE, more=called("InternLM3ForCausalLM")),
     "mimo": TinyModel(
         "Qwen2Config",
         {**WIDE, "rope_parameters": ROPE},
         more=called("MiMoForCausalLM"),
-        residual=RESIDUAL,
     ),
     "minimax_m2": TinyModel(
         "MiniMaxM2Config",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
     configure_aux_hidden_state_capture,
@@ -170,6 +171,39 @@ def taken_for_triton(name: str) -> Iterator[None]:
         yield
     finally:
         model_hook.attention_backends_of = found
+
+
+@contextmanager
+def loaded_as_it_is(*, is_head: bool) -> Iterator[None]:
+    """Have SGLang take a draft for the model that its checkpoint names.
+
+    is_head: whether it is to be a head; then nothing changes.
+
+    What: inside the block a ModelConfig keeps a draft's architecture, and says of no
+    layers for multi-token prediction.
+    Why: to SGLang a draft of some architectures is the head in its target's checkpoint,
+    and has as many layers as the config says of heads.
+    Where: configs/model_config.py, `_config_draft_model` and `_derive_model_shapes`;
+    model_runner_components/layer_setup.py, `_compute_model_num_layers`.
+    Ends with: a flag that says whether a draft is a head.
+    """
+    if is_head:
+        yield
+        return
+    names = ("_config_draft_model", "_derive_model_shapes")
+    kept = [getattr(ModelConfig, name) for name in names]
+
+    def derive(config: ModelConfig) -> None:
+        kept[1](config)
+        config.num_nextn_predict_layers = None
+
+    ModelConfig._config_draft_model = lambda config: None
+    ModelConfig._derive_model_shapes = derive
+    try:
+        yield
+    finally:
+        for name, method in zip(names, kept, strict=True):
+            setattr(ModelConfig, name, method)
 
 
 @contextmanager

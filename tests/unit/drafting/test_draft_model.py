@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.drafting import draft_model
+from sglang_parse.drafting import draft_model, token_steps
 from sglang_parse.drafting.draft_model import MOST_LEAD
 from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
 from sglang_parse.drafting.spans import SHORT_GAP, read_ends
@@ -40,7 +40,7 @@ class LateTokens(StepTokens):
 @pytest.mark.parametrize("kind", [StepTokens, LateTokens])
 def test_windows_and_stops_do_not_depend_on_when_tokens_are_known(monkeypatch, kind):
     """Red if tokens after a stop token, or past a window, are handed out."""
-    monkeypatch.setattr(draft_model, "StepTokens", kind)
+    monkeypatch.setattr(token_steps, "StepTokens", kind)
     model = CountingDraft()
     requests = [
         request(0, [1, 2], 6),
@@ -166,7 +166,7 @@ def test_catching_up_with_a_few_tokens_is_captured_steps():
 def test_a_phase_that_ends_early_is_gone_on_with(monkeypatch, kind):
     """Red if a draft over several phases loses, repeats or changes a token, or if one
     that is not as long as it was to be counts as complete."""
-    monkeypatch.setattr(draft_model, "StepTokens", kind)
+    monkeypatch.setattr(token_steps, "StepTokens", kind)
     whole, _ = propose(CountingDraft(), [request(0, [1, 2, 3], 7)])
     assert whole.is_complete == (True,)
     tokens, cached, drafted, num_phases = [1, 2, 3], 0, (), 0
@@ -311,7 +311,7 @@ def test_a_draft_ends_before_what_its_grammar_refuses():
 @pytest.mark.parametrize(("kind", "steps"), [(StepTokens, 2), (LateTokens, 3)])
 def test_loop_ends_where_all_are_known_to_have_stopped(monkeypatch, kind, steps):
     """Red if a draft that has ended keeps the model busy for the whole window."""
-    monkeypatch.setattr(draft_model, "StepTokens", kind)
+    monkeypatch.setattr(token_steps, "StepTokens", kind)
     model = CountingDraft()
     ends = request(0, [1], 30, stop_ids=frozenset({3}))
     proposal, _ = propose(model, [ends, request(1, [9], 2)])

@@ -41,7 +41,7 @@ BAD = {
     "probe_agreement": [-0.1, 1.1, "0.9", None],
     "probe_collect": [7, None, ["file"]],
     "prove": ["", "on", "FULL", None, True],
-    "draft_compose": ["", "auto", "eagle3", "mtp", None, True],
+    "draft_compose": ["", "auto", "eagle3", "dflash", None, True],
     "draft_eagle_model_path": [7, None, "head", ["head"]],
 }
 
@@ -190,9 +190,10 @@ def test_listed_drafters_are_those_that_other_flags_name():
     for name in of_draft:
         with pytest.raises(ValueError, match="draft-compose is .* 'eagle3', and none"):
             ParseConfig(**{name: of_draft[name]})
-    ParseConfig(**of_draft).check_draft_model("draft")
-    with pytest.raises(ValueError, match="expected the draft model of that head"):
-        ParseConfig(**of_draft).check_draft_model(None)
+    for settings in (of_draft, {"draft_compose": "mtp"}):
+        ParseConfig(**settings).check_draft_model("draft")
+        with pytest.raises(ValueError, match="expected the draft model of that head"):
+            ParseConfig(**settings).check_draft_model(None)
     ParseConfig().check_draft_model("draft")
     ParseConfig(drafters="ngram").check_draft_model(None)
     ParseConfig(drafters="ngram,model").check_draft_model("draft")

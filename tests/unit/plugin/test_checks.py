@@ -65,6 +65,9 @@ def test_a_head_of_another_draft_is_refused(tmp_path):
     told = "draft-eagle-model-path is .* 320; --speculative-draft-model-path has 640"
     with pytest.raises(ValueError, match=told):
         check_head(args, ParseConfig(**settings))
+    args.speculative_draft_model_revision = None
+    with pytest.raises(ValueError, match="draft-compose is 'mtp', and PARSE knows no"):
+        check_head(args, ParseConfig(draft_compose="mtp"))
 
 
 def test_models_are_read_at_their_own_revisions(monkeypatch):

@@ -38,7 +38,8 @@ def server_args():
 
 
 def cell_size() -> int:
-    return kv_budget.draft_cell_size(server_args(), str(DRAFT_PATH), None)
+    args = server_args()
+    return kv_budget.draft_cell_size(args, str(DRAFT_PATH), None, is_head=False)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +66,12 @@ def test_budget_follows_the_target_kv_type_where_the_draft_names_none(published)
 
 def test_only_target_pools_are_charged(published, monkeypatch):
     """Red if the draft's bytes are counted twice."""
-    monkeypatch.setattr(
-        kv_budget, "draft_cell_size", lambda _, path, __: 3 if path == "head" else 7
-    )
+
+    def size(args, path, revision, *, is_head):
+        assert is_head or path == str(DRAFT_PATH)
+        return 3 if path == "head" else 7 if not is_head else 9
+
+    monkeypatch.setattr(kv_budget, "draft_cell_size", size)
     args = server_args()
 
     def charged(**changes) -> int:
@@ -86,8 +90,9 @@ def test_only_target_pools_are_charged(published, monkeypatch):
     assert charged(server_args=alone) == 103
     setattr(args, OPTIONS_ATTRIBUTE, head)
     assert charged() == 110
-    setattr(args, OPTIONS_ATTRIBUTE, {"compose": "mtp"})
-    assert charged() == 114
+    for option in ("compose", "draft_compose"):
+        setattr(args, OPTIONS_ATTRIBUTE, {option: "mtp"})
+        assert charged() == 116
     of_draft = {"draft_compose": "eagle3", "draft_eagle_model_path": "head"}
     setattr(args, OPTIONS_ATTRIBUTE, of_draft)
     assert charged() == 110
@@ -95,8 +100,8 @@ def test_only_target_pools_are_charged(published, monkeypatch):
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
 def test_budget_of_an_mtp_head_is_one_layer(published, tmp_path, name):
-    """Red if a head in the target's checkpoint is charged for the target's layers, or
-    latent KV for keys and values of every head."""
+    """Red if a head in a model's checkpoint is charged for the model's layers, a draft
+    with such a head for that alone, or latent KV for keys and values of every head."""
     from sglang.srt.server_args import prepare_server_args
 
     path = tmp_path / name
@@ -106,4 +111,6 @@ def test_budget_of_an_mtp_head_is_one_layer(published, tmp_path, name):
     width = 2 * fields["num_key_value_heads"] * fields["head_dim"]
     if "kv_lora_rank" in fields:
         width = fields["kv_lora_rank"] + fields["qk_rope_head_dim"]
-    assert kv_budget.draft_cell_size(args, str(path), None) == 4 * width
+    for is_head, layers in ((True, 1), (False, fields["num_hidden_layers"])):
+        found = kv_budget.draft_cell_size(args, str(path), None, is_head=is_head)
+        assert found == layers * 4 * width

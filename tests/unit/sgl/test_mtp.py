@@ -15,8 +15,12 @@ from tests.support.tiny_mtp import build_with_mtp
 
 def args_of(path, **more):
     fields = {"revision": None, "download_dir": None, "load_format": "auto"}
+    of_draft = {
+        "speculative_draft_model_path": str(path),
+        "speculative_draft_model_revision": None,
+    }
     return SimpleNamespace(
-        model_path=str(path), trust_remote_code=False, **{**fields, **more}
+        model_path=str(path), trust_remote_code=False, **{**fields, **of_draft, **more}
     )
 
 
@@ -47,6 +51,24 @@ def test_a_config_that_names_no_head_is_refused(tmp_path):
     told = "num_nextn_predict_layers in its config.json; leave it out"
     with pytest.raises(ValueError, match=told):
         check_mtp(args_of(tmp_path, load_format="dummy"))
+
+
+def test_a_draft_is_asked_for_its_own_head(tmp_path):
+    """Red if the target is looked at in place of the draft, or the sentence names
+    another flag than the draft's."""
+    with_head, without = tmp_path / "with", tmp_path / "without"
+    build_with_mtp("glm4_moe", with_head)
+    FAMILIES["glm4_moe"].build(without)
+    args = args_of(without, speculative_draft_model_path=str(with_head))
+    args.speculative_draft_model_revision = "v2"
+    assert check_mtp(args, "draft_compose") == (str(with_head), "v2")
+    args = args_of(with_head, speculative_draft_model_path=str(without))
+    told = "draft-compose is 'mtp', and --speculative-draft-model-path .* holds no"
+    with pytest.raises(ValueError, match=told):
+        check_mtp(args, "draft_compose")
+    told = "draft-compose is 'mtp', and PARSE knows no such head of LlamaForCausalLM"
+    with pytest.raises(ValueError, match=told):
+        check_mtp(args_of(TARGET_PATH), "draft_compose")
 
 
 def test_families_without_a_proven_head_are_refused():
