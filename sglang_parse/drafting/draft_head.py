@@ -47,10 +47,10 @@ class DraftHead:
     def create(cls, context: DrafterContext, draft: DraftModel) -> DraftHead | None:
         """None where the draft has no head."""
         config = context.config
-        if config.draft_compose not in DRAFT_HEADS:
+        if config.draft_guesser not in DRAFT_HEADS:
             return None
         own = replace(context, target=draft.runner, context_len=draft.reach)
-        head = DRAFT_HEADS[config.draft_compose](own)
+        head = DRAFT_HEADS[config.draft_guesser](own)
         return cls(head, draft, context.ranks, adaptive=config.adaptive)
 
     def choose(self, num_lanes: int) -> int:

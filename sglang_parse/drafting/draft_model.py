@@ -64,7 +64,7 @@ class DraftModel(DraftRunner):
     match: of the two tokenizers; what they do not share is neither drafted nor read.
     """
 
-    #: None without `--speculative-parse-draft-compose ngram`.
+    #: None where a head guesses, and with `--speculative-parse-draft-compose none`.
     guesses: GuessTable | None = None
     #: None without `eagle3` or `mtp` of `--speculative-parse-draft-compose`.
     head: DraftHead | None = None
@@ -90,7 +90,7 @@ class DraftModel(DraftRunner):
         self.num_embeddings = self.runner.model_config.vocab_size
         self.set_unshared(match)
         self.longest_extend = longest_prefill()
-        if context.config.draft_compose == "ngram":
+        if context.config.draft_guesser == "ngram":
             self.guesses = GuessTable()
         self.reach = int(self.runner.model_config.context_len)
         self.head = DraftHead.create(context, self)

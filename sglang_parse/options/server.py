@@ -53,12 +53,12 @@ class ParseConfig(ServerOptions):
                 "expected a head's path with 'eagle3', 'dflash' or 'dspark', and none "
                 "elsewhere."
             )
-        if (self.draft_compose == EAGLE3) != bool(self.draft_eagle_model_path):
+        if (self.draft_guesser == EAGLE3) != bool(self.draft_eagle_model_path):
             raise ValueError(
                 f"{flag_name('draft_compose')} is {self.draft_compose!r} and "
                 f"{flag_name('draft_eagle_model_path')} is "
                 f"{shown(self.draft_eagle_model_path)}; expected the path of a head of "
-                "the draft model with 'eagle3', and none elsewhere."
+                "the draft model with 'eagle3', and one or none with 'auto'."
             )
         for head in HEADS:
             given = f"{flag_name('compose')} is {self.compose!r}"
@@ -74,9 +74,11 @@ class ParseConfig(ServerOptions):
         state = f"is {path!r}" if path else "is not set"
         given = f"--speculative-draft-model-path {state}"
         self._check_drafter("model", bool(path), given)
-        if self.draft_compose in DRAFT_HEADS and not path:
+        if self.draft_guesser in DRAFT_HEADS and not path:
+            head = "draft_eagle_model_path" if self.draft_guesser == EAGLE3 else ""
+            option = head or "draft_compose"
             raise ValueError(
-                f"{flag_name('draft_compose')} is {self.draft_compose!r} and {given}; "
+                f"{flag_name(option)} is {getattr(self, option)!r} and {given}; "
                 "expected the draft model of that head."
             )
 
@@ -110,6 +112,13 @@ class ParseConfig(ServerOptions):
             for row in options_of(type(self))
             if (value := getattr(self, row.name)) != row.default
         )
+
+    @property
+    def draft_guesser(self) -> str:
+        """What `draft_compose` stands for: "auto" is decided."""
+        if self.draft_compose != AUTO:
+            return self.draft_compose
+        return EAGLE3 if self.draft_eagle_model_path else "ngram"
 
     @property
     def composes(self) -> bool:

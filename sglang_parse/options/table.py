@@ -56,7 +56,7 @@ HEAD_PATHS = ("eagle_model_path", "draft_eagle_model_path")
 COMPOSITIONS = ("none", *HEADS)
 #: Heads of a draft model.
 DRAFT_HEADS = (EAGLE3, MTP)
-DRAFT_COMPOSITIONS = ("ngram", *DRAFT_HEADS, "none")
+DRAFT_COMPOSITIONS = (AUTO, "ngram", *DRAFT_HEADS, "none")
 PROOFS = ("off", "fast", "full")
 JUDGE_KINDS = ("suffix", "probe", "auto")
 DEFAULT_JUDGE_SUFFIX = "Is everything so far correct? Answer Yes or No."
@@ -328,9 +328,10 @@ class ServerOptions(SharedOptions):
         "write as many as they were trained for.",
     )
     draft_compose: str = option(
-        "ngram",
+        AUTO,
         choice(DRAFT_COMPOSITIONS),
-        "How the draft model's own steps are fewer. `ngram` guesses what the model "
+        "How the draft model's own steps are fewer. `auto` is `eagle3` where that head "
+        "is named, and `ngram` elsewhere. `ngram` guesses what the model "
         "wrote before after the same two or three tokens, and the model checks several "
         "guesses in one step, so that its drafts stay the same. It is at work only "
         "while at least 35% of the tokens are guessed. `eagle3` takes the guesses of a "
@@ -340,8 +341,8 @@ class ServerOptions(SharedOptions):
     draft_eagle_model_path: str = option(
         "",
         PATH,
-        "The draft model's EAGLE-3 head. Set it together with `eagle3` of "
-        "`--speculative-parse-draft-compose`, never alone.",
+        "The draft model's EAGLE-3 head, for `auto` or `eagle3` of "
+        "`--speculative-parse-draft-compose`.",
     )
     drafters: str = option(
         AUTO,

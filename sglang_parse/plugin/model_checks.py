@@ -62,7 +62,7 @@ def check_head(server_args: Any, config: ParseConfig) -> None:
     for option, kind, field, flag in (
         ("eagle_model_path", config.compose, "model_path", "--model-path"),
         (
-            *("draft_eagle_model_path", config.draft_compose),
+            *("draft_eagle_model_path", config.draft_guesser),
             *("speculative_draft_model_path", DRAFT_FLAG),
         ),
     ):

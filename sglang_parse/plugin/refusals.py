@@ -153,7 +153,7 @@ def check_parts(server_args: Any, config: ParseConfig) -> None:
     steps = server_args.speculative_draft_attention_backend or decode
     for option, has_head in (
         ("compose", config.composes),
-        ("draft_compose", config.draft_compose in DRAFT_HEADS),
+        ("draft_compose", config.draft_guesser in DRAFT_HEADS),
     ):
         if has_head and steps == "fa3":
             # It adds SGLang's own draft steps to lengths (flashattention_backend.py).

@@ -41,8 +41,8 @@ BAD = {
     "probe_agreement": [-0.1, 1.1, "0.9", None],
     "probe_collect": [7, None, ["file"]],
     "prove": ["", "on", "FULL", None, True],
-    "draft_compose": ["", "auto", "eagle3", "dflash", None, True],
-    "draft_eagle_model_path": [7, None, "head", ["head"]],
+    "draft_compose": ["", "eagle2", "eagle3", "dflash", None, True],
+    "draft_eagle_model_path": [7, None, ["head"]],
 }
 
 
@@ -187,10 +187,17 @@ def test_listed_drafters_are_those_that_other_flags_name():
         ):
             ParseConfig(**settings)
     of_draft = {"draft_compose": "eagle3", "draft_eagle_model_path": "head"}
-    for name in of_draft:
-        with pytest.raises(ValueError, match="draft-compose is .* 'eagle3', and none"):
-            ParseConfig(**{name: of_draft[name]})
-    for settings in (of_draft, {"draft_compose": "mtp"}):
+    by_path = {"draft_eagle_model_path": "head"}
+    wrong = (
+        {"draft_compose": "eagle3"},
+        *({"draft_compose": name, **by_path} for name in ("ngram", "mtp", "none")),
+    )
+    for settings in wrong:
+        with pytest.raises(ValueError, match="draft-compose is .* or none with 'auto'"):
+            ParseConfig(**settings)
+    assert ParseConfig().draft_guesser == "ngram"
+    assert ParseConfig(**by_path).draft_guesser == "eagle3"
+    for settings in (of_draft, by_path, {"draft_compose": "mtp"}):
         ParseConfig(**settings).check_draft_model("draft")
         with pytest.raises(ValueError, match="expected the draft model of that head"):
             ParseConfig(**settings).check_draft_model(None)
