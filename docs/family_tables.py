@@ -28,7 +28,8 @@ def _served_table() -> str:
     for row in rows_of("family"):
         if row["served"] == "yes":
             images = "images in `exact` at most" if row.get("images") else ""
-            limits = "; ".join(filter(None, (images, row.get("limits", ""))))
+            chains = "`exact` at most" if row.get("chains") else ""
+            limits = "; ".join(filter(None, (images, chains, row.get("limits", ""))))
             cells = (
                 row["name"],
                 _names(row["architectures"]),

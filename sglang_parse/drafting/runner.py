@@ -81,8 +81,9 @@ class DraftRunner:
             )
         self.runner = self.worker.model_runner
         self.paths = FastPaths()
-        own = server_args.speculative_draft_attention_backend
-        backends = (own,) if own else attention_backends_of(resolved_view(server_args))
+        resolved = resolved_view(server_args)
+        own = resolved.speculative_draft_attention_backend
+        backends = (own,) if own else attention_backends_of(resolved)
         check_architecture(
             self.runner, flag, backends=backends, is_draft=True, is_head=self.is_head
         )

@@ -60,15 +60,23 @@ class RequestOptions(RequestOnlyOptions, SharedOptions):
         *,
         has_draft_model: bool = True,
         has_token_level: bool = False,
+        no_verdicts: str = "",
     ) -> RequestOptions:
         """Options of an SGLang Req; its custom_params passed verify() already.
 
-        Raises ValueError on a question where the server's judge asks none.
+        no_verdicts: why the target can judge nothing, as reports say it, or "". Raises
+        ValueError on a question where the server's judge asks none, and on a text to
+        judge where nothing is judged.
         """
         table = options_of(cls)
         found = check_custom_params(req.sampling_params.custom_params, table=table)
         asked = {name.removeprefix(REQUEST_PREFIX): v for name, v in found.items()}
         _check_question(asked, config)
+        if no_verdicts and "verify" in asked:
+            raise ValueError(
+                "custom_params.parse_verify asks for verdicts, which a target with "
+                f"{no_verdicts.replace('_', ' ')} does not give; leave it out."
+            )
         usual = _servers_values(config, table)
         compose = has_token_level and wants_token_level(req)
         mode, fallback = _served_mode(
@@ -77,6 +85,7 @@ class RequestOptions(RequestOnlyOptions, SharedOptions):
             config.mode,
             has_draft_model=has_draft_model,
             has_token_level=compose,
+            no_verdicts=no_verdicts,
         )
         served = {"mode": mode, "fallback": fallback, "compose": compose}
         report = asked.get("report", False) or "verify" in asked
@@ -139,7 +148,7 @@ def wants_verdict_only(req: Any) -> bool:
     return isinstance(asked, Mapping) and "parse_verify" in asked
 
 
-def strongest_mode(req: Any) -> tuple[str, str]:
+def strongest_mode(req: Any, no_verdicts: str = "") -> tuple[str, str]:
     """The most speculative mode in which this request is served right, and why.
 
     What reads or changes the target's distribution at single tokens has no
@@ -156,6 +165,7 @@ def strongest_mode(req: Any) -> tuple[str, str]:
         ("min_new_tokens", params.min_new_tokens > 0),
     )
     exact = (
+        (no_verdicts, bool(no_verdicts)),
         ("grammar", req.grammar is not None),
         # A draft model cannot read them.
         ("input_embeds", embeds is not None),
@@ -211,6 +221,7 @@ def _served_mode(
     *,
     has_draft_model: bool,
     has_token_level: bool,
+    no_verdicts: str,
 ) -> tuple[str, str]:
     """The mode that a request is served in, and why it is not the one asked for.
 
@@ -219,7 +230,7 @@ def _served_mode(
     if "verify" in asked:
         return "semantic", ""
     mode = mode_asked(asked, usual)
-    limit, reason = strongest_mode(req)
+    limit, reason = strongest_mode(req, no_verdicts)
     has_text = "draft" in asked or "prediction" in asked
     if not has_draft_model and not has_text and limit != "off":
         limit, reason = "exact" if has_token_level else "off", "no_draft_model"

@@ -43,6 +43,7 @@ from sglang_parse.requests.request_states import RequestStates
 from sglang_parse.sgl.architecture import check_architecture
 from sglang_parse.sgl.capacity import longest_pass, longest_prefill
 from sglang_parse.sgl.compat.request_changes import hold, release
+from sglang_parse.sgl.families import family_of
 from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.sgl.slots import RoundSlots
 from sglang_parse.sgl.tokenizers import load_tokenizer
@@ -93,6 +94,7 @@ def open_parts(
     if tokenizer is None:  # --skip-tokenizer-init: segments and judge still need it
         tokenizer = load_tokenizer(server_args, of_draft=False)
     model_config = runner.model_config
+    name = model_config.hf_config.architectures[0]
     check_architecture(
         runner,
         "--model-path",
@@ -145,7 +147,14 @@ def open_parts(
         has_token_level=any(d.token_level for d in drafters),
         refuse=refuse,
         judge_kind=probe.judge_kind,
+        no_verdicts="sparse_attention" if family_of(name).chains else "",
     )
+    if requests.no_verdicts:
+        logger.warning(
+            "PARSE: %s is served in exact at most, because its sparse attention gives "
+            "no verdicts; reports of semantic requests say sparse_attention.",
+            name,
+        )
     counters.held = requests.count
     logger.info(
         "PARSE serves mode %s; a verdict asks %s in %d tokens; options that differ "

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from sglang_parse.drafting.text_bridge import TextEncoder
 from sglang_parse.drafting.token_names import TextError
 from sglang_parse.drafting.vocabularies import TokenizerMatch, compare
@@ -25,7 +27,9 @@ from sglang_parse.options.table import (
 from sglang_parse.options.validation import DRAFT_KEY_ENV
 from sglang_parse.remote.remote_protocol import check_key
 from sglang_parse.sgl.families import EXPECTED, SMALL_DRAFT, UNKNOWN, family_of
+from sglang_parse.sgl.model_folder import architectures_of
 from sglang_parse.sgl.mtp import MODELS, check_mtp
+from sglang_parse.sgl.names import SPARSE_ATTENTION
 from sglang_parse.sgl.tokenizers import load_tokenizer
 
 DRAFT_FLAG = "--speculative-draft-model-path"
@@ -108,8 +112,6 @@ def check_draft_model(server_args: Any, config: ParseConfig) -> None:
 def check_families(server_args: Any, config: ParseConfig) -> None:
     """Neither the target nor the draft is of a family that is refused, before SGLang
     looks at it. Raises ValueError. What has no config.json yet passes."""
-    from transformers import PretrainedConfig
-
     for flag, path, revision in (
         ("--model-path", server_args.model_path, server_args.revision),
         (
@@ -120,14 +122,24 @@ def check_families(server_args: Any, config: ParseConfig) -> None:
     ):
         if not path:
             continue
-        try:
-            model, _ = PretrainedConfig.get_config_dict(path, revision=revision)
-        except (OSError, ValueError):
-            continue  # SGLang says it in its own words
-        for name in model.get("architectures") or ():
+        for name in architectures_of(path, revision):
             family = family_of(name)
             if family.why and family is not UNKNOWN:
                 raise ValueError(f"{flag} {path!r}: {name} {family.why}; {EXPECTED}.")
+            if family.chains and flag != DRAFT_FLAG:
+                _check_sparse(server_args, f"{flag} {path!r}: {name}")
+
+
+def _check_sparse(server_args: Any, what: str) -> None:
+    """SGLang's kernels of sparse attention run on GPUs, and its own sentence about the
+    backend comes late, or not at all."""
+    backend = server_args.attention_backend
+    if backend != SPARSE_ATTENTION and (backend or not torch.cuda.is_available()):
+        raise ValueError(
+            f"{what} has sparse attention with an index, which PARSE serves on a GPU "
+            f"with --attention-backend {SPARSE_ATTENTION} alone; expected that, or "
+            "another model."
+        )
 
 
 def check_pair(server_args: Any, config: ParseConfig) -> None:
@@ -175,10 +187,12 @@ def check_draft_pages(server_args: Any, agreement: TokenizerMatch) -> None:
     """A draft in text takes its own KV slots one by one. Raises ValueError."""
     page = server_args.page_size or 1
     if page > 1 and not agreement.shares_ids:
+        is_fixed = getattr(server_args, "attention_backend", "") == SPARSE_ATTENTION
+        one = "" if is_fixed else "--page-size 1, or "
         raise ValueError(
             f"--page-size is {page}, and the draft's tokenizer is not the target's "
-            f"({agreement.difference}); expected --page-size 1, or a draft with the "
-            "target's tokenizer."
+            f"({agreement.difference}); expected {one}a draft with the target's "
+            "tokenizer."
         )
 
 

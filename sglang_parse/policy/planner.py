@@ -205,7 +205,7 @@ class RoundPlanner:
                 seq_lens=[r.seq_len for r in round],
                 held=[r.req.kv.kv_allocated_len for r in round],
                 room=self.slots.num_free(round.batch.tree_cache, len(round)),
-                max_rows=self.slots.max_rows,
+                max_rows=self.slots.max_rows - len(round),  # a bonus token each
             )
             for r, window in zip(round, windows, strict=True):
                 r.window = window

@@ -60,11 +60,13 @@ class NotTaken(RuntimeError):
 @dataclass(frozen=True)
 class PathCheck:
     """absent: why the server has no such path, "" where it has. measure: how far it
-    lies from the plain path, and how far it may."""
+    lies from the plain path, and how far it may. must: whether it is off unless that
+    could be measured."""
 
     name: str
     absent: Callable[[], str]
     measure: Callable[[], tuple[float, float]]
+    must: bool = False
 
 
 def open_checks(parts: Any, engine: Any, *, is_full: bool) -> Iterator[PathCheck]:
@@ -146,7 +148,11 @@ class TargetChecks(RunnerChecks):
             measure = partial(self.measure_pass, route)
             yield PathCheck(route_path(route), lambda: "", measure)
         yield PathCheck(PASS_GRAPHS, self.why_no_graphs, self.measure_graphs)
-        yield PathCheck(SHORT_PASSES, self.why_no_short, self.measure_short)
+        if self.verifier.steps_alone:
+            chain = PathCheck(SHORT_PASSES, lambda: "", self.measure_chain, must=True)
+            yield chain
+        else:
+            yield PathCheck(SHORT_PASSES, self.why_no_short, self.measure_short)
 
     def step(self, ids: Sequence[int], rows: Tensor, lens: Sequence[int]) -> Tensor:
         on_host = torch.tensor(lens)
@@ -224,13 +230,32 @@ class TargetChecks(RunnerChecks):
             return f"{TARGET_STEPS} is off"
         return "" if self.short_passes.most_rows else NOT_CAPTURED
 
-    def measure_short(self) -> tuple[float, float]:
+    def measure_chain(self) -> tuple[float, float]:
+        """The tails as rows of one step, against a plain step for each token: what an
+        index selects may differ in a prefill."""
+        everyone, reference = range(len(self.probe)), self.reference
+        wanted = reference.stepped(everyone)
+        one = [reference.stepped([i]) for i in everyone]
+        alone = [torch.cat(parts) for parts in zip(*one, strict=True)]
+        plan, round = self._chain()
+        reference.spoil()
+        logits = kept(self.short_passes.run(round, plan).logits)
+        found = [logits[[r + j for r in plan.root_rows]] for j in range(TAIL)]
+        found.append(reference.next_step(everyone, TAIL))
+        noise = max(map(difference, alone, wanted))
+        return max(map(difference, found, wanted)), NOISE_TIMES * noise + LEAST_ALLOWED
+
+    def _chain(self) -> tuple[VerifyPlan, Round]:
+        """The tails as a pass without verdicts."""
         batch = SimpleNamespace(
             reqs=[None] * len(self.probe),
             req_pool_indices=self.probe.rows,
             return_hidden_states=False,
         )
-        plan, round = self._plan(()), Round(batch, [])  # type: ignore[arg-type]
+        return self._plan(()), Round(batch, [])  # type: ignore[arg-type]
+
+    def measure_short(self) -> tuple[float, float]:
+        plan, round = self._chain()
         if not self.short_passes.fits(round, plan):
             raise NotTaken("no captured step fits the pass")
         self.reference.spoil()

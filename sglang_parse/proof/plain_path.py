@@ -53,6 +53,12 @@ class ProbeRows:
         return [len(text) - TAIL for text in self.texts]
 
 
+def lengths_for(runner: Any) -> tuple[int, ...]:
+    """Tokens of the texts; one text is so long that an index leaves tokens out."""
+    kept = getattr(runner.model_config.hf_config, "index_topk", None)
+    return (kept + max(LENGTHS), *LENGTHS) if kept else LENGTHS
+
+
 @contextmanager
 def borrowed_rows(runner: Any, num_scratch: int) -> Iterator[ProbeRows]:
     """Rows and slots of a ModelRunner's pools, which hold no request yet.
@@ -61,7 +67,8 @@ def borrowed_rows(runner: Any, num_scratch: int) -> Iterator[ProbeRows]:
     """
     pool, allocator = runner.req_to_token_pool, runner.token_to_kv_pool_allocator
     table, page = pool.req_to_token, int(allocator.page_size)
-    lengths = [n for n in LENGTHS if n + SPARE <= table.shape[1]][: pool.size]
+    lengths = [n for n in lengths_for(runner) if n + SPARE <= table.shape[1]]
+    lengths = lengths[: pool.size]
     num, vocab_size = len(lengths), runner.model_config.vocab_size
     widths = [n + SPARE for n in lengths]
     sizes = [-(-n // page) * page for n in (*widths, num_scratch * num)]
@@ -120,6 +127,19 @@ class Reference:
     @property
     def allowed(self) -> float:
         return NOISE_TIMES * self.noise + LEAST_ALLOWED
+
+    def stepped(self, index: Sequence[int]) -> list[Tensor]:
+        """[texts, vocab] behind each token of the tails of these texts and the one
+        after, by a plain step for each."""
+        self.spoil()
+        return [self.next_step(index, j) for j in range(TAIL + 1)]
+
+    def next_step(self, index: Sequence[int], j: int) -> Tensor:
+        """The plain step of `stepped` that reads token j."""
+        texts = [[*self.probe.texts[i], self.probe.behind[i]] for i in index]
+        lens = [len(text) - TAIL - 1 + j for text in texts]
+        ids = [text[n] for text, n in zip(texts, lens, strict=True)]
+        return self.step(ids, self.probe.rows[list(index)], lens)
 
     def prefill(
         self, texts: Sequence[Sequence[int]], index: Sequence[int] | None = None

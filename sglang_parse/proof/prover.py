@@ -47,12 +47,16 @@ def prove(parts: Any, engine: Any) -> None:
         prover = Prover(paths, parts.ranks, record, level)
         for check in open_checks(parts, engine, is_full=level == "full"):
             prover.settle(check)
-    if not parts.verifier.routes:
+    if not parts.verifier.can_pass:
         engine.stop_drafting()
         logger.warning(
             "PARSE: no verify route works here, so the target answers alone, and "
             "parse_verify is refused."
         )
+    if parts.verifier.steps_alone:
+        # A longer pass would be a step without a graph.
+        most = engine.target.short_passes.most_rows or engine.slots.max_rows
+        engine.slots.max_rows = min(engine.slots.max_rows, most)
     seconds = time.perf_counter() - started
     logger.info("PARSE: fast paths after %.2f s: %s.", seconds, summary(paths))
 
@@ -114,7 +118,7 @@ class Prover:
         try:
             difference, allowed = check.measure()
         except (ReferenceFailed, NotTaken) as error:
-            return UNPROVEN, str(error), None
+            return OFF if check.must else UNPROVEN, str(error), None
         except Exception as error:
             logger.debug("PARSE: %s raised", check.name, exc_info=True)
             return OFF, f"it raised {told(error)}", None

@@ -44,6 +44,8 @@ class RequestStates:
     refuse: Callable[[Any, Refusal], None]
     #: What gives a request's verdicts. Raises ValueError where that is not served.
     judge_kind: Callable[[RequestOptions], str] = lambda options: "suffix"
+    #: Why the target can judge nothing, as reports say it, or "".
+    no_verdicts: str = ""
     _states: weakref.WeakKeyDictionary[Any, RequestState] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -121,6 +123,7 @@ class RequestStates:
             self.config,
             has_draft_model=self.has_draft_model,
             has_token_level=self.has_token_level,
+            no_verdicts=self.no_verdicts,
         )
         judge = client = None
         if options.mode == "semantic":

@@ -8,7 +8,7 @@ from typing import Any
 from sglang.srt.configs.model_config import AttentionArch, is_minimax_sparse
 
 from sglang_parse.sgl.families import EXPECTED, family_of
-from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND
+from sglang_parse.sgl.names import CPU_ATTENTION_BACKEND, SPARSE_ATTENTION
 
 # Attention backends on which a pass of many prefixes is right for such models.
 WINDOW_BACKENDS = (CPU_ATTENTION_BACKEND, "triton", "fa3")
@@ -47,11 +47,11 @@ def check_architecture(
         *(
             reason
             for backend in backends
-            for reason in _reasons_of_backend(runner, backend, is_draft=is_draft)
+            for reason in _reasons_of_backend(runner, name, backend, is_draft=is_draft)
         ),
         *_reasons_of_latent_kv(runner, backends, head=head),
-        *_reasons_of_readers(runner, head=head),
-        *_reasons_of_cache(runner, brings_back),
+        *_reasons_of_readers(runner, name, head=head),
+        *_reasons_of_cache(runner, name, brings_back),
     ):
         if holds:
             raise ValueError(f"{flag}: {what.format(name=name)}.")
@@ -91,9 +91,22 @@ def _reasons(runner: Any, name: str, *, is_head: bool) -> Iterator[Reason]:
 
 
 def _reasons_of_backend(
-    runner: Any, backend: str, *, is_draft: bool
+    runner: Any, name: str, backend: str, *, is_draft: bool
 ) -> Iterator[Reason]:
     """What speaks against a model on one attention backend."""
+    is_sparse = family_of(name).chains
+    yield (
+        is_sparse and is_draft,
+        "{name} has sparse attention with an index, with which no test of PARSE has "
+        "shown a draft; expected another draft model",
+    )
+    yield (
+        is_sparse != (backend == SPARSE_ATTENTION),
+        f"{{name}} cannot be served on --attention-backend {backend}; expected "
+        + (SPARSE_ATTENTION if is_sparse else "another, which it has no index for"),
+    )
+    if is_sparse:
+        return
     is_hybrid = runner.model_config.is_hybrid_swa
     if not is_draft:
         # SGLang divides memory between both pools and leaves none to what drafts.
@@ -132,8 +145,13 @@ def _reasons_of_latent_kv(
     )
 
 
-def _reasons_of_readers(runner: Any, *, head: str) -> Iterator[Reason]:
+def _reasons_of_readers(runner: Any, name: str, *, head: str) -> Iterator[Reason]:
     """What reads the target's hidden states beside the passes."""
+    yield (
+        bool(head) and family_of(name).chains,
+        "{name} has sparse attention with an index, with which no test of PARSE has "
+        f"shown a head; leave out --speculative-parse-compose {head}",
+    )
     yield (
         bool(head) and runner.model_config.is_multimodal,
         "{name} is multimodal, and its head cannot read images; leave out "
@@ -141,10 +159,14 @@ def _reasons_of_readers(runner: Any, *, head: str) -> Iterator[Reason]:
     )
 
 
-def _reasons_of_cache(runner: Any, brings_back: bool) -> Iterator[Reason]:
+def _reasons_of_cache(runner: Any, name: str, brings_back: bool) -> Iterator[Reason]:
     """No test has shown these beside a hierarchical cache."""
-    yield (
-        brings_back and has_window(runner),
-        "{name} has sliding windows, which PARSE does not serve with "
-        "--enable-hierarchical-cache; leave it out",
-    )
+    for holds, what in (
+        (has_window(runner), "sliding windows"),
+        (family_of(name).chains, "sparse attention with an index"),
+    ):
+        yield (
+            brings_back and holds,
+            f"{{name}} has {what}, which PARSE does not serve with "
+            "--enable-hierarchical-cache; leave it out",
+        )

@@ -25,6 +25,9 @@ class Family:
     why: str = ""
     #: Whether requests with images are served, in `exact` at most.
     images: bool = False
+    #: Whether a pass of it is a chain of tokens in decode rows, so that no request is
+    #: judged: all are served in `exact` at most.
+    chains: bool = False
     #: How names of weights of its head for multi-token prediction begin; "" where no
     #: test has proven such a head. {layers} is the number of the target's layers.
     mtp: str = ""

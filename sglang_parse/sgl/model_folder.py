@@ -42,6 +42,17 @@ def problem_of(
     return "is not a folder; expected a model folder or a Hugging Face name."
 
 
+def architectures_of(path: str, revision: str | None) -> list[str]:
+    """SGLang's names of a model, from its config.json; none if that is not there."""
+    from transformers import PretrainedConfig
+
+    try:
+        model, _ = PretrainedConfig.get_config_dict(path, revision=revision)
+    except (OSError, ValueError):
+        return []  # SGLang says it in its own words
+    return list(model.get("architectures") or ())
+
+
 def local_folder(
     path: str, revision: str | None = None, cache_dir: str | None = None
 ) -> Path | None:

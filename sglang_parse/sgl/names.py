@@ -10,6 +10,8 @@ ALGORITHM = "PARSE"
 CPU_ATTENTION_BACKEND = "parse_torch"
 #: SGLang's own attention backend in plain torch, which can serve decode steps.
 STOCK_TORCH = "torch_native"
+#: That of sparse attention with an index, which has no way for a pass but decode rows.
+SPARSE_ATTENTION = "dsa"
 
 
 def is_parse(algorithm: object) -> bool:

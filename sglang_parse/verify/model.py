@@ -11,7 +11,13 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch import Tensor
 
 from sglang_parse.requests.round_records import Round
-from sglang_parse.sgl.fast_paths import SAMPLED_ROWS, SHORT_PASSES
+from sglang_parse.sgl.fast_paths import (
+    SAMPLED_ROWS,
+    SHORT_PASSES,
+    PassFailed,
+    PassLacksMemory,
+    is_out_of_memory,
+)
 from sglang_parse.sgl.forward_batches import mrope_shifts
 from sglang_parse.sgl.sampling import join_outputs
 from sglang_parse.sgl.scheduler_types import SchedulerBatch
@@ -34,7 +40,10 @@ class TargetModel:
         self.short_passes = ShortPasses(verifier, slots)
 
     def verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
-        """The pass, its judge suffixes in scratch slots."""
+        """The pass, its judge suffixes in scratch slots. Raises PassFailed where no way
+        is left, PassLacksMemory where that may pass."""
+        if self.verifier.steps_alone:
+            return self._verify_in_steps(round, plan)
         if self.short_passes.fits(round, plan):
             return self.verifier.paths.run(
                 SHORT_PASSES,
@@ -42,6 +51,18 @@ class TargetModel:
                 partial(self._verify, round, plan),
             )
         return self._verify(round, plan)
+
+    def _verify_in_steps(self, round: Round, plan: VerifyPlan) -> PassOutput:
+        """The pass as decode rows, by a captured step or without one."""
+        if not self.verifier.can_pass:
+            raise PassFailed(f"{SHORT_PASSES} is off, and there is no verify route")
+        try:
+            return self.short_passes.run(round, plan)
+        except Exception as error:
+            instead = "the target continues by plain steps"
+            self.verifier.paths.break_off(SHORT_PASSES, error, instead)
+            lacks_memory = is_out_of_memory(error)
+        raise (PassLacksMemory if lacks_memory else PassFailed)("a short pass raised")
 
     def _verify(self, round: Round, plan: VerifyPlan) -> PassOutput:
         tree_cache = round.batch.tree_cache

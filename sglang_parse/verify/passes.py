@@ -37,6 +37,7 @@ from sglang_parse.sgl.compat.model_changes import (
 )
 from sglang_parse.sgl.fast_paths import (
     PASS_GRAPHS,
+    SHORT_PASSES,
     TARGET_STEPS,
     FastPaths,
     PassFailed,
@@ -111,6 +112,18 @@ class TargetVerifier:
         every = [r for r in routes if not self.paths.is_off(route_path(r))]
         # One that is left out for a while is still taken where there is no other.
         return [r for r in every if self.paths.is_on(route_path(r))] or every
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether a pass can be a chain of tokens in decode rows and nothing else."""
+        return not backend_of(self.runner.prefill_attention_backend_str).inputs
+
+    @property
+    def can_pass(self) -> bool:
+        """Whether there is a way for a pass."""
+        if self.steps_alone:
+            return not self.paths.is_off(SHORT_PASSES)
+        return bool(self.routes)
 
     def verify(self, plan: VerifyPlan, **where: Any) -> PassOutput:
         """Run the pass by the first route that can; `where` as for `verify_by`.

@@ -98,7 +98,7 @@ class ShortPasses:
             seq_lens=upload(plan.positions, table.device),
             seq_lens_cpu=plan.positions,
             table=table,
-            return_hidden_states=False,
+            return_hidden_states=batch.return_hidden_states,
             is_followed=not round.head_rests,
             mrope_shifts=shifts.repeat_interleave(num_rows).tolist(),
         )

@@ -24,13 +24,27 @@ FAULTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
+SPARSE_FAULTS = (
+    *("target_steps: stale_tokens", "short_passes: wrong place"),
+    "short_passes: oldest tokens",
+)
+
+
+def states_found(folder: Path, *kind: str):
     """By fault: the states of the paths that were tried."""
-    folder = tmp_path_factory.mktemp("proof")
-    told = run_script(SCRIPT, str(folder), log=folder / "log")
+    told = run_script(SCRIPT, str(folder), *kind, log=folder / "log")
     lines = [line[6:] for line in told.splitlines() if line[:6] == "found "]
     return {one["fault"]: one["paths"] for one in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return states_found(tmp_path_factory.mktemp("proof"))
+
+
+@pytest.fixture(scope="module")
+def found_sparse(tmp_path_factory):
+    return states_found(tmp_path_factory.mktemp("sparse"), "sparse")
 
 
 def test_all_that_a_server_captures_is_proven(found):
@@ -52,3 +66,20 @@ def test_each_fault_is_found_at_start(found, fault):
 def test_no_fault_is_left_out(found):
     """Red if the process tries a fault that no test looks at."""
     assert {*FAULTS, "none"} == set(found)
+
+
+def test_a_chain_of_rows_with_sparse_attention_is_proven(found_sparse):
+    """Red if a target whose passes are decode rows alone is not proven, or is by a path
+    that it has not."""
+    states = {name: one["state"] for name, one in found_sparse["none"].items()}
+    assert states.pop("pass_graphs") == "absent"
+    proven = ("target_steps", "short_passes", "draft_steps", "guessed_rows")
+    assert states == dict.fromkeys((*proven, "sampled_rows"), "proven")
+
+
+@pytest.mark.parametrize("fault", SPARSE_FAULTS)
+def test_each_fault_of_sparse_attention_is_found_at_start(found_sparse, fault):
+    """Red if a server drafts with this fault; the last one is seen in contexts from
+    which an index leaves tokens out, and in no shorter one."""
+    (one,) = found_sparse[fault].values()
+    assert one["state"] == "off" and "differ" in one["why"], one

@@ -17,10 +17,11 @@ from sglang_parse.options.table import DEFAULT_JUDGE_SUFFIX
 from tests.integration.test_scores import judged_prefixes
 from tests.support import tiny_models
 from tests.support.plain_models import PLAIN
+from tests.support.sparse_models import SPARSE
 from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_models import WINDOW
 
-FAMILIES = tiny_models.FAMILIES | PLAIN
+FAMILIES = tiny_models.FAMILIES | PLAIN | SPARSE
 
 # More than three windows each.
 PROMPT_TOKENS = 3 * WINDOW + 4
@@ -47,14 +48,16 @@ ON_TWO_RANKS = {"qwen3_moe"} if IS_LONG else set()
 TWO_RANKS = ("--tp-size", "2", "--ep-size", "2")
 WITH_IMAGES = ("qwen3_vl",)
 # With SGLANG_PARSE_TEST_SCALE=1 alone. Those that always run have latent attention,
-# windows with sinks and with capped logits, positions in three parts and experts.
+# windows with sinks and with capped logits, an index, positions in three parts and
+# experts.
 RARELY = {
-    *("deepseek_v2", "gemma3", "gemma3_images", "glm4_moe", "mimo_v2"),
+    *("deepseek_v2", "gemma3", "gemma3_images", "glm4_moe", "glm_moe_dsa", "mimo_v2"),
     *("mistral3", "qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_moe"),
     *("qwen3_vl_moe", *PLAIN),
 }
 ON_REQUEST = set() if IS_LONG else RARELY
 CASES = sorted(set(FAMILIES) - ON_REQUEST)
+JUDGED = [name for name in CASES if name not in SPARSE]
 # SGLang takes a request back every so many rounds; its state has to be made again.
 INTERVAL = "23" if IS_LONG else "11"
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": INTERVAL}
@@ -79,16 +82,19 @@ class Served:
         self.witness.set_attn_implementation("eager")
         self.engine = TinyEngine(
             [
-                *("--model-path", str(target), *FLAGS, *more_flags),
+                *("--model-path", str(target), *FLAGS, *family.flags, *more_flags),
                 *("--speculative-draft-model-path", str(draft)),
                 *(["--trust-remote-code"] if family.has_code else []),
                 *(TWO_RANKS if name in ON_TWO_RANKS else ()),
             ],
             num_ranks=2 if name in ON_TWO_RANKS else 1,
             log=str(folder / "engine.log"),
-            environment=RETRACT,
+            environment=RETRACT | family.environment,
             wait=wait,
         )
+
+    def prompts(self, num, seed=3):
+        return prompts_of(num, seed, PROMPT_TOKENS + FAMILIES[self.name].longer)
 
     def logits(self, prompt, ids, image=None):
         """[len(ids) + 1, vocab] of the witness, from behind the prompt on. image: the
@@ -148,7 +154,7 @@ def ids_of(answers):
 def test_exact_mode_writes_what_the_target_alone_writes(served):
     """Red if any row of a pass sees another column, position, slot or state: answers of
     many prompts, one and eight at a time. Drafts agree often, and not always."""
-    engine, prompts = served.engine, prompts_of(NUM_PROMPTS)
+    engine, prompts = served.engine, served.prompts(NUM_PROMPTS)
     length = {"max_new_tokens": ANSWER_TOKENS}
     alone = engine.run(prompts, 8, custom={"parse_mode": "off"}, **length)
     assert all(len(a.ids) == ANSWER_TOKENS for a in alone)
@@ -175,7 +181,7 @@ def test_exact_mode_writes_what_the_target_alone_writes(served):
 
 def test_a_hostile_draft_changes_no_token(served):
     """Red if what a refused row wrote is read later."""
-    engine, prompts = served.engine, prompts_of(4, seed=17)
+    engine, prompts = served.engine, served.prompts(4, seed=17)
     length = {"max_new_tokens": ANSWER_TOKENS}
     alone = engine.run(prompts, 4, custom={"parse_mode": "off"}, **length)
     hostile = {"parse_mode": "exact", "parse_draft": "I know 7 other words. " * 6}
@@ -184,9 +190,10 @@ def test_a_hostile_draft_changes_no_token(served):
     assert all(a.report["draft_tokens"] > 4 for a in answers)
 
 
+@pytest.mark.parametrize("served", JUDGED, indirect=True)
 def test_scores_equal_one_prefill_a_prefix(served):
     """Red if a suffix sees more or less than its prefix and itself."""
-    prompts, length = prompts_of(6, seed=5), 2 * ANSWER_TOKENS
+    prompts, length = served.prompts(6, seed=5), 2 * ANSWER_TOKENS
     custom = {"parse_mode": "semantic", "parse_threshold": 0.0, "parse_window": 24}
     custom |= {"parse_report": True}
     answers = served.engine.run(prompts, 6, custom=custom, max_new_tokens=length)
@@ -210,7 +217,7 @@ def test_scores_equal_one_prefill_a_prefix(served):
 def test_cached_prefixes_are_read_right(served):
     """Red if radix reuse gives a row a slot that a window has lost."""
     engine = served.engine
-    (prompt,) = prompts_of(1, seed=11)
+    (prompt,) = served.prompts(1, seed=11)
     exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
     engine.flush()
     first = engine.run([prompt], **exact)[0]
@@ -226,7 +233,7 @@ def test_cached_prefixes_are_read_right(served):
 def test_aborted_requests_leave_nothing_behind(served):
     """Red if slots or states of requests that end inside a round are lost, which SGLang
     finds when it is idle, or are others' too early."""
-    engine, prompts = served.engine, prompts_of(6, seed=13)
+    engine, prompts = served.engine, served.prompts(6, seed=13)
     exact = {"custom": {"parse_mode": "exact"}, "max_new_tokens": ANSWER_TOKENS}
     expected = engine.run(prompts[:2], 2, **exact)
     ended = engine.run(prompts, 6, abort_after=4, stream=True, **exact)
@@ -235,6 +242,24 @@ def test_aborted_requests_leave_nothing_behind(served):
         assert answer.ids == whole.ids[: len(answer.ids)]
     assert ids_of(engine.run(prompts[:2], 2, **exact)) == ids_of(expected)
     engine.flush()
+
+
+@pytest.mark.parametrize("served", [c for c in CASES if c in SPARSE], indirect=True)
+def test_what_an_index_selects_is_judged_by_nobody(served):
+    """Red if a request that asks for verdicts gets other tokens than the target's, or
+    a report that does not say why, or a text to judge gets an answer."""
+    engine, prompts = served.engine, served.prompts(4, seed=5)
+    length = {"max_new_tokens": ANSWER_TOKENS}
+    alone = engine.run(prompts, 4, custom={"parse_mode": "off"}, **length)
+    asked = engine.run(prompts, 4, custom={"parse_mode": "semantic"}, **length)
+    assert ids_of(asked) == ids_of(alone)
+    told = {(a.report["mode"], a.report["fallback"]) for a in asked}
+    assert told == {("exact", "sparse_attention")}
+    assert sum(a.report["judged_segments"] for a in asked) == 0
+    text = {"parse_verify": "One and one is 2.\n"}
+    (refused,) = engine.run(prompts[:1], custom=text, max_new_tokens=1)
+    assert refused.reason["type"] == "abort" and refused.reason["status_code"] == 400
+    assert "sparse attention" in refused.reason["message"]
 
 
 @pytest.mark.parametrize("served", WITH_IMAGES, indirect=True)

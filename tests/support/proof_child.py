@@ -1,7 +1,9 @@
 """A process that builds the embedded pair with captured graphs, and proves it
 again and again, each time with another fault put in. Writes one line of JSON for each.
 
-    python -m tests.support.proof_child FOLDER
+    python -m tests.support.proof_child FOLDER [sparse]
+
+With `sparse` it is a tiny pair whose target has sparse attention.
 """
 
 from __future__ import annotations
@@ -154,8 +156,54 @@ def faults():
     return found
 
 
+def sparse_faults():
+    """The same of a target with sparse attention."""
+    from tests.support import sparse_attention
+
+    best_of = sparse_attention.best_of
+
+    def oldest(scores, num, rows):
+        """Rows of one request attend to its first tokens, whatever their scores."""
+        found = best_of(scores, num, rows)
+        shares = len(rows.unique()) < len(rows) and len(rows) < 32
+        return torch.arange(num).expand_as(found) if shares else found
+
+    every = faults()
+    names = ("none", "target_steps: stale_tokens", "short_passes: wrong place")
+    fault = (sparse_attention, "best_of", oldest)
+    return {name: every[name] for name in names} | {
+        "short_passes: oldest tokens": ("short_passes", [fault])
+    }
+
+
+def embedded_pair(folder):
+    from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
+
+    return [
+        *("--model-path", str(TARGET_PATH)),
+        *("--speculative-draft-model-path", str(DRAFT_PATH)),
+        *("--speculative-parse-compose", "eagle3"),
+        *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
+        *("--max-total-tokens", "4096"),
+    ]
+
+
+def sparse_pair(folder):
+    from tests.support import sparse_attention
+    from tests.support.sparse_models import SPARSE
+
+    sparse_attention.install()
+    family = SPARSE["deepseek_v32"]
+    return [
+        *("--model-path", str(family.build(folder / "target"))),
+        *("--speculative-draft-model-path", str(family.build_draft(folder / "draft"))),
+        *family.flags,
+    ]
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, *kind = sys.argv[1:]
+    folder, is_sparse = Path(folder), kind == ["sparse"]
     os.environ["SGLANG_PARSE_CPU_PLATFORM"] = "1"
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     torch.set_num_threads(1)
@@ -163,7 +211,6 @@ def main() -> None:
 
     load_plugins()
     from benchmarks.gpu.engine import Engine
-    from sglang_parse.embedded import DRAFT_PATH, HEAD_PATH, TARGET_PATH
     from sglang_parse.proof import plain_path
     from sglang_parse.proof.path_checks import open_checks
     from sglang_parse.proof.proof_record import ProofRecord
@@ -173,18 +220,16 @@ def main() -> None:
     cpu_graphs.install(prefills=True)
     engine = Engine(
         [
-            *("--model-path", str(TARGET_PATH), "--speculative-algorithm", "PARSE"),
-            *("--speculative-draft-model-path", str(DRAFT_PATH)),
-            *("--speculative-parse-compose", "eagle3"),
-            *("--speculative-parse-eagle-model-path", str(HEAD_PATH)),
-            *("--max-total-tokens", "4096", "--max-running-requests", "16"),
+            *(sparse_pair if is_sparse else embedded_pair)(folder),
+            *("--speculative-algorithm", "PARSE", "--max-running-requests", "16"),
             *("--speculative-parse-prove", "off"),
         ]
     )
     parts, rounds = engine.parse.parts, engine.parse.batches.engine
-    plain_path.LENGTHS = (9, 20, 33)
+    # An index selects all tokens of such short texts; the proof adds a longer one.
+    plain_path.LENGTHS = (9, 12, 15) if is_sparse else (9, 20, 33)
     free = engine.allocator.available_size()
-    for name, (wanted, changes) in faults().items():
+    for name, (wanted, changes) in (sparse_faults if is_sparse else faults)().items():
         os.environ["XDG_CACHE_HOME"] = str(folder / name)
         paths = parts.verifier.paths
         paths.states.clear()

@@ -25,6 +25,8 @@ SEND_MS = 20_000
 ANSWER_SECONDS = 120
 CHILD = "tests.support.tiny_engine_child"
 SHOW_ALL_ENV = "SGLANG_PARSE_TEST_SHOW_ALL"
+#: Whether models with sparse attention are served, with torch for SGLang's kernels.
+SPARSE_ENV = "SGLANG_PARSE_TEST_SPARSE"
 
 
 @dataclass

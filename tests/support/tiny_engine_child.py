@@ -14,7 +14,7 @@ from sglang.srt.managers.scheduler import Scheduler, configure_scheduler_process
 from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
-from tests.support.tiny_engine import SHOW_ALL_ENV
+from tests.support.tiny_engine import SHOW_ALL_ENV, SPARSE_ENV
 
 
 def show_all() -> None:
@@ -33,6 +33,10 @@ def main() -> None:
     test.connect(started)
     if os.environ.get(SHOW_ALL_ENV):
         show_all()
+    if os.environ.get(SPARSE_ENV):
+        from tests.support.sparse_attention import install
+
+        install()
     server_args = prepare_server_args(argv)
     server_args.resolve_once()
     server_args.check_server_args()

@@ -84,6 +84,11 @@ class TinyModel:
     #: Share of each layer's output that is added to what it read. With little, a draft
     #: without layers agrees often, and so does a head that passes the embedding on.
     residual: float = 1.0
+    #: What a server of it is given besides, and its environment.
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    #: Tokens that are added to each prompt.
+    longer: int = 0
 
     def model_of(self, seed: int = 0) -> Any:
         """Hugging Face's model, with its random weights."""
@@ -160,6 +165,9 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             noise = torch.randn(p.shape, generator=generator)
             if "sinks" in name:
                 p.copy_(noise.bfloat16().float())  # SGLang keeps them in bfloat16
+            elif "indexer.weights_proj" in name:
+                gates = noise / p.shape[-1] ** 0.5
+                p.copy_(gates.bfloat16().float())  # SGLang keeps them in bfloat16
             elif "norm" in name and p.dim() == 1:
                 p.add_(0.1 * noise)
             elif p.dim() == 1:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sglang_parse.sgl.names import SPARSE_ATTENTION
 from sglang_parse.verify.backends.mask import MAX_MASK_CELLS
 from sglang_parse.verify.backends.rows import FA3, TORCH_NATIVE
 from sglang_parse.verify.backends.verify_backend import ParseVerifyInput, VerifyBackend
 from sglang_parse.verify.backends.virtual import CPU, FLASHINFER, TRITON
 from sglang_parse.verify.layout import VerifyPlan
 
-BACKENDS = {row.name: row for row in (CPU, FLASHINFER, TRITON, FA3, TORCH_NATIVE)}
+#: It reads index keys in pages of 64 slots, and a suffix may begin inside one.
+SPARSE = VerifyBackend(SPARSE_ATTENTION, {})
+BACKENDS = {
+    row.name: row for row in (CPU, FLASHINFER, TRITON, FA3, TORCH_NATIVE, SPARSE)
+}
 
 
 def backend_of(name: str) -> VerifyBackend:

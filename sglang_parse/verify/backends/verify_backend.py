@@ -70,7 +70,8 @@ class VerifyBackend:
     #: The value of --attention-backend.
     name: str
     #: The spec input of each route, the default route first;
-    #: docs/decisions/0003-verify-routes.md says why.
+    #: docs/decisions/0003-verify-routes.md says why. Without one, a pass is a chain of
+    #: tokens in decode rows.
     inputs: Mapping[str, type[ParseVerifyInput]]
     #: Buffers that the backend sizes by requests and reads in a verify pass.
     buffers: tuple[IndexBuffer, ...] = ()

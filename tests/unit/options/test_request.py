@@ -217,6 +217,18 @@ def test_request_that_cannot_be_judged_is_served_right(reason, fields, asked):
         assert (options.mode, options.fallback) == (asked, "")
 
 
+def test_a_target_that_gives_no_verdicts_is_followed_token_by_token():
+    """Red if a request is judged that cannot be, a report does not say why it was not,
+    or a text to judge gets an answer."""
+    why = {"no_verdicts": "sparse_attention"}
+    for asked, served in (("semantic", "exact"), ("exact", "exact"), ("off", "off")):
+        made = RequestOptions.of(request({"parse_mode": asked}), ParseConfig(), **why)
+        assert made.mode == served
+        assert made.fallback == ("sparse_attention" if asked == "semantic" else "")
+    with pytest.raises(ValueError, match="parse_verify .* sparse attention .*leave it"):
+        RequestOptions.of(request({"parse_verify": "text"}), ParseConfig(), **why)
+
+
 def test_plain_decoding_wins_over_exact_mode():
     """Red if a request with two reasons takes the weaker consequence."""
     req = request(return_logprob=True, frequency_penalty=0.5)

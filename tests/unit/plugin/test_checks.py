@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_parse.drafting.vocabularies import TokenizerMatch
 from sglang_parse.embedded import HEAD_PATH, TARGET_PATH
@@ -92,6 +93,29 @@ def test_models_are_read_at_their_own_revisions(monkeypatch):
     args.speculative_draft_model_path = None
     check_families(args, ParseConfig())
     assert asked == [("c/d", "v1"), ("a/b", "v2"), ("c/d", "v1")]
+
+
+@pytest.mark.parametrize("has_card", [False, True])
+@pytest.mark.parametrize("backend", [None, "dsa", "triton", "parse_torch"])
+def test_sparse_attention_is_served_on_its_own_backend(
+    monkeypatch, tmp_path, backend, has_card
+):
+    """Red if a start with such a target ends in a trace of SGLang, or a right one in a
+    sentence."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_card)
+    (tmp_path / "config.json").write_text('{"architectures": ["GlmMoeDsaForCausalLM"]}')
+    args = SimpleNamespace(
+        model_path=str(tmp_path),
+        revision=None,
+        speculative_draft_model_path=None,
+        speculative_draft_model_revision=None,
+        attention_backend=backend,
+    )
+    if backend == "dsa" or (backend is None and has_card):
+        check_families(args, ParseConfig())
+        return
+    with pytest.raises(ValueError, match="GlmMoeDsa.* on a GPU with --attention-back"):
+        check_families(args, ParseConfig())
 
 
 @pytest.mark.refuses("draft in text", "pages")

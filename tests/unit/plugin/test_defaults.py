@@ -15,16 +15,20 @@ pytestmark = pytest.mark.usefixtures("plugins")
 
 def backend_seen_by_sglang(*flags: str) -> str | None:
     """What SGLang's own choice of a backend finds already chosen."""
+    return backends_seen_by_sglang("--model-path", str(TARGET_PATH), *flags)[0]
+
+
+def backends_seen_by_sglang(*flags: str) -> tuple[str | None, str | None]:
+    """The same, and the backend of models that draft."""
     from sglang.srt.arg_groups import resolution_hooks
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.server_args import prepare_server_args
 
-    args = prepare_server_args(["--model-path", str(TARGET_PATH), *flags])
-    seen = []
+    args, seen = prepare_server_args([*flags]), []
     step = resolution_hooks._HOOKS["handle_deterministic_inference"][0]
-    step(args, lambda a: seen.append(resolving_view(a).attention_backend))
-    (backend,) = seen
-    return backend
+    step(args, lambda a: seen.append(resolving_view(a)))
+    (view,) = seen
+    return view.attention_backend, view.speculative_draft_attention_backend
 
 
 def test_parse_takes_flashinfer_where_none_is_named():
@@ -48,6 +52,23 @@ def test_a_named_backend_is_kept():
 def test_where_one_is_named_the_other_is_one_that_can_verify(flags, backend):
     """Red if SGLang's default for the card stands beside the one that was named."""
     assert backend_seen_by_sglang(*PARSE, *flags) == backend
+
+
+@pytest.mark.parametrize(
+    ("flags", "drafts"),
+    [
+        ((), GPU_ATTENTION_BACKEND),
+        (("--attention-backend", "dsa"), GPU_ATTENTION_BACKEND),
+        (("--speculative-draft-attention-backend", "triton"), "triton"),
+    ],
+)
+def test_sparse_attention_has_its_own_backend_and_its_draft_another(
+    tmp_path, flags, drafts
+):
+    """Red if such a target is given FlashInfer, or its draft the target's backend."""
+    (tmp_path / "config.json").write_text('{"architectures": ["GlmMoeDsaForCausalLM"]}')
+    seen = backends_seen_by_sglang(*PARSE, "--model-path", str(tmp_path), *flags)
+    assert seen == ("dsa", drafts)
 
 
 def test_other_servers_choose_for_themselves():

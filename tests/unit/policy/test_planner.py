@@ -107,6 +107,16 @@ def test_the_head_of_an_answer_is_drafted_alone():
     assert all_windows(round) == [head, 32, 32] and 0 < head < 9
 
 
+@pytest.mark.parametrize("num", [1, 8, 13, 16, 20])
+def test_drafts_and_bonus_tokens_are_the_rows_of_a_pass(num):
+    """Red if a pass has more rows than one may have, where each request adds one."""
+    plan = planner(head_steps=0, adaptive=False)
+    plan.slots.max_rows = 16
+    windows = all_windows(plan_round(plan, *(state("exact") for _ in range(num))))
+    assert not any(windows) or num + sum(windows) <= 16
+    assert any(windows) == (num <= 6)
+
+
 def test_stops_shorten_a_round():
     """Red if one request's stops, looked for behind every token of a round, hold all
     others up, or stops that take no time shorten rounds."""

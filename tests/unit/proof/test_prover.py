@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.proof import prover
 from sglang_parse.proof.path_checks import NotTaken, PathCheck
 from sglang_parse.proof.plain_path import LEAST_ALLOWED, ReferenceFailed, difference
 from sglang_parse.proof.proof_record import ProofRecord, fingerprint
@@ -36,14 +37,14 @@ def raising(error):
     return measure
 
 
-def settle(measure, *, absent="", level="fast", record=None, least=None, name=NAME):
+def settle(measure, *, absent="", level="fast", record=None, least=None, must=False):
     """least: of what the other ranks found."""
     paths, ranks = FastPaths(), Ranks(SimpleNamespace(world_size=1))
     if least is not None:
         ranks.agree_on_least = lambda values: [min(v, least) for v in values]
     prover = Prover(paths, ranks, record or ProofRecord("one"), level)
-    prover.settle(PathCheck(name, lambda: absent, measure))
-    return paths, paths.states[name]
+    prover.settle(PathCheck(NAME, lambda: absent, measure, must))
+    return paths, paths.states[NAME]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,47 @@ def test_a_path_that_raises_or_differs_is_off(measure, state, why, caplog):
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(lines) == (state == "off") and all(NAME in one for one in lines)
     assert f"{state} {NAME}" in summary(paths)
+
+
+def test_the_only_way_of_a_pass_is_off_unless_it_was_measured():
+    """Red if a server drafts by what was never seen on its device."""
+    for why in (ReferenceFailed("too noisy"), NotTaken("no size")):
+        assert settle(raising(why), must=True)[1].state == "off"
+    assert settle(lambda: (0.01, 0.02), must=True)[1].state == "proven"
+
+
+@pytest.mark.parametrize(("most_rows", "longest"), [(48, 48), (0, 2048), (4096, 2048)])
+@pytest.mark.parametrize("can_pass", [True, False])
+def test_passes_that_are_steps_alone_fit_a_captured_step(
+    monkeypatch, most_rows, longest, can_pass
+):
+    """Red if drafts are longer than what is captured, or go on without any way for a
+    pass."""
+    monkeypatch.setattr(prover, "open_checks", lambda *_, is_full: [])
+    monkeypatch.setattr(prover, "fingerprint", lambda *_: "one")
+    verifier = SimpleNamespace(
+        runner=SimpleNamespace(device="cpu"),
+        paths=FastPaths(),
+        steps_alone=True,
+        can_pass=can_pass,
+    )
+    parts = SimpleNamespace(
+        verifier=verifier,
+        draft_runners=[],
+        server_args=None,
+        config=SimpleNamespace(prove="fast"),
+        ranks=Ranks(SimpleNamespace(world_size=1, is_first_rank=True)),
+    )
+    stopped: list[bool] = []
+    short_passes = SimpleNamespace(most_rows=most_rows)
+    engine = SimpleNamespace(
+        stop_drafting=lambda: stopped.append(True),
+        slots=SimpleNamespace(max_rows=2048),
+        target=SimpleNamespace(short_passes=short_passes),
+    )
+    prover.prove(parts, engine)
+    assert engine.slots.max_rows == longest
+    assert bool(stopped) != can_pass
 
 
 def test_a_path_is_on_only_where_all_ranks_have_proven_it():

@@ -11,7 +11,8 @@ TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
 WINDOWS = {"sliding_window_size": 9}
 POOL = {"is_hybrid_swa": True, **WINDOWS}
 LATENT = {"attention_arch": AttentionArch.MLA}
-CPU = ["parse_torch"]
+SPARSE = {"name": "DeepseekV32ForCausalLM", **LATENT}
+CPU, DSA = ["parse_torch"], ["dsa"]
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def runner():
         ({"is_encoder_decoder": True}, "is an encoder-decoder"),
         ({"is_generation": False}, "does not generate"),
         ({"attention_chunk_size": 8192}, "attends within chunks"),
-        ({"name": "DeepseekV32ForCausalLM"}, "sparse attention"),
+        ({"name": "HYV4ForCausalLM"}, "sparse attention"),
         ({"name": "MiniMaxM3SparseForCausalLM"}, "block-sparse attention"),
         ({"name": "NobodysForCausalLM"}, "no family that PARSE knows"),
         ({"name": "KimiLinearForCausalLM"}, "recurrent state"),
@@ -67,6 +68,7 @@ def test_model_whose_kv_cannot_branch_is_refused(runner, flag, fields, told):
         (POOL, {"backends": CPU}),
         (LATENT, {"backends": ["parse_torch", "triton", "flashinfer"]}),
         (LATENT, {"backends": ["triton"], "head": "eagle3"}),
+        (SPARSE, {"backends": DSA}),
         ({"is_multimodal": True}, {}),
     ],
 )
@@ -85,6 +87,12 @@ def test_target_is_served_where_its_passes_are_right(runner, fields, more):
         (LATENT, {"backends": ["torch_native"]}, "latent.* torch_native; expected"),
         (LATENT, {"backends": ["flashinfer"], "head": "eagle3"}, "cannot serve with"),
         (LATENT, {"backends": ["flashinfer"], "head": "mtp"}, "cannot serve with"),
+        (SPARSE, {"backends": ["triton"]}, "served on .* triton; expected dsa"),
+        ({}, {"backends": DSA}, "served on .* dsa; expected another"),
+        (LATENT, {"backends": DSA}, "served on .* dsa; expected another"),
+        (SPARSE, {"backends": DSA, "head": "mtp"}, "sparse .*leave out .*compose mtp"),
+        (SPARSE, {"backends": DSA, "brings_back": True}, "sparse .*hierarchical"),
+        (SPARSE, {"backends": CPU, "is_draft": True}, "expected another draft model"),
         (WINDOWS, {"brings_back": True}, "--enable-hierarchical-cache"),
         ({"is_multimodal": True}, {"head": "eagle3"}, "read images; .*compose eagle3"),
         pytest.param(

@@ -167,6 +167,7 @@ def make_round(num: int, config: ParseConfig) -> Round:
         tree_cache=SimpleNamespace(evictable_size=lambda: 0),
         device=torch.device("cuda"),
         return_logprob=False,
+        return_hidden_states=False,
         top_logprobs_nums=None,
         token_ids_logprobs=None,
     )

@@ -9,8 +9,14 @@ import torch
 
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.requests.state import RequestState
-from sglang_parse.sgl.fast_paths import FastPaths
+from sglang_parse.sgl.fast_paths import (
+    SHORT_PASSES,
+    FastPaths,
+    PassFailed,
+    PassLacksMemory,
+)
 from sglang_parse.verify import drawing, model
+from sglang_parse.verify.layout import PassRequest, build_verify_plan
 from sglang_parse.verify.model import TargetModel
 
 VOCAB = 50
@@ -102,3 +108,53 @@ def test_steps_end_where_they_no_longer_pay(places):
     assert target.decode(round, go_on) == [[8, 21], [9, 22]]
     assert asked == [[[8, 21]], [[8, 21], [9, 22]]]
     assert len(verifier.asked) == len(places) == 2
+
+
+class StepsAlone(Verifier):
+    """A target whose passes are decode rows and nothing else."""
+
+    steps_alone, can_pass = True, True
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__()
+        self.error, self.paths = error, FastPaths()
+
+    def decode(self, **more):
+        if self.error is not None:
+            raise self.error
+        return super().decode(**more)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "is_off"),
+    [
+        (None, None, False),
+        (RuntimeError("no kernel"), PassFailed, True),
+        (torch.OutOfMemoryError("full"), PassLacksMemory, False),
+    ],
+)
+def test_a_pass_that_can_be_steps_alone_is(error, raised, is_off):
+    """Red if such a pass asks for a verify route, or ends drafts for good where memory
+    ran out for once."""
+    verifier = StepsAlone(error)
+    target = TargetModel(verifier, SimpleNamespace(table=torch.zeros(2, 32)))
+    plan = build_verify_plan([PassRequest(n, t, [8, 9], (), ()) for _, n, t in PLACES])
+    if raised is None:
+        target.verify(make_round(1), plan)
+        assert verifier.asked[0]["ids"] == [7, 8, 9, 20, 8, 9]
+    else:
+        with pytest.raises(PassFailed) as found:
+            target.verify(make_round(1), plan)
+        assert found.type is raised
+    assert verifier.paths.is_off(SHORT_PASSES) == is_off
+
+
+def test_no_step_is_tried_where_a_pass_was_found_to_be_wrong():
+    """Red if a server drafts by what the proof at start has switched off."""
+    verifier = StepsAlone(None)
+    verifier.can_pass = False
+    target = TargetModel(verifier, SimpleNamespace(table=torch.zeros(2, 32)))
+    plan = build_verify_plan([PassRequest(n, t, [8], (), ()) for _, n, t in PLACES])
+    with pytest.raises(PassFailed, match="short_passes is off"):
+        target.verify(make_round(1), plan)
+    assert not verifier.asked
