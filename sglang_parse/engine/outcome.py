@@ -20,7 +20,7 @@ from sglang_parse.judging.decide import (
     exact_cut,
 )
 from sglang_parse.options.extensions import ExtensionError
-from sglang_parse.policy.plain_steps import pays
+from sglang_parse.policy.planner import pays
 from sglang_parse.reporting.report import RoundRecord
 from sglang_parse.requests.ends import TextEnds
 from sglang_parse.requests.round_records import Kept, RequestRound, Round, Verdict

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
 
 from sglang_parse.requests.round_records import RequestRound
-from sglang_parse.requests.state import RequestState
 
 # Tokens after which what was seen counts for half.
 MEMORY = 4096.0
 # A change is believed once ends come clearly this many times as often, or as seldom, as
 # before: once the logarithm of the likelihood ratio for that exceeds the evidence.
 CHANGE, EVIDENCE = 3.0, 10.0
-# Failing verdicts of its own that the rate of all requests counts for with a request.
-TRUST = 4.0
 # Mean length of the segment that a token lies in, over the mean length of a segment: a
 # token lies in a long segment more likely than in a short one.
 BIASED = 1.23
@@ -74,10 +70,6 @@ class Acceptance:
         self.followed, self.head = Rate(0.2, weight=16), Rate(0.2, weight=16)
         #: That a segment ends, and that a draft ends its answer.
         self.boundary, self.ended = Rate(1 / 24, weight=48), Rate(1 / 2048, weight=256)
-        #: Failing verdicts and judged tokens of each request.
-        self.by_request: WeakKeyDictionary[RequestState, tuple[float, float]] = (
-            WeakKeyDictionary()
-        )
 
     @property
     def segment_len(self) -> float:
@@ -88,15 +80,6 @@ class Acceptance:
         """Mean length of a draft: some end their answers before the window does."""
         rate = self.ended.value
         return -math.expm1(-rate * window) / rate
-
-    def own_window(self, state: RequestState, window: int) -> int:
-        """Window of a request where others have `window`: the best one goes with one
-        over the square root of the failure rate."""
-        failures, judged = self.by_request.get(state, (0.0, 0.0))
-        rate = self.valid.value
-        own = (TRUST + failures) / (TRUST / rate + judged)
-        least = round(ENOUGH_SEGMENTS * self.segment_len)
-        return min(window, max(least, round(window * math.sqrt(rate / own))))
 
     def learn(self, r: RequestRound, *, judged: bool) -> None:
         """How long this request's draft lasted, before its state moves on."""
@@ -126,9 +109,6 @@ class Acceptance:
         judged = max(r.rejected_end, r.decision.num_judged) - r.exact_end
         # Of segments that failed together, one failure is counted.
         fails = r.rejected_end > r.state.num_suspect
-        if judged > 0:
-            failures, tokens = self.by_request.get(r.state, (0.0, 0.0))
-            self.by_request[r.state] = failures + fails, tokens + judged
         kept, end = r.kept.cut.num_kept, r.kept.cut.tail_end
         if r.rejected_end:
             # The error is taken to be in the middle of the part that failed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +10,6 @@ from sglang_parse.requests.round_records import Round
 
 # Share of what was seen that each new time replaces: the latest 50 count most.
 SMOOTHING = 0.02
-# A time more than this many times the expected one was held up, by the first use of a
-# kernel or by a neighbour on the machine. It is cut to this multiple.
-HELD_UP = 2.0
 # Times that the guess counts for.
 GUESSED = 0.05
 # Share of the steps that a pass's fixed time is worth for which requests wait for it,
@@ -33,9 +29,6 @@ class Fit:
 
     def __init__(self, *guess: float) -> None:
         self.parts = self._guess = np.array(guess)
-        self._forget()
-
-    def _forget(self) -> None:
         self.count = 0
         self._sums = np.zeros(len(self._guess))
         self._squares = np.outer(self._sums, self._sums)
@@ -53,10 +46,6 @@ class Fit:
         return float(self.parts @ np.array(amounts))
 
     def add(self, ms: float, *amounts: float) -> None:
-        if self.is_known:
-            ms = min(ms, HELD_UP * self.ms(*amounts))
-        elif self.count and self.ms(*amounts) > HELD_UP * ms:
-            self._forget()  # The first time held a kernel's first use.
         self.count += 1
         row = np.array(amounts) / max(ms, 1e-6)
         self._squares = (1 - SMOOTHING) * self._squares + np.outer(row, row)
@@ -119,7 +108,7 @@ class CostModel:
 
     def knows_plain(self, bs: int) -> bool:
         """Whether plain steps of about so many requests were timed."""
-        return self.plain.is_known and size_of(bs) in self._sizes
+        return self.plain.is_known and bs.bit_length() in self._sizes
 
     def at(self, bs: int) -> Costs:
         plain = self.plain.ms(1, bs) if self.plain.count else PLAIN_MS
@@ -148,10 +137,5 @@ class CostModel:
         elif not (steps or done.num_read):
             self.plain.add(ms / done.num_steps, 1, bs)
             if self.plain.is_known:
-                self._sizes.add(size_of(bs))
+                self._sizes.add(bs.bit_length())
         return ms
-
-
-def size_of(bs: int) -> int:
-    """The power of two that rounds of `bs` requests are counted under."""
-    return round(math.log2(bs))

@@ -20,8 +20,8 @@ from sglang_parse.requests.round_records import RequestRound
 # Tokens drafted for verdicts after which these are known well enough for another way to
 # be taken.
 ENOUGH_DRAFTED = 512
-# New draft tokens of all requests, about, until then and in trials.
-TRIAL_TOKENS = 1024
+# New draft tokens of all requests, about, until then and in trials; and of one of them.
+TRIAL_TOKENS, TRIAL_STEPS = 1024, 64
 # Share of the time that trials may lose, and the longest wait for one in milliseconds.
 TRIAL_SHARE, LONGEST_WAIT_MS = 0.01, 300_000.0
 # How much faster another way has to look before it is taken.
@@ -94,9 +94,8 @@ class Gate:
         self.trust = Rate(1.0, weight=32)
         #: When the next trial is due.
         self._due_ms = 0.0
-        #: What a trial is compared with, tokens per millisecond, 0 outside of one; and
-        #: milliseconds that it is expected to lose.
-        self._instead, self._expected_ms = 0.0, 0.0
+        #: What a trial is compared with, tokens per millisecond; 0 outside of one.
+        self._instead = 0.0
         self._knows_verdicts = False
         #: Whether drafts that are followed, and judged, were made of late.
         self._taken = {False: True, True: True}
@@ -117,9 +116,12 @@ class Gate:
     def spend(self, ms: float, tokens: int, *, is_plain: bool) -> None:
         """A round took `ms` and gave these tokens; it may have been a trial."""
         self.ms += ms
-        if self._instead and not is_plain:
-            self.charge(max(self._expected_ms, ms - tokens / self._instead))
-            self._instead, self._kept_ms = 0.0, 0.0
+        if self._instead:
+            lost_ms = ms - tokens / self._instead
+            due_ms = max(self._due_ms, self.ms) + lost_ms / TRIAL_SHARE
+            self._due_ms = min(due_ms, self.ms + LONGEST_WAIT_MS)
+            if not is_plain:
+                self._instead, self._kept_ms = 0.0, 0.0
 
     def learn(self, r: RequestRound, *, judged: bool) -> None:
         """What became of a request's draft, before its state moves on."""
@@ -134,7 +136,7 @@ class Gate:
         rate = bs * (1 + self.accept.head.mean(chain)) / ms
         if not self.costs.head.is_known:
             rate = MARGIN * bs / self.costs.at(bs).plain  # to be tried
-        return Choice(chain, judged=False, rate=rate, ms=ms / bs)
+        return Choice(chain, judged=False, rate=rate)
 
     def asks_head(self, bs: int, chain: int) -> bool:
         """Whether this rank would have the head draft, where no other drafter does."""
@@ -167,13 +169,14 @@ class Gate:
         elif not now.can_follow:
             followed = plain
         if not now.can_judge:
-            return self._weigh(now, followed, plain), ""
+            return self._weigh(followed, plain), ""
         other = max(plain, followed, key=lambda c: c.rate)
-        judged = model.judged(now.most, now.every, single.steps)
+        recovery = single.steps if single.rate > plain.rate else 0
+        judged = model.judged(now.most, now.every, recovery)
         if not knows:
             self._kept_ms = 0.0
-            return self._short(now, judged), ""
-        choice = self._weigh(now, judged, other)
+            return self._short(judged), ""
+        choice = self._weigh(judged, other)
         unit = costs.plain / now.bs
         reason = (
             f"verdicts do not pay here: {judged.rate * unit:.1f}x against "
@@ -181,30 +184,19 @@ class Gate:
         )
         return choice, reason if choice is other else ""
 
-    def _weigh(self, now: Situation, way: Choice, other: Choice) -> Choice:
+    def _weigh(self, way: Choice, other: Choice) -> Choice:
         """This way to draft, or the best other one; a trial of it where one is due."""
         was_taken = self._taken[way.judged]
         pays = way.rate >= other.rate * (1.0 if was_taken else MARGIN)
         self._taken[way.judged] = pays
-        if pays or not way.steps:
+        waits = self.ms < self._due_ms and not self.is_trial
+        if pays or not way.steps or waits:
             return way if pays else other
-        lost_ms = now.bs * way.ms * (1 - way.rate / other.rate)
-        if was_taken:
-            self.charge(lost_ms)
-        if self.ms < self._due_ms:
-            return other
-        self._instead, self._expected_ms = other.rate, lost_ms
-        return self._short(now, way) if way.judged else way
+        self._instead = other.rate
+        return self._short(way) if way.judged else way
 
-    def charge(self, lost_ms: float) -> None:
-        """The next trial waits until this one has lost its share of the time."""
-        wait_ms = min(max(0.0, lost_ms) / TRIAL_SHARE, LONGEST_WAIT_MS)
-        self._due_ms = max(self._due_ms, self.ms + wait_ms)
-
-    def _short(self, now: Situation, way: Choice) -> Choice:
+    def _short(self, way: Choice) -> Choice:
         """A round that tells much and costs little: a few tokens of some requests, but
-        drafts that hold boundaries, as shorter ones show only segments that are
-        short."""
-        least = round(ENOUGH_SEGMENTS * self.accept.segment_len)
-        steps = min(way.steps, max(TRIAL_TOKENS // now.bs, least))
+        drafts that hold boundaries, also where all answers have just begun."""
+        steps = max(TRIAL_STEPS, round(ENOUGH_SEGMENTS * self.accept.segment_len))
         return replace(way, steps=steps, writers=max(1, TRIAL_TOKENS // steps))

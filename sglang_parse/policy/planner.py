@@ -13,8 +13,7 @@ from sglang_parse.options.server import ParseConfig
 from sglang_parse.policy.acceptance import ENOUGH_SEGMENTS
 from sglang_parse.policy.copying import CopyPlanner
 from sglang_parse.policy.gate import Gate, Situation
-from sglang_parse.policy.plain_steps import MOST_STEPS, plain_steps
-from sglang_parse.policy.window import Choice, next_window
+from sglang_parse.policy.window import next_window
 from sglang_parse.requests.limits import fit_windows, longest_window
 from sglang_parse.requests.round_records import RequestRound, Round
 from sglang_parse.sgl.ranks import Ranks
@@ -34,6 +33,13 @@ JOINING = 0.5
 READ_MS, LEAST_READ = 50.0, 256
 # Rounds in which a head does not pay until it rests.
 IDLE_ROUNDS = 16
+# Most decode steps of a round, and their milliseconds together.
+MOST_STEPS, MOST_MS = 16, 200.0
+# The same of requests with stop strings, which SGLang finds after the round.
+STOP_STEPS = 4
+# Share of a round's rows that may lie after the ends of answers. A row among many costs
+# far less than the work between two rounds.
+MOST_WASTE = 1 / 8
 
 
 class RoundPlanner:
@@ -91,32 +97,22 @@ class RoundPlanner:
         Ranks learn from their own times, and so differently: all take what the first
         rank has chosen, its windows too.
         """
-        choice, round.reason = self.gate.choose(self._situation(round, writing))
-        ours = [int(choice.steps == 0), int(choice.judged), choice.every]
-        # Only the shortest texts are read where not all requests draft.
-        places = range(len(writing))
-        order = sorted(places, key=lambda i: writing[i].seq_len)
-        first = set(order[: choice.writers or None])
-        drafts = [
-            self._num_new(writing[i], choice) if i in first else 0 for i in places
-        ]
-        (paused, judged, every), agreed = self.ranks.agree_all([ours, drafts])
+        one, round.reason = self.gate.choose(self._situation(round, writing))
+        ours = [one.steps, int(one.judged), one.every, one.recovery, one.writers]
+        ((steps, judged, every, recovery, writers),) = self.ranks.agree_all([ours])
         round.judged, round.judge_every = bool(judged), every
         # A draft without a boundary would be followed token by token.
         least = ENOUGH_SEGMENTS * self.gate.accept.segment_len if judged else 0.0
-        for r, num_new in zip(writing, agreed, strict=True):
+        # Only the shortest texts are read where not all requests draft.
+        for i, r in enumerate(sorted(writing, key=lambda r: r.seq_len)):
+            is_single = r.state.recovering or r.state.is_exact
+            num_new = recovery if judged and steps and is_single else steps
+            if 0 < writers <= i:
+                num_new = 0
             held = r.state.draft
             num = max(len(held.tokens), held.num_left_over + num_new)
             r.window, r.num_enough = min(r.window, num), max(JOINING * num_new, least)
-        return bool(paused)
-
-    def _num_new(self, r: RequestRound, choice: Choice) -> int:
-        """New draft tokens of a request."""
-        if not choice.judged or not choice.steps:
-            return choice.steps
-        if r.state.recovering or r.state.is_exact:
-            return choice.recovery
-        return self.gate.accept.own_window(r.state, choice.steps)
+        return not steps
 
     def _situation(self, round: Round, writing: Sequence[RequestRound]) -> Situation:
         """Only where every semantic request may be followed token by token instead is
@@ -276,3 +272,24 @@ class RoundPlanner:
         by_head = not others and any(r.budgets.keys() & names for r in round)
         ms = self.gate.costs.learn(round, by_head=by_head)
         self.gate.spend(ms, tokens, is_plain="plain" in round.seconds)
+
+
+def plain_steps(round: Round, *, step_ms: float, context_len: int) -> int:
+    """Decode steps of a round without drafts, if no answer ends before its longest
+    length and nobody waits. step_ms: of one."""
+    if not round.may_repeat:
+        return 1
+    room = min(context_len - r.seq_len - 1 for r in round)
+    most = max(1, min(MOST_STEPS, int(MOST_MS / step_ms), room))
+    num_stops = sum(r.has_stop_text for r in round)
+    if num_stops > MOST_WASTE * len(round):
+        most = min(most, STOP_STEPS)
+    left = [r.tokens_left for r in round]
+    return next((num for num in range(most, 1, -1) if pays(left, num)), 1)
+
+
+def pays(lens: Sequence[int], num: int) -> bool:
+    """Whether few enough rows of so many steps lie after the ends of answers. lens:
+    tokens of each answer up to its end, as far as is known."""
+    wasted = sum(max(0, num - own) for own in lens)
+    return wasted <= MOST_WASTE * num * len(lens)

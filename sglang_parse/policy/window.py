@@ -25,7 +25,7 @@ class Choice:
     steps: new draft tokens of a request, 0 for plain decoding. judged: by verdicts,
     else token by token. every: boundaries to a verdict. recovery: new draft tokens of a
     request that recovers. writers: requests that draft, 0 for all. rate: tokens per
-    millisecond expected; ms: of the device, for a draft of one request and its pass.
+    millisecond expected.
     """
 
     steps: int = 0
@@ -34,7 +34,6 @@ class Choice:
     recovery: int = 8
     writers: int = 0
     rate: float = 0.0
-    ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class Goodput:
         passes = (1 + num) * min(max(1.0, steps / gap / (1 + num)), bs)
         pass_ms = passes * costs.fixed + bs * costs.row * (rows + num * (1 + short))
         ms = max(steps * costs.step + pass_ms, passes * costs.plain)
-        return replace(one, rate=bs * (tokens + num * again) / ms, ms=ms / bs)
+        return replace(one, rate=bs * (tokens + num * again) / ms)
 
 
 def windows(most: int) -> list[int]:

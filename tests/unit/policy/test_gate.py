@@ -32,7 +32,8 @@ def test_rounds_are_near_the_bound(concurrency, kept, least):
     one = replace(LONG, concurrency=concurrency, drafts=Drafts(kept, 0.8))
     if concurrency > 1:
         one = replace(one, num_tokens=24_000, warm_tokens=4_000)
-    assert speedup(one) > least * bound(COSTS, concurrency, kept)
+    rates = [speedup(replace(one, seed=seed)) for seed in range(4)]
+    assert mean(rates) > least * bound(COSTS, concurrency, kept)
 
 
 def test_windows_are_not_longer_than_answers():
@@ -56,7 +57,7 @@ def test_windows_are_not_longer_than_answers():
 def test_judged_rounds_give_what_is_expected_of_them(concurrency, monkeypatch):
     """Red if drafts are taken to go on behind their last boundary where the draft model
     begins segments in its own words, or if more verdicts are given than are counted."""
-    monkeypatch.setattr(Gate, "_weigh", lambda self, now, way, other: way)
+    monkeypatch.setattr(Gate, "_weigh", lambda self, way, other: way)
     one = Scenario(
         pair_costs("cpu-embedded"),
         concurrency,
@@ -177,6 +178,14 @@ def test_prompts_that_arrive_do_not_shorten_drafts():
         assert expected_ms < 1.25 * steps * COSTS.step_ms(8)
 
 
+@pytest.mark.parametrize("seed", [3, 5])
+def test_first_drafts_do_not_decide_for_long(seed):
+    """Red if verdicts are given up for a run of 64 requests because the first drafts of
+    answers that had just begun held few boundaries: it then gives 1.1x."""
+    one = replace(scenarios()["32b+1.7b-h200 good c=64"], seed=seed)
+    assert World(one).run().rate > 1.25 * target_alone(one).rate
+
+
 def test_a_draft_that_gets_better_is_noticed():
     """Red if a server that stopped drafting never starts again."""
     world = World(Scenario(COSTS, drafts=HOSTILE, num_tokens=4000))
@@ -240,7 +249,7 @@ def test_token_by_token_is_not_slower_than_plain_decoding(head, graphs):
 
 @pytest.mark.parametrize(("concurrency", "least"), [(1, 2.0), (8, 1.1)])
 def test_drafts_of_which_little_is_kept_pay(concurrency, least):
-    """Red if requests whose verdicts often fail no longer get windows and recoveries of
+    """Red if requests whose verdicts often fail no longer get recoveries of
     their own. With verdicts always, they give 2.2x and 1.3x."""
     one = scenarios()[f"32b+1.7b-h200 poor c={concurrency}"]
     alone = target_alone(one).rate
@@ -250,7 +259,7 @@ def test_drafts_of_which_little_is_kept_pay(concurrency, least):
 
 def test_another_number_of_requests_waits_for_its_trial():
     """Red if each number of requests that is new begins with a trial of its own, or a
-    trial has no end, or none comes again."""
+    trial has no end, or ends before its pass, or none comes again."""
     one = Gate()
     for bs in (1, 2):
         for _ in range(4):
@@ -264,9 +273,10 @@ def test_another_number_of_requests_waits_for_its_trial():
         one._kept_ms = 0.0
         return bool(one.choose(Situation(bs=bs, most=256, suffix_len=10))[0].steps)
 
-    assert not drafts(1)  # it has just ceased to pay: a trial waits
-    one.spend(300_000.0, 0, is_plain=True)
-    assert drafts(1)
+    assert drafts(1)  # it has just ceased to pay: a trial
+    for _ in range(3):  # while some requests draft for it, others decode
+        one.spend(400.0, 20, is_plain=True)
+        assert drafts(1) and one.is_trial
     one.spend(400.0, 1, is_plain=False)
     assert not drafts(1) and not drafts(2)
     one.spend(300_000.0, 0, is_plain=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.policy.plain_steps import (
+from sglang_parse.policy.planner import (
     MOST_MS,
     MOST_STEPS,
     STOP_STEPS,
