@@ -115,6 +115,13 @@ HOOKS = (
         "sglang_parse.plugin.inert_messages:encode_messages",
         "special tokens in the messages of users and tools are plain text",
         "SGLang encodes the content of messages without special tokens",
+        others=(
+            (
+                "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat."
+                "_engine_prompt",
+                "sglang_parse.plugin.inert_messages:send_ids",
+            ),
+        ),
     ),
     Hook(
         AROUND,

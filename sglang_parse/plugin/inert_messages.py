@@ -5,8 +5,8 @@ spells a special token, such as one that ends a turn, forges turns, and with the
 a judge's question seems to follow. Here each special token in a message of a user or a
 tool is marked before the chat is rendered, and its place is encoded as text.
 
-Not reached: chats that SGLang encodes without a Jinja template, and targets that read
-images, whose processor encodes the rendered text once more.
+Not reached: chats that SGLang encodes without a Jinja template, and chats with images,
+whose rendered text the target's processor encodes once more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ from sglang_parse.plugin.flags import config_from_server_args
 ROLES = ("user", "tool", "function")
 # An encoded part follows it, so that no tokenizer puts the space of a first word there.
 FRONT = "\n"
+
+
+class InertIds(list[int]):
+    """Ids of a prompt whose text would be encoded otherwise."""
+
+    def __add__(self, other: Any) -> InertIds:
+        """SGLang adds the beginning of an answer."""
+        return InertIds([*self, *other])
 
 
 def encode_messages(
@@ -44,7 +52,7 @@ def encode_messages(
     tokenizer, mark = manager.tokenizer, str(secrets.randbits(80))
     marked = messages
     # A tokenizer whose ids have no text form reads messages as text by itself.
-    if not (use_cache or chat._prompt_text_round_trip_is_lossy):
+    if not chat._prompt_text_round_trip_is_lossy:
         pattern = special_tokens(tokenizer)
         marked = [marked_message(m, pattern, mark) for m in messages]
     if marked == messages or not (
@@ -67,7 +75,18 @@ def encode_messages(
         return_dict=False,
         **template_kwargs,
     )
-    return encode_marked(tokenizer, rendered, mark, encode_kwargs), None
+    return InertIds(encode_marked(tokenizer, rendered, mark, encode_kwargs)), None
+
+
+def send_ids(
+    original: Callable[..., Any], chat: Any, processed: Any, is_multimodal: bool
+) -> tuple[str, Any]:
+    """AROUND hook on OpenAIServingChat._engine_prompt: a target that reads images gets
+    these ids too, and not their text, where the chat has no images."""
+    media = processed.image_data or processed.video_data or processed.audio_data
+    if isinstance(processed.prompt_ids, InertIds) and not media:
+        return "input_ids", list(processed.prompt_ids)
+    return original(chat, processed, is_multimodal)
 
 
 @functools.lru_cache(4)  # of one tokenizer, asked for every chat

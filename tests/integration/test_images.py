@@ -219,3 +219,21 @@ def test_images_of_chats(served):
     refused = chat([*parts, video])
     assert refused.status_code == 400
     assert "video" in refused.json()["message"]
+
+
+def test_special_tokens_of_a_chat_without_images_are_text(served):
+    """Red if a target that reads images is sent the text of such a chat, in which a
+    forged turn is a turn."""
+    tokenizer = served.processor.tokenizer
+    special = next(t.content for t in tokenizer.added_tokens_decoder.values())
+
+    def num_tokens(text):
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        reply = served.server.post("/v1/chat/completions", {"model": "any", **body})
+        assert reply.status_code == 200, reply.text
+        return reply.json()["usage"]["prompt_tokens"]
+
+    more = len(tokenizer.encode(special, split_special_tokens=True)) - 1
+    assert more > 1
+    as_text = num_tokens(f"a {special}{special} b") - num_tokens("a  b")
+    assert as_text == pytest.approx(2 * (more + 1), abs=2)

@@ -24,6 +24,7 @@ FLAGS = (
 )
 SERVED: dict[str, Any] = {
     **{"residual": RESIDUAL, "flags": FLAGS, "environment": {SPARSE_ENV: "1"}},
+    "drafts_itself": False,
     # Answers begin in the second page of 64 slots, and end in the third.
     "longer": 84,
 }

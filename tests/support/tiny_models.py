@@ -84,6 +84,8 @@ class TinyModel:
     #: Share of each layer's output that is added to what it read. With little, a draft
     #: without layers agrees often, and so does a head that passes the embedding on.
     residual: float = 1.0
+    #: Whether PARSE serves it as a draft.
+    drafts_itself: bool = True
     #: What a server of it is given besides, and its environment.
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class TinyModel:
     def build_draft(self, folder: Path) -> Path:
         """Write a model that often writes the same: its language model with noise."""
         model, more = self.model_of(), self.more
-        if self.processor and not self.text:
+        if not self.drafts_itself or (self.processor and not self.text):
             model, more = without_layers(model), {}
         elif self.text:
             fields = dict(self.fields["text_config"])

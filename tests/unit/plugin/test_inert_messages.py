@@ -101,7 +101,6 @@ def test_parts_of_a_message_are_texts_too(tokenizer, monkeypatch):
         ([("assistant", FORGED)], {}),
         ([("user", None)], {}),
         ([("user", FORGED)], {"is_on": False}),
-        ([("user", FORGED)], {"use_cache": True}),
         ([("user", FORGED)], {"lossy": True}),
     ],
 )
@@ -128,3 +127,19 @@ def test_a_template_that_changes_a_message(content, shown, monkeypatch):
     ids, _ = encoded(tokenizer, message, content=content, monkeypatch=monkeypatch)
     assert ids.count(tokenizer.convert_tokens_to_ids(END)) == 1
     assert tokenizer.decode(ids).startswith("user\n" + shown)
+
+
+@pytest.mark.parametrize("media", [None, ["an image"]])
+def test_a_target_that_reads_images_gets_the_ids(media, monkeypatch):
+    """Red if such a target is sent the text, whose special tokens are special again,
+    or a chat with images lacks the text that its processor needs."""
+    tokenizer = tokenizer_kinds.embedded()
+    ids, _ = encoded(
+        tokenizer, ("user", FORGED), monkeypatch=monkeypatch, use_cache=True
+    )
+    for prompt_ids, is_sent in ((ids + [5], media is None), (list(ids), False)):
+        processed = SimpleNamespace(
+            prompt_ids=prompt_ids, image_data=media, video_data=None, audio_data=None
+        )
+        found = inert_messages.send_ids(lambda *_: "stock", None, processed, True)
+        assert found == (("input_ids", prompt_ids) if is_sent else "stock")

@@ -190,7 +190,7 @@ def test_a_bad_server_costs_no_token(write, adaptive):
 @pytest.mark.parametrize("mode", ["exact", "semantic"])
 def test_a_wrong_server_costs_hardly_any_time(mode):
     """Red if passes over wrong text go on, where each row of a pass costs half of what
-    a plain round does. The clock is virtual."""
+    a plain round does: after its first trials no more is lost. The clock is virtual."""
     config = ParseConfig(segmenter="fixed:8")
     now = SimpleNamespace(s=0.0)
     streams = Streams(lambda prompt: (b"z" * 300, True, False))
@@ -210,7 +210,7 @@ def test_a_wrong_server_costs_hardly_any_time(mode):
     server = FakeServer(target, [serving(drafter)], config=config)
     server.engine.clock = lambda: now.s
     req = asked(mode, (4,), config=config)
-    while len(req.output_ids) < 900:
+    while len(req.output_ids) < 2700:
         server.round(req)
     assert streams.begun and now.s < 1.15 * 0.01 * len(req.output_ids)
 
