@@ -77,12 +77,12 @@ if [ "$dry" = --dry ]; then
 else
     large=qwen3-32b-1.7b
     step machine 60 nvidia-smi
-    # 1. Which paths are right at all, on each attention backend.
+    # 1. Which paths are right at all, on each attention backend that serves the model.
     for backend in flashinfer triton fa3; do
         tiny_paths embedded "$backend"
     done
-    for backend in flashinfer fa3; do tiny_paths tiny-latent "$backend"; done
-    for backend in flashinfer triton; do tiny_paths tiny-windows "$backend"; done
+    for backend in flashinfer triton; do tiny_paths tiny-latent "$backend"; done
+    for backend in triton fa3; do tiny_paths tiny-windows "$backend"; done
     # 2. The same with the shapes that users run, and what each path gives.
     paths paths-large 240 --pair "$large" --repeats 6
     # 3. Answers of whole servers: exact mode and no drafts equal the target, also with

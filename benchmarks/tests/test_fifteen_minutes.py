@@ -15,10 +15,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import fast_paths, serve
 from benchmarks.gpu.arms import arms_of
+from sglang_parse.sgl.architecture import LATENT_BACKENDS, WINDOW_BACKENDS
 from sglang_parse.verify.backends.routes import BACKENDS
 from tests.gpu import test_server_gpu
 
 SCRIPT = ROOT / "benchmarks" / "gpu" / "fifteen_minutes.sh"
+SERVED = {"tiny-latent": LATENT_BACKENDS, "tiny-windows": WINDOW_BACKENDS}
 # Writes down how it is called, and fails where the call holds $FAILS.
 STAND_IN = """#!/usr/bin/env bash
 echo "$*" >> "$PLAN"
@@ -58,7 +60,8 @@ def script(tmp_path):
 
 
 def check_call(call):
-    """Red if a call names a flag, a pair, an arm or a test that does not exist."""
+    """Red if a call names a flag, a pair, an arm or a test that does not exist, or a
+    backend that the server refuses for the pair."""
     module, *arguments = shlex.split(call)[1:]
     if module == "pytest":
         names = call.partition(" -k ")[2].split(" or ")
@@ -70,6 +73,9 @@ def check_call(call):
     args = of[module].parser().parse_args(arguments)
     if module.endswith("serve"):
         assert {a.name for a in arms_of(args)} == set(args.arms)
+    for kind, served in SERVED.items():
+        if args.backend is not None and kind in args.pair:
+            assert args.backend in served, (kind, args.backend)
     assert args.backend is None or args.backend in BACKENDS
     return module.rsplit(".", 1)[1]
 
