@@ -25,8 +25,8 @@ AGREEMENT = 0.8
 # Draft lengths: segments of a judged round, and tokens where a segment is rewritten.
 SEGMENTS, REWRITE = range(1, 7), 8
 # Milliseconds that the host takes between draft steps that check guesses: measured on
-# one core of a CPU that others used too (benchmarks/gpu/guess_host.py), on no card.
-GUESS_MS = 0.6
+# one core of an idle CPU (benchmarks/gpu/guess_host.py), on no card.
+GUESS_MS = 0.5
 # Forwards of a head of the draft for each such step: it reads, and takes three steps.
 HEAD_FORWARDS = 4
 # Bytes of a card that SGLang leaves free (arg_groups/memory_hook.py).

@@ -12,7 +12,7 @@ RUNS = (3, 2)
 # so many votes on it is guessed, and no more than so many are counted.
 LEAST_VOTES, MOST_VOTES = 2, 4
 # Share of the tokens that have to be guessed right, so that a step writes more than 1.5
-# tokens. The host reads each such step: 0.6 ms or more beside 2.2 ms on an H200.
+# tokens. The host reads each such step: 0.5 ms or more beside 2.2 ms on an H200.
 LEAST_SHARE = 0.35
 # Tokens over which that share is a mean.
 MEMORY = 256
