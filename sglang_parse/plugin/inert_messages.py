@@ -27,7 +27,7 @@ FRONT = "\n"
 class InertIds(list[int]):
     """Ids of a prompt whose text would be encoded otherwise."""
 
-    def __add__(self, other: Any) -> InertIds:
+    def __add__(self, other: Any) -> InertIds:  # type: ignore[override]
         """SGLang adds the beginning of an answer."""
         return InertIds([*self, *other])
 
