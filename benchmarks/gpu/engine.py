@@ -153,10 +153,20 @@ class Engine:
 
     def draft(self, rows: torch.Tensor, context: int, num_new: int) -> None:
         """A draft of `num_new` tokens after one token of catch-up, all greedy."""
-        from sglang_parse.drafting.lanes import DraftPhase, DraftRequest
+        from sglang_parse.drafting.lanes import DraftPhase
 
-        bs = len(rows)
-        requests = [
+        self.draft_model.propose(
+            self.draft_requests(rows, context, num_new),
+            table=self.table,
+            sampling_info=self.greedy_sampling(len(rows)),
+            phase=DraftPhase(),
+        )
+
+    def draft_requests(self, rows: torch.Tensor, context: int, num_new: int) -> Any:
+        """Requests of the draft model that have read `context` tokens of one more."""
+        from sglang_parse.drafting.lanes import DraftRequest
+
+        return [
             DraftRequest(
                 row=row,
                 tokens=[VERDICT_TOKEN] * (context + 1),
@@ -167,12 +177,6 @@ class Engine:
             )
             for i, row in enumerate(rows.tolist())
         ]
-        self.draft_model.propose(
-            requests,
-            table=self.table,
-            sampling_info=self.greedy_sampling(bs),
-            phase=DraftPhase(),
-        )
 
     def greedy_sampling(self, bs: int) -> Any:
         """SGLang's sampling parameters of a batch of so many greedy requests."""

@@ -28,22 +28,12 @@ CONTEXT, NUM_NEW, NUM_GUESSES, REPEATS, WARM_UP = 100, 256, 3, 12, 2
 
 def seconds_of(engine: Engine, num_requests: int) -> list[float]:
     """Of the thread, per step, in each repeat."""
-    from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
+    from sglang_parse.drafting.lanes import DraftPhase, Lane, Lanes
 
     rows = engine.fill_rows(num_requests, CONTEXT + NUM_NEW + 2)
     found = []
     for _ in range(WARM_UP + REPEATS):
-        requests = [
-            DraftRequest(
-                row=row,
-                tokens=[VERDICT_TOKEN] * (CONTEXT + 1),
-                num_cached=CONTEXT,
-                num_new=NUM_NEW,
-                stop_ids=frozenset(),
-                batch_index=i,
-            )
-            for i, row in enumerate(rows.tolist())
-        ]
+        requests = engine.draft_requests(rows, CONTEXT, NUM_NEW)
         found.append(
             time_phase(engine, Lanes(Lane(r, 1) for r in requests), DraftPhase())
         )
