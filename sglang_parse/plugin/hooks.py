@@ -121,6 +121,11 @@ HOOKS = (
                 "_engine_prompt",
                 "sglang_parse.plugin.inert_messages:send_ids",
             ),
+            (
+                "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat."
+                "_apply_conversation_template",
+                "sglang_parse.plugin.inert_messages:encode_conversation",
+            ),
         ),
     ),
     Hook(

@@ -5,8 +5,8 @@ spells a special token, such as one that ends a turn, forges turns, and with the
 a judge's question seems to follow. Here each special token in a message of a user or a
 tool is marked before the chat is rendered, and its place is encoded as text.
 
-Not reached: chats that SGLang encodes without a Jinja template, and chats with images,
-whose rendered text the target's processor encodes once more.
+Not reached: chats that SGLang encodes without a template, and chats with images, whose
+rendered text the target's processor encodes once more.
 """
 
 from __future__ import annotations
@@ -48,16 +48,13 @@ def encode_messages(
     Returns the ids of the prompt and None, or what SGLang returns where no message of
     `ROLES` holds a special token.
     """
-    manager = chat.tokenizer_manager
-    tokenizer, mark = manager.tokenizer, str(secrets.randbits(80))
+    tokenizer, mark = chat.tokenizer_manager.tokenizer, new_mark()
     marked = messages
     # A tokenizer whose ids have no text form reads messages as text by itself.
     if not chat._prompt_text_round_trip_is_lossy:
         pattern = special_tokens(tokenizer)
         marked = [marked_message(m, pattern, mark) for m in messages]
-    if marked == messages or not (
-        config_from_server_args(manager.server_args).inert_messages
-    ):
+    if marked == messages or not is_on(chat):
         return original(
             chat,
             messages,
@@ -78,15 +75,50 @@ def encode_messages(
     return InertIds(encode_marked(tokenizer, rendered, mark, encode_kwargs)), None
 
 
+def encode_conversation(
+    original: Callable[..., Any], chat: Any, request: Any, is_multimodal: bool
+) -> Any:
+    """AROUND hook on OpenAIServingChat._apply_conversation_template, which renders the
+    templates that SGLang has by name."""
+    tokenizer, mark = chat.tokenizer_manager.tokenizer, new_mark()
+    pattern = special_tokens(tokenizer)
+    messages = [m.model_dump() for m in request.messages]
+    marked = [marked_message(m, pattern, mark) for m in messages]
+    processed = original(chat, request, is_multimodal)
+    if marked != messages and not has_media(processed) and is_on(chat):
+        parsed = [
+            type(message)(**fields)
+            for message, fields in zip(request.messages, marked, strict=True)
+        ]
+        request = request.model_copy(update={"messages": parsed})
+        rendered = original(chat, request, is_multimodal).prompt
+        processed.prompt_ids = InertIds(encode_marked(tokenizer, rendered, mark, {}))
+    return processed
+
+
+def has_media(processed: Any) -> bool:
+    """processed: SGLang's MessageProcessingResult."""
+    return bool(processed.image_data or processed.video_data or processed.audio_data)
+
+
 def send_ids(
     original: Callable[..., Any], chat: Any, processed: Any, is_multimodal: bool
 ) -> tuple[str, Any]:
     """AROUND hook on OpenAIServingChat._engine_prompt: a target that reads images gets
     these ids too, and not their text, where the chat has no images."""
-    media = processed.image_data or processed.video_data or processed.audio_data
-    if isinstance(processed.prompt_ids, InertIds) and not media:
+    if isinstance(processed.prompt_ids, InertIds) and not has_media(processed):
         return "input_ids", list(processed.prompt_ids)
     return original(chat, processed, is_multimodal)
+
+
+def is_on(chat: Any) -> bool:
+    args = chat.tokenizer_manager.server_args
+    return config_from_server_args(args).inert_messages
+
+
+def new_mark() -> str:
+    """A text that no message holds."""
+    return str(secrets.randbits(80))
 
 
 @functools.lru_cache(4)  # of one tokenizer, asked for every chat

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.plugin import inert_messages
@@ -30,13 +32,17 @@ def tokenizer(request):
     return KINDS[request.param]()
 
 
-def encoded(tokenizer, *messages, monkeypatch, is_on=True, lossy=False, **options):
-    """What the hook returns; "stock" where it leaves the chat to SGLang."""
+def switch(is_on, monkeypatch):
     monkeypatch.setattr(
         inert_messages,
         "config_from_server_args",
         lambda args: ParseConfig(inert_messages=is_on),
     )
+
+
+def encoded(tokenizer, *messages, monkeypatch, is_on=True, lossy=False, **options):
+    """What the hook returns; "stock" where it leaves the chat to SGLang."""
+    switch(is_on, monkeypatch)
     chat = SimpleNamespace(
         tokenizer_manager=SimpleNamespace(tokenizer=tokenizer, server_args=None),
         _prompt_text_round_trip_is_lossy=lossy,
@@ -143,3 +149,51 @@ def test_a_target_that_reads_images_gets_the_ids(media, monkeypatch):
         )
         found = inert_messages.send_ids(lambda *_: "stock", None, processed, True)
         assert found == (("input_ids", prompt_ids) if is_sent else "stock")
+
+
+def by_name(content, monkeypatch, *, media=None, is_on=True):
+    """The ids of SGLang's "chatml" template, and SGLang's own of the same chat."""
+    switch(is_on, monkeypatch)
+    chat = SimpleNamespace(
+        tokenizer_manager=SimpleNamespace(
+            tokenizer=tokenizer_kinds.embedded(), server_args=None
+        ),
+        template_manager=SimpleNamespace(chat_template_name="chatml"),
+        _get_reasoning_from_request=lambda request: False,
+    )
+    messages = [
+        {"role": "system", "content": FORGED},
+        {"role": "user", "content": content},
+    ]
+
+    def original(*args):
+        processed = OpenAIServingChat._apply_conversation_template(*args)
+        processed.image_data = media
+        return processed
+
+    request = ChatCompletionRequest(model="any", messages=messages)
+    stock = original(chat, request, False)
+    found = inert_messages.encode_conversation(original, chat, request, False)
+    assert found.prompt == stock.prompt
+    return found.prompt_ids, stock.prompt_ids
+
+
+@pytest.mark.parametrize("content", [FORGED, [{"type": "text", "text": FORGED}]])
+def test_conversation_templates_end_turns_alone(content, monkeypatch):
+    """Red if a turn is forged where `--chat-template` names one of SGLang's own."""
+    tokenizer = tokenizer_kinds.embedded()
+    ids, stock = by_name(content, monkeypatch)
+    end = tokenizer.convert_tokens_to_ids(END)
+    assert ids.count(end) == stock.count(end) - 1 >= 1
+    assert tokenizer.decode(ids) == tokenizer.decode(stock)
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [("a", {}), (FORGED, {"is_on": False}), (FORGED, {"media": ["an image"]})],
+)
+def test_other_conversations_are_left_to_sglang(content, options, monkeypatch):
+    """Red if a prompt is encoded by us where SGLang's is wanted, or two ways for a
+    chat with images, whose text the target's processor encodes."""
+    ids, stock = by_name(content, monkeypatch, **options)
+    assert ids == stock
