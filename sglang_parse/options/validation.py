@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 CUT_MARK = "PARSE-CUT-MARK"
 RECOVER_ALL = "all"
 # Who may draft, in the order of their turns; the value that leaves it to other flags.
-DRAFTER_NAMES = ("ngram", "eagle3", "mtp", "remote", "model")
+DRAFTER_NAMES = ("ngram", "eagle3", "mtp", "dflash", "dspark", "remote", "model")
 AUTO = "auto"
 # Where the API key of a draft server stands.
 DRAFT_KEY_ENV = "SGLANG_PARSE_DRAFT_API_KEY"

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from sglang_parse.options.server import CONFIG_ENV, ParseConfig
-from sglang_parse.options.table import flag_name
+from sglang_parse.options.table import HEADS_OF_PATH, flag_name
 from sglang_parse.options.validation import parse_verdict_tokens
 
 BAD = {
@@ -177,6 +177,10 @@ def test_listed_drafters_are_those_that_other_flags_name():
     assert ParseConfig().drafter_names == ()
     assert ParseConfig(drafters="ngram,eagle3", **head).drafter_names[1] == "eagle3"
     assert ParseConfig(drafters="mtp,model", compose="mtp").composes
+    for name in HEADS_OF_PATH:
+        own = {"compose": name, "eagle_model_path": "head"}
+        listed = ParseConfig(drafters=f"ngram,{name},model", **own).drafter_names
+        assert listed == ("ngram", name, "model")
     with pytest.raises(ValueError, match="speculative-parse-drafters is .*'mtp'"):
         ParseConfig(drafters="ngram", compose="mtp")
     with pytest.raises(ValueError, match="speculative-parse-compose is 'mtp' and "):
