@@ -94,8 +94,12 @@ def render(tokenizer: Any, chat: Mapping[str, Any]) -> str | None:
         first = {**messages[1]}
         first["content"] = f"{messages[0]['content']}\n\n{first['content']}"
         ways.append(([first, *messages[2:]], None))
-    # Of the caller's, they would change what is rendered, and not how.
-    ours = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt")
+    # Of the caller's, they would change what is rendered, and not how; a template is a
+    # program that may never end.
+    ours = (
+        *("messages", "conversation", "tools", "tokenize", "add_generation_prompt"),
+        "chat_template",
+    )
     options = {k: v for k, v in chat["options"].items() if k not in ours}
     for turns, tools in ways:
         try:

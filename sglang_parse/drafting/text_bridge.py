@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sglang_parse.drafting.thinking import MARKS
 from sglang_parse.drafting.token_names import TextError, reader_of
+from sglang_parse.judging.special_tokens import THINKING_MARKS, special_ids
 
 # What a tokenizer in Python has to write again at start-up.
 SAMPLE = "Step 1: 3.14 + 2,718 = 12345\n\tIt's naïve – 你好, привет 👍🏽. Yes"
@@ -28,12 +28,11 @@ class TokenBytes:
         """tokenizer: a Hugging Face one, with a Rust backend or in Python."""
         read = reader_of(tokenizer)
         added = tokenizer.added_tokens_decoder
-        special = set(tokenizer.all_special_ids)
-        special |= {i for i, token in added.items() if token.special}
-        special -= {i for i, token in added.items() if str(token.content) in MARKS}
+        marks = {i for i, t in added.items() if str(t.content) in THINKING_MARKS}
+        special = special_ids(tokenizer) - marks
         size = max([len(tokenizer), *(i + 1 for i in added)])
         #: Ids that stand for no text: turns, ends, padding.
-        self.special = frozenset(special)
+        self.special = special
         self._of: list[bytes] = []
         for i, piece in enumerate(tokenizer.convert_ids_to_tokens(list(range(size)))):
             if piece is None:

@@ -6,20 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sglang_parse.judging.special_tokens import THINKING_PAIRS
+
 if TYPE_CHECKING:
     from sglang_parse.drafting.text_bridge import TokenBytes
-
-# As SGLang's reasoning parsers name them (sglang/srt/parser/reasoning_parser.py).
-PAIRS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("◁think▷", "◁/think▷"),
-    ("<mm:think>", "</mm:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|inner_prefix|>", "<|inner_suffix|>"),
-)
-#: All of them. They are text, also where a tokenizer calls them special.
-MARKS = frozenset(mark for pair in PAIRS for mark in pair)
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ class ThinkingMarks:
 def marks_of(tokenizer: Any) -> ThinkingMarks | None:
     """A tokenizer's marks; None where it has none that are a token each."""
     vocab = tokenizer.get_added_vocab()
-    for opening, closing in PAIRS:
+    for opening, closing in THINKING_PAIRS:
         if opening in vocab and closing in vocab:
             template = str(getattr(tokenizer, "chat_template", None) or "")
             ids = vocab[opening], vocab[closing]

@@ -20,6 +20,7 @@ from sglang_parse.judging.prose import (
     sentence_boundaries,
     step_boundaries,
 )
+from sglang_parse.judging.special_tokens import special_ids
 from sglang_parse.options.segmenters import check_segmenter, parse_fixed_segmenter
 
 # Tokens of a segment not ended yet that the rules of text look back at.
@@ -44,8 +45,7 @@ def build_token_texts(tokenizer: Any) -> list[str]:
     """
     added = getattr(tokenizer, "added_tokens_decoder", {})
     size = max([len(tokenizer), *(i + 1 for i in added)])
-    special = set(tokenizer.all_special_ids)
-    special |= {i for i, token in added.items() if token.special}
+    special = special_ids(tokenizer)
     pieces = tokenizer.convert_ids_to_tokens(list(range(size)))
     anchor = tokenizer.convert_ids_to_tokens(
         tokenizer.encode("a", add_special_tokens=False)

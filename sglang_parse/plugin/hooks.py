@@ -126,6 +126,10 @@ HOOKS = (
                 "_apply_conversation_template",
                 "sglang_parse.plugin.inert_messages:encode_conversation",
             ),
+            (
+                "sglang.srt.entrypoints.ollama.serving.OllamaServing.handle_chat",
+                "sglang_parse.plugin.inert_messages:encode_ollama",
+            ),
         ),
     ),
     Hook(

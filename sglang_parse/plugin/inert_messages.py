@@ -3,7 +3,8 @@
 SGLang renders a chat to one text and encodes that, so a document or a tool result that
 spells a special token, such as one that ends a turn, forges turns, and with them what
 a judge's question seems to follow. Here each special token in a message of a user or a
-tool is marked before the chat is rendered, and its place is encoded as text.
+tool, in the schema of a tool or in a document is marked before the chat is rendered,
+and what was rendered is encoded in the parts between marks.
 
 Not reached: chats that SGLang encodes without a template, and chats with images, whose
 rendered text the target's processor encodes once more.
@@ -11,17 +12,16 @@ rendered text the target's processor encodes once more.
 
 from __future__ import annotations
 
-import functools
-import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from sglang_parse.judging.special_tokens import Cutter, encode_parts
 from sglang_parse.plugin.flags import config_from_server_args
 
 ROLES = ("user", "tool", "function")
-# An encoded part follows it, so that no tokenizer puts the space of a first word there.
-FRONT = "\n"
+TEMPLATE = "chat_template"
 
 
 class InertIds(list[int]):
@@ -45,16 +45,21 @@ def encode_messages(
 ) -> tuple[list[int], str | None]:
     """AROUND hook on OpenAIServingChat._render_and_encode_chat_template.
 
-    Returns the ids of the prompt and None, or what SGLang returns where no message of
-    `ROLES` holds a special token.
+    Returns the ids of the prompt and None, or what SGLang returns where no text of
+    others holds a special token.
     """
-    tokenizer, mark = chat.tokenizer_manager.tokenizer, new_mark()
-    marked = messages
+    manager = chat.tokenizer_manager
+    given, cutter = (messages, tools, template_kwargs), _cutter(manager)
+    marked = given
     # A tokenizer whose ids have no text form reads messages as text by itself.
     if not chat._prompt_text_round_trip_is_lossy:
-        pattern = special_tokens(tokenizer)
-        marked = [marked_message(m, pattern, mark) for m in messages]
-    if marked == messages or not is_on(chat):
+        own = {k: v for k, v in template_kwargs.items() if k == TEMPLATE}
+        marked = (
+            marked_messages(messages, cutter),
+            cutter.cut_all(tools),
+            cutter.cut_all(template_kwargs) | own,
+        )
+    if marked == given or not _is_on(manager):
         return original(
             chat,
             messages,
@@ -64,15 +69,16 @@ def encode_messages(
             use_cache=use_cache,
             add_generation_prompt=add_generation_prompt,
         )
-    rendered = tokenizer.apply_chat_template(
-        marked,
+    messages, tools, template_kwargs = marked
+    rendered = manager.tokenizer.apply_chat_template(
+        messages,
         tokenize=False,
         add_generation_prompt=add_generation_prompt,
         tools=tools,
         return_dict=False,
         **template_kwargs,
     )
-    return InertIds(encode_marked(tokenizer, rendered, mark, encode_kwargs)), None
+    return _encode(manager, rendered, cutter, encode_kwargs), None
 
 
 def encode_conversation(
@@ -80,19 +86,18 @@ def encode_conversation(
 ) -> Any:
     """AROUND hook on OpenAIServingChat._apply_conversation_template, which renders the
     templates that SGLang has by name."""
-    tokenizer, mark = chat.tokenizer_manager.tokenizer, new_mark()
-    pattern = special_tokens(tokenizer)
+    processed, manager = original(chat, request, is_multimodal), chat.tokenizer_manager
+    cutter = _cutter(manager)
     messages = [m.model_dump() for m in request.messages]
-    marked = [marked_message(m, pattern, mark) for m in messages]
-    processed = original(chat, request, is_multimodal)
-    if marked != messages and not has_media(processed) and is_on(chat):
+    marked = marked_messages(messages, cutter)
+    if marked != messages and not has_media(processed) and _is_on(manager):
         parsed = [
             type(message)(**fields)
             for message, fields in zip(request.messages, marked, strict=True)
         ]
         request = request.model_copy(update={"messages": parsed})
         rendered = original(chat, request, is_multimodal).prompt
-        processed.prompt_ids = InertIds(encode_marked(tokenizer, rendered, mark, {}))
+        processed.prompt_ids = _encode(manager, rendered, cutter, {})
     return processed
 
 
@@ -111,86 +116,70 @@ def send_ids(
     return original(chat, processed, is_multimodal)
 
 
-def is_on(chat: Any) -> bool:
-    args = chat.tokenizer_manager.server_args
-    return config_from_server_args(args).inert_messages
+def encode_ollama(original: Callable[..., Any], serving: Any, *args: Any) -> Any:
+    """AROUND hook on OllamaServing.handle_chat, which has the tokenizer render and
+    encode the chat."""
+    manager = serving.tokenizer_manager
+    render = partial(_render_and_encode, manager)
+    tokenizer = _Instead(manager.tokenizer, apply_chat_template=render)
+    manager = _Instead(manager, tokenizer=tokenizer)
+    return original(_Instead(serving, tokenizer_manager=manager), *args)
 
 
-def new_mark() -> str:
-    """A text that no message holds."""
-    return str(secrets.randbits(80))
-
-
-@functools.lru_cache(4)  # of one tokenizer, asked for every chat
-def special_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Matches the text of any special token; the longest where several begin."""
-    added = tokenizer.added_tokens_decoder.values()
-    texts = {t.content for t in added if t.special} | set(tokenizer.all_special_tokens)
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
-def marked_message(
-    message: dict[str, Any], pattern: re.Pattern[str], mark: str
-) -> dict[str, Any]:
-    """The message with `mark` before and after each special token of its content."""
-    content = message.get("content")
-    if message.get("role") not in ROLES or not content:
-        return message
-
-    def put(text: Any) -> Any:
-        if not isinstance(text, str):
-            return text
-        # Within the token, so that no template finds it either.
-        return pattern.sub(lambda m: f"{mark}{m[0][:1]}{mark}{m[0][1:]}{mark}", text)
-
-    if isinstance(content, list):
-        parts = [
-            {**part, "text": put(part["text"])}
-            if isinstance(part, dict) and "text" in part
-            else part
-            for part in content
-        ]
-        return {**message, "content": parts}
-    return {**message, "content": put(content)}
-
-
-def encode_marked(
-    tokenizer: Any, rendered: str, mark: str, encode_kwargs: dict[str, Any]
+def _render_and_encode(
+    manager: Any, messages: list[dict[str, Any]], **options: Any
 ) -> list[int]:
-    """Ids of `rendered`: of what stands between marks as text, of the rest as SGLang
-    encodes it."""
-    found = re.compile(f"{mark}(.){mark}(.*?){mark}", re.DOTALL)
-    ids: list[int] = []
-    at = 0
-    for place in found.finditer(rendered):
-        ids += _encode(tokenizer, rendered[at : place.start()], ids, encode_kwargs)
-        ids += encode_as_text(tokenizer, place[1] + place[2])
-        at = place.end()
-    # A template that cut a marked token has left a part of its marks.
-    last = rendered[at:].replace(mark, "")
-    return ids + _encode(tokenizer, last, ids, encode_kwargs)
+    """As `apply_chat_template` of the tokenizer."""
+    tokenizer, cutter = manager.tokenizer, _cutter(manager)
+    marked = marked_messages(messages, cutter)
+    if marked == messages or not _is_on(manager):
+        ids: list[int] = tokenizer.apply_chat_template(messages, **options)
+        return ids
+    rendered = tokenizer.apply_chat_template(marked, **{**options, "tokenize": False})
+    return list(_encode(manager, rendered, cutter, {"add_special_tokens": False}))
+
+
+class _Instead:
+    """An object with some attributes of its own, and the others of another object."""
+
+    def __init__(self, other: Any, **own: Any) -> None:
+        self.__dict__.update(own, _other=other)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other, name)
+
+
+def _cutter(manager: Any) -> Cutter:
+    return Cutter(manager.tokenizer, str(secrets.randbits(80)))
+
+
+def _is_on(manager: Any) -> bool:
+    return config_from_server_args(manager.server_args).inert_messages
 
 
 def _encode(
-    tokenizer: Any, text: str, before: Sequence[int], encode_kwargs: dict[str, Any]
-) -> list[int]:
-    if not before:
-        return list(tokenizer.encode(text, **encode_kwargs)) if text else []
-    return _encode_after_front(tokenizer, text)
+    manager: Any, rendered: str, cutter: Cutter, encode_kwargs: dict[str, Any]
+) -> InertIds:
+    parts = rendered.split(cutter.mark)
+    return InertIds(encode_parts(manager.tokenizer, parts, **encode_kwargs))
 
 
-def encode_as_text(tokenizer: Any, text: str) -> list[int]:
-    """Ids of `text` in the middle of a text, none of which is a special token's."""
-    return _encode_after_front(tokenizer, text, split_special_tokens=True)
+def marked_messages(
+    messages: list[dict[str, Any]], cutter: Cutter
+) -> list[dict[str, Any]]:
+    """The messages with a mark inside each special token of others' texts."""
+    return [
+        _marked(message, cutter) if message.get("role") in ROLES else message
+        for message in messages
+    ]
 
 
-def _encode_after_front(tokenizer: Any, text: str, **kwargs: bool) -> list[int]:
-    if not text:
-        return []
-    front = tokenizer.encode(FRONT, add_special_tokens=False)
-    ids = tokenizer.encode(FRONT + text, add_special_tokens=False, **kwargs)
-    if ids[: len(front)] == front:
-        return list(ids[len(front) :])
-    # The text begins with what joins the front in one token.
-    return list(tokenizer.encode(text, add_special_tokens=False, **kwargs))
+def _marked(message: dict[str, Any], cutter: Cutter) -> dict[str, Any]:
+    marked: dict[str, Any] = cutter.cut_all(message)
+    if isinstance(content := marked.get("content"), list):
+        # Templates write the parts of a message side by side.
+        for part, behind in zip(content, content[1:], strict=False):
+            text = part.get("text") if isinstance(part, dict) else None
+            if isinstance(text, str) and behind and cutter.may_go_on(text):
+                part["text"] = text + cutter.mark
+    return marked

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import accumulate, takewhile
 from typing import Any
+
+from sglang_parse.judging.special_tokens import encode_as_text
 
 # Longest run compared, and the shortest that counts as a place found again.
 MAX_RUN = 16
@@ -42,16 +45,19 @@ class ClientText:
         text: str | Sequence[str],
         tokenizer: Any,
         stop_ids: Collection[int] = frozenset(),
-        **options: bool,
+        *,
+        is_plain: bool = False,
     ) -> ClientText:
         """A text, up to the first token of `stop_ids`, or its segments, each encoded
         for itself. Where an answer ends the target says, as behind any draft.
 
-        options: of the tokenizer.
+        is_plain: whether special tokens in it are plain text.
         """
         parts = [text] if isinstance(text, str) else text
-        options["add_special_tokens"] = False
-        ids = [tokenizer.encode(part, **options) for part in parts]
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        if is_plain:
+            encode = partial(encode_as_text, tokenizer)
+        ids = [encode(part) for part in parts]
         ends = tuple(accumulate(map(len, ids)))
         tokens = [token for part in ids for token in part]
         if isinstance(text, str):

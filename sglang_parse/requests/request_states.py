@@ -132,7 +132,7 @@ class RequestStates:
             if options.verify_only:
                 # Judged whole, and as text: what looks like a turn's end is none.
                 client = ClientText.of(
-                    options.client_text, self.tokenizer, split_special_tokens=True
+                    options.client_text, self.tokenizer, is_plain=True
                 )
             else:
                 stop_ids = stop_token_ids(req, self.model_eos_ids)

@@ -7,6 +7,7 @@ fault.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import pickletools
 import reprlib
@@ -47,6 +48,10 @@ GRAMMAR_FAILED = "Grammar accept_token failed"
 NO_TOKEN_ALLOWED = (
     "The grammar (json_schema, regex, ebnf, structural_tag or response_format) allows "
     "no token at this point of the answer; expected one that a text can satisfy."
+)
+OWN_TEMPLATE = (
+    "chat_template_kwargs has a chat_template; expected options of the server's own "
+    "template. Start the server with --trust-request-chat-template to permit it."
 )
 
 _short = reprlib.Repr()
@@ -304,6 +309,16 @@ def problem_of_update(body: bytes, served: str = "") -> str:
         expected = "weights of the served model's shapes"
         return f"{refused('model_path', path, expected)[:-1]}: {told}."
     return ""
+
+
+def holds_template(body: bytes) -> bool:
+    """Whether a request brings a chat template, which is a program that may not end."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return False  # SGLang says what is wrong with it
+    options = asked.get("chat_template_kwargs") if isinstance(asked, dict) else None
+    return isinstance(options, dict) and "chat_template" in options
 
 
 def problem_of_input(obj: Any, server_args: Any) -> str:

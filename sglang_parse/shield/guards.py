@@ -18,7 +18,9 @@ from starlette.types import Message, Receive, Scope, Send
 from sglang_parse.shield.faults import (
     GRAMMAR_FAILED,
     NO_TOKEN_ALLOWED,
+    OWN_TEMPLATE,
     drop_unknown_stops,
+    holds_template,
     problem_of,
     problem_of_input,
     problem_of_update,
@@ -41,6 +43,8 @@ PATHS = frozenset(
     }
 )
 UPDATE = "/update_weights_from_disk"
+# Endpoints that render a chat, and do not ask `--trust-request-chat-template`.
+RENDERING = frozenset({"/v1/responses", "/v1/decisions", "/v1/systemone"})
 
 _progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar(
     "sglang_parse_progress", default=None
@@ -125,9 +129,12 @@ class RequestShield:
     """ASGI middleware: HTTP 500 before the scheduler has the request becomes HTTP 400,
     and no response breaks off."""
 
-    def __init__(self, app: Any, model_path: str = "") -> None:
+    def __init__(
+        self, app: Any, model_path: str = "", *, trusts_templates: bool = False
+    ) -> None:
         self.app = app
         self.model_path = model_path
+        self.trusts_templates = trusts_templates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -137,6 +144,12 @@ class RequestShield:
             told = await asyncio.to_thread(problem_of_update, body, self.model_path)
             if told:
                 await refuse(send, told)
+                return
+            receive = replay(body, receive)
+        if scope["type"] == "http" and path in RENDERING and not self.trusts_templates:
+            body = await read_body(receive)
+            if holds_template(body):
+                await refuse(send, OWN_TEMPLATE)
                 return
             receive = replay(body, receive)
         if scope["type"] != "http" or path not in PATHS:
@@ -191,4 +204,8 @@ def add_shield(server_args: Any, *_: Any, **__: Any) -> None:
     # Inside of what authenticates, compresses and counts. Processes that are forked
     # from one that has it have it too.
     if all(one.cls is not RequestShield for one in app.user_middleware):
-        app.user_middleware.append(Middleware(RequestShield, server_args.model_path))
+        trusts = bool(server_args.trust_request_chat_template)
+        shield = Middleware(
+            RequestShield, server_args.model_path, trusts_templates=trusts
+        )
+        app.user_middleware.append(shield)

@@ -82,10 +82,10 @@ def test_marks_of_thinking_are_those_of_sglangs_parsers():
     """Red if SGLang's reasoning parsers know a pair of ours no more."""
     from sglang.srt.parser import reasoning_parser
 
-    from sglang_parse.drafting.thinking import PAIRS
+    from sglang_parse.judging.special_tokens import THINKING_PAIRS
 
     source = inspect.getsource(reasoning_parser)
-    assert all(f'"{text}"' in source for pair in PAIRS for text in pair)
+    assert all(f'"{text}"' in source for pair in THINKING_PAIRS for text in pair)
 
 
 def test_chats_are_read_as_sglang_reads_them():

@@ -245,6 +245,11 @@ ENDPOINTS = {
         "max_tokens": 2,
     },
     "/v1/responses": lambda text: {"input": text, "max_output_tokens": 2},
+    "/api/chat": lambda text: {
+        "messages": [{"role": "user", "content": text}],
+        "options": {"num_predict": 2},
+        "stream": False,
+    },
     "a tool result": lambda text: {
         "messages": [
             {"role": "user", "content": "look"},
@@ -266,8 +271,9 @@ def test_special_tokens_in_messages_are_text(endpoint, pool, tokenizer):
         body = {"model": served["data"][0]["id"], "temperature": 0}
         reply = server.post(path, body | ENDPOINTS[endpoint](text))
         assert reply.status_code == 200, reply.text
-        usage = reply.json()["usage"]
-        return usage.get("prompt_tokens") or usage["input_tokens"]
+        usage = reply.json().get("usage", reply.json())
+        names = ("prompt_tokens", "input_tokens", "prompt_eval_count")
+        return next(usage[name] for name in names if name in usage)
 
     assert num_tokens("parse", "7 and 8") == num_tokens("target", "7 and 8")
     more = sum(

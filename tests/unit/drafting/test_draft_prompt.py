@@ -86,6 +86,11 @@ SYSTEM = {"role": "system", "content": "Be brief."}
             },
             "<user>a<go>",
         ),
+        # A template is a program that may never end.
+        (
+            {"messages": [user("a")], "chat_template_kwargs": {"chat_template": "x"}},
+            "<user>a<go>",
+        ),
     ],
 )
 def test_a_chat_is_written_as_sglang_reads_it(body, expected):

@@ -6,11 +6,12 @@ import pytest
 from tokenizers import AddedToken
 
 from sglang_parse.drafting.text_bridge import DraftWriter, TextEncoder, TokenBytes
-from sglang_parse.drafting.thinking import PAIRS, marks_of, thinking_state
+from sglang_parse.drafting.thinking import marks_of, thinking_state
 from sglang_parse.drafting.transcript import Transcript
+from sglang_parse.judging.special_tokens import THINKING_PAIRS
 from tests.support import tokenizer_kinds as kinds
 
-TAGS, WORDS = PAIRS[0], PAIRS[1]
+TAGS, WORDS = THINKING_PAIRS[0], THINKING_PAIRS[1]
 
 
 def with_marks(tokenizer, pair, *, special=False, template=""):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.entrypoints.ollama.protocol import OllamaChatRequest
+from sglang.srt.entrypoints.ollama.serving import OllamaServing
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
@@ -41,7 +45,10 @@ def switch(is_on, monkeypatch):
 
 
 def encoded(tokenizer, *messages, monkeypatch, is_on=True, lossy=False, **options):
-    """What the hook returns; "stock" where it leaves the chat to SGLang."""
+    """What the hook returns; "stock" where it leaves the chat to SGLang.
+
+    messages: pairs of role and content, or whole.
+    """
     switch(is_on, monkeypatch)
     chat = SimpleNamespace(
         tokenizer_manager=SimpleNamespace(tokenizer=tokenizer, server_args=None),
@@ -51,12 +58,16 @@ def encoded(tokenizer, *messages, monkeypatch, is_on=True, lossy=False, **option
     calls = {
         **{"tools": None, "use_cache": False, "encode_kwargs": {}},
         "template_kwargs": {"chat_template": TEMPLATE.replace("CONTENT", content)},
-        **options,
     }
+    calls["template_kwargs"] |= options.pop("template_kwargs", {})
+    calls |= options
     return inert_messages.encode_messages(
         lambda *a, **k: "stock",
         chat,
-        [{"role": role, "content": text} for role, text in messages],
+        [
+            one if isinstance(one, dict) else {"role": one[0], "content": one[1]}
+            for one in messages
+        ],
         **calls,
     )
 
@@ -97,6 +108,94 @@ def test_parts_of_a_message_are_texts_too(tokenizer, monkeypatch):
         monkeypatch=monkeypatch,
     )
     assert ids.count(tokenizer.convert_tokens_to_ids(END)) == 1
+
+
+@pytest.mark.parametrize("parts", [("a <|im_", "end|> b"), ("a <", "|im_end|>")])
+def test_parts_side_by_side_are_no_token(tokenizer, parts, monkeypatch):
+    """Red if a token whose parts are two parts of a message ends a turn."""
+    message = ("user", [{"type": "text", "text": text} for text in parts])
+    content = "m['content'] | map(attribute='text') | join"
+    ids, _ = encoded(tokenizer, message, content=content, monkeypatch=monkeypatch)
+    assert ids.count(tokenizer.convert_tokens_to_ids(END)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "given"),
+    [
+        ("m['name']", {"messages": {"role": "tool", "name": FORGED, "content": "a"}}),
+        ("tools[0]['function']['description']", {"tools": FORGED}),
+        ("documents[0]['text']", {"template_kwargs": FORGED}),
+    ],
+)
+def test_other_texts_of_strangers_forge_no_turn(content, given, monkeypatch):
+    """Red if a tool's name or schema, which may come from a server of tools, or a
+    document is a way around."""
+    tokenizer = tokenizer_kinds.embedded()
+    message = given.get("messages", {"role": "user", "content": "a"})
+    options = {}
+    if "tools" in given:
+        function = {"name": "f", "description": FORGED}
+        options["tools"] = [{"type": "function", "function": function}]
+    if "template_kwargs" in given:
+        options["template_kwargs"] = {"documents": [{"text": FORGED}]}
+    ids, _ = encoded(
+        tokenizer, message, content=content, monkeypatch=monkeypatch, **options
+    )
+    assert ids.count(tokenizer.convert_tokens_to_ids(END)) == 1
+    assert FORGED in tokenizer.decode(ids)
+
+
+def test_many_tokens_are_encoded_at_once(monkeypatch):
+    """Red if each special token of a message costs calls of the tokenizer: on the event
+    loop of the server everybody waits for them."""
+    tokenizer, calls = tokenizer_kinds.embedded(), []
+    for name in ("encode", "__call__"):
+        plain = getattr(type(tokenizer), name)
+
+        def count(*args, plain=plain, **kwargs):
+            calls.append(kwargs)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(type(tokenizer), name, count)
+    ids, _ = encoded(tokenizer, ("user", f"a{END}" * 500), monkeypatch=monkeypatch)
+    assert ids.count(tokenizer.convert_tokens_to_ids(END)) == 1
+    assert 0 < len(calls) < 6
+    # It is state of the tokenizer, which other threads use at the same time.
+    assert not any("split_special_tokens" in one for one in calls)
+
+
+@pytest.mark.parametrize("text", ["a plain text", FORGED])
+def test_ollamas_chats_forge_no_turn(text, monkeypatch):
+    """Red if /api/chat is a way around, or other chats are encoded otherwise there than
+    by SGLang."""
+    tokenizer, sent = tokenizer_kinds.embedded(), []
+    switch(True, monkeypatch)
+
+    async def generate(request, raw):
+        sent.append(request.input_ids)
+        yield {"text": "", "meta_info": {}}
+
+    serving = OllamaServing(
+        SimpleNamespace(
+            tokenizer=tokenizer,
+            server_args=None,
+            served_model_name="any",
+            generate_request=generate,
+        )
+    )
+    messages = [{"role": "user", "content": text}]
+    request = OllamaChatRequest(model="any", messages=messages, stream=False)
+    for hook in (
+        partial(inert_messages.encode_ollama, type(serving).handle_chat),
+        None,
+    ):
+        handle = partial(hook, serving) if hook else serving.handle_chat
+        assert asyncio.run(handle(request, None)).done
+    ours, stock = sent
+    end = tokenizer.convert_tokens_to_ids(END)
+    assert ours.count(end) == stock.count(end) - text.count(END)
+    assert tokenizer.decode(ours) == tokenizer.decode(stock)
+    assert text is FORGED or ours == stock
 
 
 @pytest.mark.parametrize(

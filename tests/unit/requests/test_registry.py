@@ -36,9 +36,17 @@ def refuse(req, refusal):
     req.refusal = refusal
 
 
+class Characters:
+    """A tokenizer whose ids are code points."""
+
+    added_tokens_decoder, all_special_tokens = {}, ()
+
+    def encode(self, text, **_):
+        return [ord(c) for c in text.strip()]
+
+
 def states(**changes) -> RequestStates:
-    tokenizer = SimpleNamespace(encode=lambda text, **_: [ord(c) for c in text.strip()])
-    fields = {"tokenizer": tokenizer, "make_judge": lambda question: JUDGE}
+    fields = {"tokenizer": Characters(), "make_judge": lambda question: JUDGE}
     return RequestStates(
         ParseConfig(), model_eos_ids=frozenset({3}), has_draft_model=True,
         has_token_level=False, refuse=refuse, **{**fields, **changes},

@@ -162,6 +162,20 @@ def test_early_500s_become_400s():
     assert call(respond(500, b"oops"), path="/server_info") == (500, b"oops")
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/decisions", "/v1/systemone"])
+@pytest.mark.parametrize("more", [b"", b', "x": NaN', b', "x": "\\ud800"'])
+def test_a_chat_template_of_a_request_is_not_run(path, more):
+    """Red if a template that never ends freezes the server where SGLang renders a chat
+    without asking whether it trusts one."""
+    options = b'{"chat_template_kwargs": {"chat\\u005ftemplate": "{{ 1 }}"}%s}' % more
+    status, body = call(respond(200, b"ran"), options, path)
+    assert status == 400
+    assert "--trust-request-chat-template" in json.loads(body)["message"]
+    plain = b'{"chat_template_kwargs": {"enable_thinking": false}}'
+    for asked in (plain, b"{}", b"[]", b"{", b'{"chat_template_kwargs": null}'):
+        assert call(respond(200, b"ran"), asked, path) == (200, b"ran")
+
+
 def test_500s_behind_the_scheduler_stay():
     """Red if a fault of the server is told as the request's."""
 
