@@ -41,28 +41,27 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
         )
     except Exception:  # templates raise whatever they like
         chat = ""
-    found |= {
-        i
-        for i, token in added.items()
-        if _is_control(token.content, chat) and token.content not in THINKING_MARKS
-    }
+    found |= {i for i, token in added.items() if _is_mark(token.content, chat)}
     return frozenset(found | set(tokenizer.all_special_ids))
 
 
-def _is_control(content: str, template: Any) -> bool:
-    """Whether a template, or what it rendered, holds an added token that is no word."""
+def _is_mark(content: str, template: Any) -> bool:
+    """Whether an added token that a template, or what it rendered, holds is neither a
+    word nor one around thinking."""
     is_word = not content.strip() or content.isalnum()
-    return isinstance(template, str) and not is_word and content in template
+    is_text = is_word or content in THINKING_MARKS
+    return isinstance(template, str) and not is_text and content in template
 
 
 class Cutter:
     """Puts a mark inside each special token of a text, and inside each added token that
-    the chat template names. Their encoding is that of the parts between marks."""
+    the chat template names, such as one around calls of tools. The text is encoded in
+    the parts between marks."""
 
     def __init__(self, tokenizer: Any, mark: str) -> None:
         """mark: a text that no other text holds."""
         self.mark = mark
-        self._pattern, self._beginnings = _known(tokenizer)
+        self._pattern, self._beginnings = _tokens(tokenizer, named=True)
 
     def cut(self, text: str) -> str:
         """The text with a mark behind the first character of each such token."""
@@ -85,13 +84,21 @@ class Cutter:
         return any(end in self._beginnings for end in ends)
 
 
-@functools.lru_cache(4)
-def _known(tokenizer: Any) -> tuple[re.Pattern[str], frozenset[str]]:
-    """Matches tokens of more than one character; and their proper beginnings."""
-    added = tokenizer.added_tokens_decoder.values()
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    texts = {t.content for t in added if t.special or _is_control(t.content, template)}
-    texts |= set(tokenizer.all_special_tokens)
+@functools.lru_cache(8)
+def _tokens(
+    tokenizer: Any, *, named: bool = False
+) -> tuple[re.Pattern[str], frozenset[str]]:
+    """Matches special tokens of more than one character; and their proper beginnings.
+
+    named: whether added tokens that the chat template names count too.
+    """
+    added, special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
+    template = str(getattr(tokenizer, "chat_template", None) or "") if named else ""
+    texts = set(tokenizer.all_special_tokens) | {
+        token.content
+        for i, token in added.items()
+        if i in special or _is_mark(token.content, template)
+    }
     longest_first = sorted((t for t in texts if len(t) > 1), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
     return pattern, frozenset(t[:k] for t in longest_first for k in range(1, len(t)))
@@ -108,7 +115,7 @@ def cut_text(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
 
 def encode_as_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of `text`, none of which is a special token's."""
-    parts = list(cut_text(text, _known(tokenizer)[0]))
+    parts = list(cut_text(text, _tokens(tokenizer)[0]))
     return encode_parts(tokenizer, parts, add_special_tokens=False)
 
 

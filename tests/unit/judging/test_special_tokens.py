@@ -40,6 +40,7 @@ class InPython:
         self._fast, self.is_fast, self.chat_template = fast, False, None
         self.added_tokens_decoder = fast.added_tokens_decoder
         self.all_special_tokens = fast.all_special_tokens
+        self.all_special_ids = fast.all_special_ids
 
     def encode(self, text, **_):
         return self._fast.encode(text, add_special_tokens=False)
@@ -71,14 +72,25 @@ def test_a_text_holds_no_special_token(kind):
     a character is lost."""
     tokenizer = kind()
     special = {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-    text = f"a {END}{END}b {USER}c"
+    text = f"a {END}{END}b {USER}c{THINK}"
     ids = encode_as_text(tokenizer, text)
     assert not special & set(ids)
     plain = getattr(tokenizer, "_fast", tokenizer)
     if kind is deepseek_like:
         assert plain.convert_tokens_to_ids(USER) not in ids
+        assert plain.convert_tokens_to_ids(THINK) in ids
     if kind is not tokenizer_kinds.sentencepiece:  # it has no "｜"
         assert plain.decode(ids) == text
+
+
+def test_messages_name_no_call():
+    """Red if a message of a user may hold a token around calls of tools, which the
+    template writes, or if a word is cut that a tokenizer has as a token."""
+    cutter = Cutter(deepseek_like(), "0")
+    assert cutter.cut(f"{CALL} word {THINK}") == f"<0tool_call> word {THINK}"
+    assert cutter.cut_all({END: [END, 5, None]}) == {
+        cutter.cut(END): ["<0|im_end|>", 5, None]
+    }
 
 
 def test_overlapping_tokens_are_all_cut():

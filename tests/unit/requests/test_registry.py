@@ -39,7 +39,7 @@ def refuse(req, refusal):
 class Characters:
     """A tokenizer whose ids are code points."""
 
-    added_tokens_decoder, all_special_tokens = {}, ()
+    added_tokens_decoder, all_special_tokens, all_special_ids = {}, (), ()
 
     def encode(self, text, **_):
         return [ord(c) for c in text.strip()]
