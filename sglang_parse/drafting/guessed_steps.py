@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_parse.drafting.lanes import DraftPhase, Lane, Lanes
+from sglang_parse.drafting.token_steps import write_plainly
 from sglang_parse.sgl.upload import upload
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def write_guessed(
     model's output.
     """
     device = table.device
+    if max(lane.lead for lane in lanes) > most_rows(model.runner):
+        write_plainly(model, lanes, table, sampling_info, phase)
+        return
     while True:
         chains = chains_of(model.runner, lanes, guess)
         owner = [lane for lane, tokens, _ in chains for _ in tokens]
@@ -72,17 +76,27 @@ def write_guessed(
             return
 
 
+def most_rows(runner: Any) -> int:
+    """Rows of a decode step: of the captured ones; without them as many as SGLang's
+    backends on a GPU have room to plan, which is one for each request."""
+    graphs = getattr(runner, "decode_cuda_graph_runner", None)
+    if num := int(getattr(graphs, "max_bs", 0)):
+        return num
+    is_bounded = runner.device != "cpu"
+    return int(runner.req_to_token_pool.size) if is_bounded else 1 << 30
+
+
 def chains_of(
     runner: Any, lanes: Lanes, guess: Guess
 ) -> list[tuple[Lane, list[int], int]]:
-    """For each lane that is not complete what a step forwards, and how many of the last
-    of these tokens are guesses. runner: of the model, whose captured steps take only so
-    many."""
-    unread = [(lane, lane.unread) for lane in lanes if not lane.is_complete]
-    graphs = getattr(runner, "decode_cuda_graph_runner", None)
-    left = 1 << 30
-    if most_rows := getattr(graphs, "max_bs", 0):
-        left = max(0, most_rows - sum(len(tokens) for _, tokens in unread))
+    """For each lane of a step what it forwards, and how many of the last of these
+    tokens are guesses. Lanes that are complete, or for whose unread tokens the step has
+    no rows, are left out. runner: of the model."""
+    left, unread = most_rows(runner), []
+    for lane in sorted(lanes, key=lambda lane: -len(lane.unread)):
+        if not lane.is_complete and len(lane.unread) <= left:
+            unread.append((lane, lane.unread))
+            left -= len(lane.unread)
     most = [
         min(MOST_GUESSES, lane.request.num_new - len(lane.tokens) - 1, left)
         for lane, _ in unread

@@ -27,7 +27,7 @@ def no_ranks(monkeypatch):
 
 @pytest.mark.parametrize("period", [3, 11, 97])
 @pytest.mark.parametrize("most_steps", [3, 1 << 30])
-@pytest.mark.parametrize("max_bs", [0, 6])
+@pytest.mark.parametrize("max_bs", [0, 1, 4, 6])
 def test_drafts_with_guesses_are_those_without(period, most_steps, max_bs):
     """Red if a guess that the model does not write is kept, if its KV is, or if a
     request gets another's tokens; and if guesses save no steps where they are right."""
@@ -61,11 +61,18 @@ def test_another_requests_stop_token_is_not_passed():
     assert len(model.batches) == 1 and found.num_forwarded == (5,)
 
 
+@pytest.mark.parametrize("is_captured", [True, False])
 @pytest.mark.parametrize("max_bs", [0, 2, 6, 40])
-def test_no_more_rows_than_are_captured(max_bs):
-    """Red if guesses make a step larger than any that is captured."""
+def test_a_step_has_no_more_rows_than_there_may_be(max_bs, is_captured):
+    """Red if guesses make a step larger than any that is captured, or than a backend
+    on a GPU can plan without captured steps: guesses would then be off for good."""
     model = KvDraft(97)
-    model.runner.decode_cuda_graph_runner = SimpleNamespace(max_bs=max_bs)
+    graphs = SimpleNamespace(max_bs=max_bs)
+    if is_captured:
+        model.runner.decode_cuda_graph_runner = graphs
+    elif max_bs:
+        model.runner.device = "cuda"
+        model.runner.req_to_token_pool = SimpleNamespace(size=max_bs)
     model.guesses = GuessTable()
     for _ in range(3):
         model.guesses.learn([1, 2, 3], [4, 5, 6, 0, 1, 2, 3] * 2)
@@ -74,8 +81,26 @@ def test_no_more_rows_than_are_captured(max_bs):
     )
     guess = model.guesses.look_up
     num_guesses = [num for _, _, num in chains_of(model.runner, lanes, guess)]
-    most = {0: [8] * 4, 2: [0] * 4, 6: [2, 0, 0, 0], 40: [8] * 4}[max_bs]
+    most = {0: [8] * 4, 2: [0] * 2, 6: [2, 0, 0, 0], 40: [8] * 4}[max_bs]
     assert num_guesses == most
+    assert max_bs in (0, 2) or sum(num_guesses) + len(num_guesses) <= max_bs
+
+
+def test_no_lane_waits_for_rows_for_ever():
+    """Red if a step leaves out lanes of many unread tokens as long as others draft."""
+    runner = SimpleNamespace(decode_cuda_graph_runner=SimpleNamespace(max_bs=6))
+    orders = [DraftRequest(i, [1] * 9, 0, 30, frozenset(), i) for i in range(4)]
+    lanes = Lanes(
+        Lane(order, lead) for order, lead in zip(orders, (1, 5, 1, 5), strict=True)
+    )
+    seen = set()
+    for _ in range(3):
+        for lane, tokens, num in chains_of(
+            runner, lanes, lambda some, _: [[]] * len(some)
+        ):
+            lane.follow(tokens, [2] * len(tokens), num)
+            seen.add(lane)
+    assert seen == set(lanes)
 
 
 def test_a_path_that_fails_leaves_the_plain_drafts():
