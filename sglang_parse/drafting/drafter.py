@@ -113,6 +113,11 @@ class Drafter(Protocol):
         """A pass of the target has decided: `decision` of each request is set."""
         return None
 
+    def flush(self) -> None:
+        """Forget KV of its own: caches are flushed, and no request runs. The weights or
+        the memory of the pools may have changed."""
+        return None
+
 
 @dataclass(frozen=True)
 class DrafterContext:

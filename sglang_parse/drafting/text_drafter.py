@@ -274,6 +274,10 @@ class TextDrafter(Drafter):
         ended = memory.ended and is_all and bool(r.state.stop_ids)
         extend_draft(r, self, tokens, ended=ended)
 
+    def flush(self) -> None:
+        self._close(self.memories.values())
+        self.model.rows.clear()
+
     # -- Requests that are gone ---------------------------------------------------
 
     def _sweep(self) -> None:

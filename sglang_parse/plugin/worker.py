@@ -69,6 +69,11 @@ class ParseWorker(BaseSpecWorker):
         """The first model that drafts, for updates that name it (`select_runners`)."""
         return [("draft", runner) for runner in self._draft_model_runners()[:1]]
 
+    def clear_cache_pool(self) -> None:
+        """The scheduler flushes its caches."""
+        for drafter in self.parts.drafters:
+            drafter.flush()
+
     def _build_hicache_draft_plan(self) -> HiCacheDraftPlan:
         """Nothing of the draft model's KV is kept on the host: the draft model reads
         again what is brought back."""

@@ -130,6 +130,12 @@ class OwnRows:
         del self.rows[row]
         self.pool.free_rows([row.index])
 
+    def clear(self) -> None:
+        """Forget all KV. No row is open."""
+        self.tree.reset()
+        self.allocator.clear()
+        self.pool.clear()
+
     def _give(self, row: Row, ids: Sequence[int]) -> None:
         """The KV of these tokens becomes the radix cache's; duplicates are freed."""
         slots = self.table[row.index, : len(ids)].to(torch.int64, copy=True)

@@ -22,13 +22,17 @@ def test_worker_implements_what_its_base_leaves_abstract():
 @pytest.mark.contract_source
 def test_worker_base_methods_we_override_exist():
     """Red if an override is called no longer."""
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
     for name in (
         *("alloc_memory_pool", "init_attention_backends", "init_cuda_graphs"),
         *("weight_update_runners", "_draft_model_runners", "spec_v2_attn_backends"),
+        "clear_cache_pool",
     ):
         assert hasattr(BaseSpecWorker, name), name
+    flush = inspect.getsource(Scheduler.flush_cache)
+    assert "self.draft_worker.clear_cache_pool()" in flush
 
 
 @pytest.mark.contract_source

@@ -301,3 +301,22 @@ def test_a_pool_that_is_too_small_costs_drafts_alone(target, other):
     for r in records:
         r.kept = Kept(decision=Decision((answer[1],), 0, 0, ()))
     model.rows.check_whole()
+
+
+def test_a_flush_forgets_the_drafts_kv(target, other):
+    """Red if drafts after new weights, or after the pools' memory was released, are
+    written on KV of before."""
+    model = ScriptedModel(other, follower(PROMPT + ANSWER + END), num_slots=400)
+    drafter = TextDrafter(model, target, other)
+    prompt, answer = target.encode(PROMPT)[0], target.encode(ANSWER)[0]
+    reads = []
+    for _ in range(2):
+        req, state = make_req(prompt, answer[:1]), make_state({2})
+        r = record(req, state)
+        run(drafter, r)
+        assert r.draft.tokens
+        reads.append(model.num_read[-1])
+        drafter.flush()
+        model.rows.check_whole()
+    assert reads[0] == reads[1] > 30
+    assert not drafter.memories and not model.rows.rows
