@@ -198,7 +198,8 @@ class RoundPlanner:
         if any(r.window for r in round):
             windows = fit_windows(
                 [r.window for r in round],
-                seq_lens=[r.seq_len for r in round],
+                # A slot for the token behind a draft, too (`num_columns`).
+                seq_lens=[r.seq_len + 1 for r in round],
                 held=[r.req.kv.kv_allocated_len for r in round],
                 room=self.slots.num_free(round.batch.tree_cache, len(round)),
                 max_rows=self.slots.max_rows - len(round),  # a bonus token each

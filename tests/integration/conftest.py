@@ -54,6 +54,8 @@ EAGLE = (
 # its own test switch retracts a request every so many rounds.
 SMALL_POOL = ("--max-total-tokens", "600", "--page-size", "8")
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
+# The server `full` has neither: it admits whatever prompts fit, and runs out of slots.
+FILLING = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "1"}
 RETRACTED = ("small", "other", "default")
 # Draft phases are short, so that requests take part in passes while others draft on;
 # quanta take as long as they may on any machine; and short passes are decode steps. KV
@@ -146,6 +148,10 @@ FLAGS = {
     "permuted": (*COMMON, *ALGORITHM, "--no-speculative-parse-adaptive"),
     "short": (*COMMON, *ALGORITHM, *EAGLE, "--no-speculative-parse-adaptive"),
     "small": (*COMMON, *PARSE, *EAGLE, *SMALL_POOL),
+    "full": (
+        *(*COMMON, *PARSE, *EAGLE, "--max-total-tokens", "600"),
+        *("--schedule-conservativeness", "0.01"),
+    ),
     "eagle": (*COMMON, *PARSE, *EAGLE, *MORE, "--no-speculative-parse-adaptive"),
     "head-only": (*COMMON, *ALGORITHM, *EAGLE),
     "no-draft": (*COMMON, *ALGORITHM, "--enable-metrics"),
@@ -215,6 +221,8 @@ class ServerPool:
             self.stop(next(iter(self.alive)))
         with pytest.MonkeyPatch.context() as environment:
             for key, value in RETRACTING.items() if name in RETRACTED else ():
+                environment.setenv(key, value)
+            for key, value in FILLING.items() if name == "full" else ():
                 environment.setenv(key, value)
             if name in ROLLING:
                 environment.setenv("PYTHONPATH", str(self.rolling_plugin), prepend=":")

@@ -103,3 +103,15 @@ def test_aborts_under_memory_pressure(small, prompts):
     while small.post("/flush_cache").status_code != 200:
         assert time.monotonic() < deadline, "a request is still running"
         time.sleep(0.5)
+
+
+@pytest.mark.parametrize("custom", AS_TARGET[:2], ids=str)
+def test_a_pool_that_runs_full(pool, prompts, expected, custom):
+    """Red if a round takes more slots than its windows count, which only pages of one
+    token show, or the server ends where it should retract a request."""
+    server = pool.get("full")
+    results = server.generate_all(prompts[:8], 8, custom=custom, **SHORT)
+    assert num_retractions(results) > 0, "nothing was retracted"
+    assert [outcome(r) for r in results] == expected["short"]
+    assert server.is_alive()
+    server.flush()  # behind the scheduler's idle check
