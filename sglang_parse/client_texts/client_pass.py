@@ -36,9 +36,10 @@ class ClientPass:
     """Judges clients' texts with the stages of a round.
 
     view: (SGLang's batch, indices) -> the batch of these requests alone. refuse: ends
-    a request with an error. hold, release: let a request wait for its verdicts without
-    output, and end it. step_rows: of the longest prefill; texts that are judged alone
-    have no more in a step, but for one verdict.
+    a request with an error. bar: keeps its KV out of the radix cache. hold, release:
+    let a request wait for its verdicts without output, and end it. step_rows: of the
+    longest prefill; texts that are judged alone have no more in a step, but for one
+    verdict.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ClientPass:
         context_len: int,
         view: Callable[[SchedulerBatch, Sequence[int]], RoundBatch],
         refuse: Callable[[SchedulerRequest, Refusal], None],
+        bar: Callable[[SchedulerRequest], None],
         hold: Callable[[SchedulerRequest], None],
         release: Callable[[SchedulerRequest], None],
         step_rows: int,
@@ -57,6 +59,7 @@ class ClientPass:
         self.context_len = context_len
         self.view = view
         self.refuse = refuse
+        self.bar = bar
         self.hold = hold
         self.clock = clock
         self.verifications = Verifications(
@@ -90,11 +93,17 @@ class ClientPass:
         for text in alone:
             if text.state.verification is not None:
                 self.hold(text.req)
-        return [
+        first = [
             (text.index, r.decision.accept_tokens[0])
             for text, r in kept
             if not self._failed(r)
         ]
+        for text in texts:
+            # A single token is left to the pass (`PrefillEngine`).
+            is_left = prefill.requests[text.index].num_computed == 1
+            if is_left and not has_run(text):
+                self.bar(text.req)
+        return first
 
     def go_on(self, batch: SchedulerBatch, states: Sequence[RequestState]) -> None:
         """One pass more for requests that wait for verdicts. states: of the batch."""
@@ -220,6 +229,12 @@ class ClientPass:
         if r.error is not None:
             self.refuse(r.req, internal_error(r.error))
         return r.error is not None
+
+
+def has_run(text: Text) -> bool:
+    """Whether a text's pass has run, as far as this is sure."""
+    one = text.state.verification
+    return text.req.to_finish is None and (one is None or one.num_passes > 0)
 
 
 def share_verdicts(texts: Sequence[RequestRound], room: int) -> int:

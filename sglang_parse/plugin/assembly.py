@@ -42,7 +42,7 @@ from sglang_parse.reporting import telemetry
 from sglang_parse.requests.request_states import RequestStates
 from sglang_parse.sgl.architecture import check_architecture
 from sglang_parse.sgl.capacity import longest_pass, longest_prefill
-from sglang_parse.sgl.compat.request_changes import hold, release
+from sglang_parse.sgl.compat.request_changes import bar_from_cache, hold, release
 from sglang_parse.sgl.families import family_of
 from sglang_parse.sgl.ranks import Ranks
 from sglang_parse.sgl.slots import RoundSlots
@@ -216,6 +216,7 @@ def build_batches(parts: Parts, req_to_token_pool: Any, allocator: Any) -> Batch
         context_len=parts.context_len,
         view=batch_view,
         refuse=refuse,
+        bar=bar_from_cache,
         hold=hold,
         release=release,
         step_rows=longest_prefill(),

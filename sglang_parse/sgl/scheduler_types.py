@@ -78,8 +78,9 @@ class SchedulerRequest(Protocol):
     multimodal_inputs: Any
     #: The session it goes on from, None without one.
     session: Any
-    #: Its KV slots.
+    #: Its KV slots, and whether they are kept out of the radix cache.
     kv: RequestKV
+    skip_radix_cache_insert: bool
     #: What will end it at the end of this step, None if nothing does.
     to_finish: Any
     #: What ended it, and the length of its answer with the stop.

@@ -419,6 +419,45 @@ def test_held_request_runs_until_it_is_released(params):
     assert req.finished() and req.finished_len == 1
 
 
+def test_nothing_of_a_barred_request_reaches_the_radix_cache(monkeypatch):
+    """Red if SGLang publishes a request's KV at the end of its prefill or of its answer
+    although it is barred from that."""
+    from sglang.srt.mem_cache import common
+
+    told = []
+    cache = SimpleNamespace(
+        checkpoint=lambda req, *, up_to: told.append("checkpoint"),
+        claim_kv_row=lambda req: False,
+        free_kv_row=lambda kv, spans: None,
+        unlock=lambda lock: None,
+        on_release=lambda req, *, checkpointed: told.append(checkpointed),
+        req_to_token_pool=SimpleNamespace(free=lambda req: None),
+    )
+    overallocated = "_release_overallocated_kv_indices"
+    monkeypatch.setattr(common, overallocated, lambda *_: None)
+    for barred, expected in (
+        (False, ["checkpoint", "checkpoint", True]),
+        (True, [False]),
+    ):
+        told.clear()
+        req = request("a", max_new_tokens=1)
+        if barred:
+            requests.bar_from_cache(req)
+        common.checkpoint_kv_cache(req, cache)
+        req.kv = SimpleNamespace(
+            holds_kv=True,
+            is_kv_released=False,
+            cache_protected_len=0,
+            kv_allocated_len=0,
+            mark_kv_released=lambda: None,
+        )
+        req.lock, req.owned_kv_len = None, lambda: 0
+        req.update_finish_state(1)
+        assert req.finished()
+        common.release_kv_cache(req, cache, checkpoint=True)
+        assert told == expected
+
+
 @pytest.mark.parametrize("before", [[], [3], [1, 0, 2, 0, 1]])
 @pytest.mark.parametrize(
     ("passes", "histogram"),

@@ -81,6 +81,18 @@ def release(req: SchedulerRequest) -> None:
     hold(req, until_released=False)
 
 
+def bar_from_cache(req: SchedulerRequest) -> None:
+    """Keep the KV of a request out of the radix cache from now on.
+
+    What: writes `Req.skip_radix_cache_insert`, as SGLang does for KV that never landed.
+    Why: where a pass is to compute a prompt's last token, the prefill does not; if that
+    pass does not run in the same step, the slot holds no KV of this token.
+    Where: mem_cache/common.py, `checkpoint_kv_cache` and `release_kv_cache`.
+    Ends with: a result of a prefill that says whose KV is complete.
+    """
+    req.skip_radix_cache_insert = True
+
+
 def emits_passes(req: SchedulerRequest, passes: Sequence[int]) -> None:
     """Prepare a request for a result of several passes, or of one without a token.
 

@@ -99,6 +99,7 @@ class World:
         server = FakeServer(self.target, [], slots=self.pool)
         self.engine = server.engine
         self.held: list[object] = []
+        self.barred: list[object] = []
         self.released: list[object] = []
         self.reqs: list[Req] = []
         self.passes = ClientPass(
@@ -108,6 +109,7 @@ class World:
                 reqs=[batch.reqs[i] for i in index], tree_cache=None
             ),
             refuse=refuse,
+            bar=self.barred.append,
             hold=self.held.append,
             release=self.released.append,
             step_rows=step_rows,
@@ -143,12 +145,14 @@ class World:
         self.reqs.append(req)
         return req
 
-    def prefill(self) -> dict[int, int]:
+    def prefill(self, num_computed: int = len(PROMPT)) -> dict[int, int]:
         """The first token of each request whose text becomes output, by its place.
-        All requests get a token, as at the end of a prefill."""
+        All requests get a token, as at the end of a prefill. num_computed: tokens of
+        each prompt that the radix cache did not have."""
+        num_cached = len(PROMPT) - num_computed
         prompts = [
             PrefillRequest(
-                req, req.state, 10 + i, num_cached=0, num_computed=len(PROMPT)
+                req, req.state, 10 + i, num_cached=num_cached, num_computed=num_computed
             )
             for i, req in enumerate(self.reqs)
         ]
@@ -166,7 +170,7 @@ class World:
 
 def refuse(req, refusal) -> None:
     assert req.refusal is None, "it is refused twice"
-    req.refusal = refusal
+    req.refusal = req.to_finish = refusal
 
 
 def verify(ends=(2, 4, 6), suffix_len=10, **world) -> tuple[World, Req]:
@@ -191,6 +195,39 @@ def test_where_no_pass_can_run_a_text_is_refused():
     assert "cannot be judged, because no verify route" in str(alone.refusal)
     assert "PassFailed" in str(kept.refusal)
     assert not here.step()
+
+
+@pytest.mark.parametrize("num_computed", [1, 2])
+@pytest.mark.parametrize("case", ["refused", "waits", "broken"])
+def test_a_prompt_without_a_pass_is_not_shared(case, num_computed):
+    """Red if a prompt whose last token is left to a pass (`PrefillEngine`) reaches the
+    radix cache although no pass has run: others would read a slot that holds no KV.
+    Or if one stays out of it whose KV is complete."""
+    more = {"refused": {"max_rows": 7}, "waits": {"step_rows": 40}, "broken": {}}
+    world = World(**more[case])
+    if case == "broken":
+
+        def broken(*_):
+            raise PassFailed("no verify route is left")
+
+        world.passes.engine.verify = broken
+        bad = [world.add(verify=False), world.add(ends=(2, 4), verify=True)]
+    elif case == "refused":
+        bad = [world.add(verify=True)]
+    else:
+        world.add(ends=(2, 4, 6), verify=True)
+        bad = [world.add(ends=(2, 4, 6), verify=True)]
+    world.prefill(num_computed)
+    assert world.barred == (bad if num_computed == 1 else [])
+
+
+def test_prompts_with_a_pass_are_shared():
+    """Red if texts that are judged at once cost the radix cache their prompts."""
+    world = World()
+    world.add(verify=True)
+    world.add(verify=False)
+    world.prefill(1)
+    assert world.barred == []
 
 
 # -- What fits ---------------------------------------------------------------------
