@@ -223,6 +223,10 @@ class TextDrafter(Drafter):
         if memory.row is None:
             memory.row = rows.open(ids)
             if memory.row is None:
+                # SGLang says of no request in its queue that it was aborted.
+                self._close_idle(busy)
+                memory.row = rows.open(ids)
+            if memory.row is None:
                 return None
             busy.add(memory.row)
             memory.transcript.num_kept = len(ids)
@@ -231,8 +235,7 @@ class TextDrafter(Drafter):
         memory.transcript.num_kept = len(ids)
         wanted = len(ids) + num_new
         if not rows.fit(row, wanted=wanted, busy=busy):
-            # Take what requests hold that have no part in this round.
-            self._close(m for m in self.memories.values() if m.row not in busy)
+            self._close_idle(busy)
             if not rows.fit(row, wanted=wanted, busy=busy):
                 return None
         return DraftRequest(
@@ -283,6 +286,11 @@ class TextDrafter(Drafter):
     def _sweep(self) -> None:
         """Ranks do it at the same calls, so that they have the same rows free."""
         self._close(m for m in self.memories.values() if m.req.finished())
+
+    def _close_idle(self, busy: set[Row]) -> None:
+        """Take what requests hold that have no part in this round."""
+        held = [m for m in self.memories.values() if m.row is not None]
+        self._close(m for m in held if m.row not in busy)
 
     def _close(self, memories: Iterable[DraftedText]) -> None:
         closed = {id(memory) for memory in memories}

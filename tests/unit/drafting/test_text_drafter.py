@@ -286,6 +286,28 @@ def test_rows_of_requests_that_left_are_given_back(target, other):
     model.rows.check_whole()
 
 
+def test_requests_aborted_in_the_queue_leave_their_rows(target, other):
+    """Red if a request that is retracted and then aborted, of which SGLang never says
+    that it has finished, keeps its row: soon nobody is drafted for. Or if one loses its
+    row that is drafted for in this round."""
+    model = ScriptedModel(other, follower(PROMPT + ANSWER + END))
+    drafter = TextDrafter(model, target, other)
+    prompt, answer = target.encode(PROMPT)[0], target.encode(ANSWER)[0]
+    num_rows = len(model.rows.pool.free_slots)
+    goes_on, state = make_req(prompt, answer[:1]), make_state({2})
+    for _ in range(3 * num_rows):
+        old, new = (
+            record(goes_on, state),
+            record(make_req(prompt, answer[:1]), make_state({2})),
+        )
+        run(drafter, old, new)
+        assert old.draft.tokens and new.draft.tokens
+        assert state in drafter.memories
+    assert len(drafter.memories) <= num_rows
+    drafter._close(list(drafter.memories.values()))
+    model.rows.check_whole()
+
+
 def test_a_pool_that_is_too_small_costs_drafts_alone(target, other):
     """Red if a request that finds no slots for its draft stops the round."""
     model = ScriptedModel(other, follower(PROMPT + ANSWER + END), num_slots=100)
