@@ -146,10 +146,11 @@ class ClientPass:
         )
 
     def _room(self, batch: SchedulerBatch, num_texts: int) -> int:
-        """Rows of a pass that there are slots for, where so many texts take slots, and
-        all suffixes together."""
+        """Rows of a pass that there are slots for, where so many texts take slots, each
+        one more than it has rows (`columns_of`), and all suffixes together."""
         slots = self.engine.slots
-        return min(slots.num_free(batch.tree_cache, num_texts + 1), slots.max_rows)
+        free = slots.num_free(batch.tree_cache, num_texts + 1) - num_texts
+        return min(free, slots.max_rows)
 
     def _next(
         self, batch: SchedulerBatch, texts: list[tuple[Text, RequestRound]]
@@ -187,10 +188,7 @@ class ClientPass:
         chosen.sort(key=lambda pair: pair[0].index)
         view = self.view(batch, [text.index for text, _ in chosen])
         round = Round(view, [r for _, r in chosen])
-        shown = [len(r.shown) for r in round]
-        # Behind a text comes the token that follows it.
-        lens = [r.seq_len + 1 + n + bool(n) for r, n in zip(round, shown, strict=True)]
-        slots.extend_rows(view, lens)
+        slots.extend_rows(view, [columns_of(r) for r in round])
         plan = lay_out(round)
         try:
             self.engine.verify(round, plan)
@@ -249,6 +247,15 @@ def share_verdicts(texts: Sequence[RequestRound], room: int) -> int:
         taken = len(r.segments.boundaries) * suffix_len
         left, total = left - taken, total + taken
     return total
+
+
+def columns_of(r: RequestRound) -> int:
+    """Columns of the request's row in a pass. Behind a text that is kept come the token
+    that follows it and the one behind that: SGLang, which knows of the prompt alone,
+    reserves no slot of the next round for them."""
+    num = len(r.shown)
+    num_behind = 0 if r.state.options.verify_only else 2 * bool(num)
+    return r.seq_len + 1 + num + num_behind
 
 
 def end_of(r: RequestRound) -> int:

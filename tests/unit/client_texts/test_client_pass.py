@@ -296,15 +296,15 @@ def test_a_text_of_which_no_suffix_ever_fits_is_refused():
 
 
 def test_a_kept_text_has_a_slot_for_what_follows():
-    """Red if the token behind a text that is kept whole has none: SGLang reserves by
-    what it knows, the prompt, and a full pool then stops the scheduler."""
+    """Red if the two tokens behind a text that is kept whole have none: SGLang reserves
+    by what it knows, the prompt, and a full pool then stops the scheduler."""
     world = World()
     req = world.add(verify=False)
     asked = []
     extend = world.pool.extend_rows
     world.pool.extend_rows = lambda b, lens: (asked.append(lens), extend(b, lens))
     world.prefill()
-    assert asked == [[5 + 6 + 1]]
+    assert asked == [[5 + 6 + 2]]
     assert req.kv.kv_allocated_len == 5 + 6 + 1
     # Where nothing can be had, nothing is asked for.
     world = World(free=0)
@@ -416,6 +416,22 @@ def test_a_kept_text_without_room_for_one_suffix_is_not_kept():
     assert world.prefill() == {0: OWN} and req.state.ready == ()
     assert world.plans[0].num_suffix_tokens == 0
     assert req.records[0].num_judged == 0 and req.records[0].scores == ()
+
+
+@pytest.mark.parametrize("num_texts", [1, 3])
+def test_a_kept_text_holds_what_its_next_round_needs(num_texts):
+    """Red if the round behind a text that was kept whole finds no slot for its token
+    and the one behind it, where others took all the rest: SGLang, which knows of the
+    prompt alone, has reserved none, and the server ends."""
+    for free in range(60):
+        world = World(free=free, judge=lambda tokens: 0.99)
+        reqs = [world.add(verify=False) for _ in range(num_texts)]
+        # What is spare stays with a request, up to what SGLang reserves.
+        world.pool.trim_rows = lambda *_: None
+        world.prefill()
+        for req in reqs:
+            wanted = len(PROMPT) + len(req.state.ready) + 2
+            assert wanted <= max(req.kv.kv_allocated_len, len(PROMPT) + 4)
 
 
 def test_a_kept_text_that_fails_ends_alone():
