@@ -55,7 +55,7 @@ SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "kv_canary": (
         ("none",),
-        "it takes the sequences of a pass for its requests",
+        "it would mistake the sequences of a pass for requests",
     ),
     "enable_two_batch_overlap": (UNSET, "it splits batches that a pass needs whole"),
     "enable_mixed_chunk": (UNSET, "a pass and a prefill would be one batch"),

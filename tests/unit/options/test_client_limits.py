@@ -13,6 +13,7 @@ from sglang_parse.plugin.flags import OPTIONS_ATTRIBUTE
 from sglang_parse.plugin.openai import CHAT, ParseEndpoints
 from sglang_parse.plugin.request_hooks import follow_request
 from sglang_parse.requests.request_states import RequestStates
+from tests.support.characters import Characters
 from tests.support.fake_manager import FakeManager
 from tests.unit.options.test_request import GOOD, request
 
@@ -118,7 +119,7 @@ def served(custom_params) -> tuple[RequestOptions, list]:
     refused = []
     states = RequestStates(
         EXACT,
-        tokenizer=SimpleNamespace(encode=lambda text, **_: [7] * len(text)),
+        tokenizer=Characters(),
         model_eos_ids=frozenset(),
         make_judge=lambda question: SimpleNamespace(question=question, suffix=(1,)),
         has_draft_model=True,

@@ -9,6 +9,7 @@ from sglang_parse.judging.prompt import JudgePrompt
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
 from sglang_parse.requests.request_states import RequestStates
+from tests.support.characters import Characters
 
 JUDGE = JudgePrompt((7, 8), ((1, 2),))
 
@@ -34,15 +35,6 @@ class Request:
 
 def refuse(req, refusal):
     req.refusal = refusal
-
-
-class Characters:
-    """A tokenizer whose ids are code points."""
-
-    added_tokens_decoder, all_special_tokens, all_special_ids = {}, (), ()
-
-    def encode(self, text, **_):
-        return [ord(c) for c in text.strip()]
 
 
 def states(**changes) -> RequestStates:
