@@ -23,6 +23,7 @@ THINKING_PAIRS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
+#: All of them. In drafts they are text, also where a tokenizer calls them special.
 THINKING_MARKS = frozenset(chain(*THINKING_PAIRS))
 # An encoded part follows it, so that no tokenizer puts the space of a first word there.
 FRONT = "\n"
