@@ -68,6 +68,9 @@ class Acceptance:
         self.valid = Rate(1 / 96, weight=48, memory=4 * MEMORY)
         #: Until the target disagrees with a draft model, and with a head.
         self.followed, self.head = Rate(0.2, weight=16), Rate(0.2, weight=16)
+        #: The same of a draft model, without the segments that failed, which disagree
+        #: sooner than what is written after them.
+        self.rewritten = Rate(0.2, weight=16)
         #: That a segment ends, and that a draft ends its answer.
         self.boundary, self.ended = Rate(1 / 24, weight=48), Rate(1 / 2048, weight=256)
 
@@ -101,7 +104,8 @@ class Acceptance:
             if draft.num_token_level:
                 rate, end = self.head, min(end, draft.num_token_level)
             num = min(r.decision.num_correct_drafts, end)
-            rate.observe(num + (num < end), int(num < end))
+            for one in (rate, self.rewritten) if rate is self.followed else (rate,):
+                one.observe(num + (num < end), int(num < end))
         if has_verdicts:
             self._learn_verdicts(r)
 

@@ -20,6 +20,9 @@ from sglang_parse.requests.round_records import RequestRound
 # Tokens drafted for verdicts after which these are known well enough for another way to
 # be taken.
 ENOUGH_DRAFTED = 512
+# Tokens after rejections that the draft model, and rounds that a head, has written
+# before they are compared.
+ENOUGH_REWRITTEN, ENOUGH_HEADED = 256, 16
 # New draft tokens of all requests, about, until then and in trials; and of one of them.
 TRIAL_TOKENS, TRIAL_STEPS = 1024, 64
 # Share of the time that trials may lose, and the longest wait for one in milliseconds.
@@ -96,7 +99,7 @@ class Gate:
         self._due_ms = 0.0
         #: What a trial is compared with, tokens per millisecond; 0 outside of one.
         self._instead = 0.0
-        self._knows_verdicts = False
+        self._knows_verdicts, self._by_head = False, True
         #: Whether drafts that are followed, and judged, were made of late.
         self._taken = {False: True, True: True}
 
@@ -171,8 +174,12 @@ class Gate:
         if not now.can_judge:
             return self._weigh(followed, plain), ""
         other = max(plain, followed, key=lambda c: c.rate)
+        if now.chain:
+            single = model.followed(now.most, self.accept.rewritten)
         recovery = single.steps if single.rate > plain.rate else 0
+        self._by_head = not recovery or self._head_recovers(followed, single)
         judged = model.judged(now.most, now.every, recovery)
+        judged = replace(judged, by_head=self._by_head)
         if not knows:
             self._kept_ms = 0.0
             return self._short(judged), ""
@@ -183,6 +190,17 @@ class Gate:
             f"{other.rate * unit:.1f}x"
         )
         return choice, reason if choice is other else ""
+
+    def _head_recovers(self, headed: Choice, drafted: Choice) -> bool:
+        """Whether the head, and not the draft model, writes for requests that recover:
+        each is tried first, the draft model before the head."""
+        if self.accept.rewritten.num_seen < ENOUGH_REWRITTEN:
+            return False
+        if self.costs.head.count < ENOUGH_HEADED:
+            return True
+        if self._by_head:
+            return drafted.rate < MARGIN * headed.rate
+        return headed.rate >= MARGIN * drafted.rate
 
     def _weigh(self, way: Choice, other: Choice) -> Choice:
         """This way to draft, or the best other one; a trial of it where one is due."""

@@ -69,6 +69,8 @@ class RoundPlanner:
         self.heads = [d for d in drafters if d.token_level and d is not copier]
         #: Whether heads read nothing; and rounds in which they were of no use.
         self.head_rests, self._num_idle = False, 0
+        #: Whether they, and not the draft model, write for requests that recover.
+        self.head_recovers = True
 
     def plan(self, round: Round) -> None:
         """Fill `limit`, `window` and `budgets` of requests; of the round `judged`,
@@ -99,8 +101,10 @@ class RoundPlanner:
         """
         one, round.reason = self.gate.choose(self._situation(round, writing))
         ours = [one.steps, int(one.judged), one.every, one.recovery, one.writers]
-        ((steps, judged, every, recovery, writers),) = self.ranks.agree_all([ours])
+        (agreed,) = self.ranks.agree_all([[*ours, int(one.by_head)]])
+        steps, judged, every, recovery, writers, by_head = agreed
         round.judged, round.judge_every = bool(judged), every
+        self.head_recovers = bool(by_head)
         # A draft without a boundary would be followed token by token.
         least = ENOUGH_SEGMENTS * self.gate.accept.segment_len if judged else 0.0
         # Only the shortest texts are read where not all requests draft.
@@ -156,6 +160,8 @@ class RoundPlanner:
             r.by_segments = r.window > num_pending
             r.budgets = {}
             if head is None or num_pending:
+                continue
+            if r.by_segments and r.state.recovering and not self.head_recovers:
                 continue
             others = any(d.can_draft(r) for d in self.segment_level)
             is_single = r.state.is_exact or r.state.recovering

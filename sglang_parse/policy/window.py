@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from sglang_parse.policy.acceptance import BIASED, Acceptance
+from sglang_parse.policy.acceptance import BIASED, Acceptance, Rate
 from sglang_parse.policy.costs import Costs
 
 # Windows that are compared, in new draft tokens of a request.
@@ -24,14 +24,16 @@ class Choice:
 
     steps: new draft tokens of a request, 0 for plain decoding. judged: by verdicts,
     else token by token. every: boundaries to a verdict. recovery: new draft tokens of a
-    request that recovers. writers: requests that draft, 0 for all. rate: tokens per
-    millisecond expected.
+    request that recovers. by_head: whether a head, where there is one, drafts for it
+    instead. writers: requests that draft, 0 for all. rate: tokens per millisecond
+    expected.
     """
 
     steps: int = 0
     judged: bool = True
     every: int = 1
     recovery: int = 8
+    by_head: bool = True
     writers: int = 0
     rate: float = 0.0
 
@@ -47,12 +49,13 @@ class Goodput:
     accept: Acceptance
     suffix_len: float
 
-    def followed(self, most: int) -> Choice:
-        """Token by token after the draft model, with the best window."""
-        choices = []
+    def followed(self, most: int, agrees: Rate | None = None) -> Choice:
+        """Token by token after the draft model, with the best window. agrees: chance
+        that the target disagrees with a token, by default of all drafts."""
+        choices, agrees = [], agrees or self.accept.followed
         for w in windows(most):
             drafted = self.accept.drafted(w)
-            tokens = 1 + self.accept.followed.mean(drafted)
+            tokens = 1 + agrees.mean(drafted)
             choices.append(self._rated(Choice(w, False), tokens, drafted, 1 + drafted))
         return max(choices, key=lambda c: c.rate)
 

@@ -7,7 +7,14 @@ import pytest
 from sglang_parse.judging.decide import Cut, Decision
 from sglang_parse.options.request import REST
 from sglang_parse.options.server import ParseConfig
-from sglang_parse.policy.gate import TRIAL_TOKENS, Gate, Situation
+from sglang_parse.policy.gate import (
+    ENOUGH_DRAFTED,
+    ENOUGH_HEADED,
+    ENOUGH_REWRITTEN,
+    TRIAL_TOKENS,
+    Gate,
+    Situation,
+)
 from sglang_parse.policy.planner import IDLE_ROUNDS, MOST_STEPS, RoundPlanner
 from sglang_parse.policy.window import Choice
 from sglang_parse.requests.draft import Draft
@@ -279,7 +286,8 @@ def test_the_draft_model_does_not_fill_up_what_the_head_left(adaptive):
         (r,) = plan_round(plan, one)
         assert r.window == 4 and r.budgets == {"eagle3": 4}
     (r,) = plan_round(plan, state(recovering=1))
-    assert (set(r.budgets) == {"eagle3", "model"}) == (r.window > 4)
+    # With adaptive windows the draft model is tried first, and alone.
+    assert set(r.budgets) == ({"model"} if adaptive else {"eagle3", "model"})
 
 
 def test_without_a_draft_model_the_head_writes_alone():
@@ -463,6 +471,46 @@ def test_a_short_recovery_is_left_to_the_head():
     chosen(plan, Choice(32, recovery=8))
     assert windows(plan, state(recovering=1)) == [(4, 4)]
     assert windows(plan, state(recovering=1, hint=False)) == [(8, 0)]
+
+
+def test_recovery_by_the_draft_model_where_that_is_faster():
+    """Red if the head writes where it gives less, or if the draft model then writes for
+    requests in exact mode as well."""
+    plan = planner()
+    chosen(plan, Choice(32, recovery=8, by_head=False))
+    assert windows(plan, state(recovering=1)) == [(8, 0)]
+    assert windows(plan, state(), state(recovering=1)) == [(32, 0), (8, 0)]
+    assert windows(plan, state("exact"), state(recovering=1)) == [(4, 4), (8, 0)]
+    assert windows(plan, state(recovering=REST - 1)) == [(4, 4)]
+
+
+@pytest.mark.parametrize(("ms", "by_head"), [(20.0, False), (3.0, True)])
+def test_both_ways_to_recover_are_tried(ms, by_head):
+    """Red if the draft model or the head is left out before anyone knows what it gives,
+    or if the slower one writes on. A draft step takes 1 ms, a pass 8 and more."""
+    plan = planner()
+    gate, now = plan.gate, Situation(1, most=32, suffix_len=4, chain=4)
+    fast_plain_rounds(plan, bs=1)
+    gate.accept.boundary.observe(ENOUGH_DRAFTED, 40)
+    for _ in range(50):
+        gate.costs.draft.add(16.0, 1, 16, 16, 0)
+        gate.costs.verify.add(8.0, 1, 17, 1)
+
+    def choice() -> Choice:
+        gate.ms += 1_000.0
+        one, _ = gate.choose(now)
+        assert one.judged and one.recovery
+        return one
+
+    assert not choice().by_head
+    # Of eight tokens after a rejection seven stand.
+    for _ in range(ENOUGH_REWRITTEN // 8):
+        cut, decision = Cut(0, 8, True, exact_end=8), Decision((1,) * 8, 0, 7, ())
+        plan.adapt(drafted(state(recovering=1), 8, cut, decision, judged=True))
+    assert choice().by_head
+    for _ in range(ENOUGH_HEADED):
+        head_round(plan, "eagle3", 4, ms=ms)
+    assert choice().by_head == by_head
 
 
 def test_verdicts_are_left_out_only_where_the_tail_is_exact():
