@@ -177,7 +177,8 @@ class Gate:
         if now.chain:
             single = model.followed(now.most, self.accept.rewritten)
         recovery = single.steps if single.rate > plain.rate else 0
-        self._by_head = not recovery or self._head_recovers(followed, single)
+        if now.chain:
+            self._by_head = not recovery or self._head_recovers(followed, single)
         judged = model.judged(now.most, now.every, recovery)
         judged = replace(judged, by_head=self._by_head)
         if not knows:
