@@ -20,8 +20,8 @@ from sglang_parse.requests.round_records import RequestRound
 # Tokens drafted for verdicts after which these are known well enough for another way to
 # be taken.
 ENOUGH_DRAFTED = 512
-# Tokens after rejections that the draft model, and rounds that a head, has written
-# before they are compared.
+# Tokens of the draft model that were followed token by token, and rounds of a head,
+# before the two are compared.
 ENOUGH_REWRITTEN, ENOUGH_HEADED = 256, 16
 # New draft tokens of all requests, about, until then and in trials; and of one of them.
 TRIAL_TOKENS, TRIAL_STEPS = 1024, 64
@@ -193,8 +193,8 @@ class Gate:
         return choice, reason if choice is other else ""
 
     def _head_recovers(self, headed: Choice, drafted: Choice) -> bool:
-        """Whether the head, and not the draft model, writes for requests that recover:
-        each is tried first, the draft model before the head."""
+        """Whether the head, and not the draft model, writes for requests that recover.
+        Both are tried before they are compared, the draft model first."""
         if self.accept.rewritten.num_seen < ENOUGH_REWRITTEN:
             return False
         if self.costs.head.count < ENOUGH_HEADED:

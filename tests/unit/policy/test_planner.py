@@ -513,6 +513,16 @@ def test_both_ways_to_recover_are_tried(ms, by_head):
     assert choice().by_head == by_head
 
 
+def test_failed_segments_do_not_speak_against_the_draft_model():
+    """Red if what disagrees soon, because a verdict failed on it, counts where the head
+    and the draft model are compared."""
+    plan = planner()
+    cut, decision = Cut(4, 12, False, 12), Decision((1,) * 6, 4, 1, ())
+    plan.adapt(drafted(state(), 16, cut, decision))
+    accept = plan.gate.accept
+    assert accept.followed.num_seen > 0 == accept.rewritten.num_seen
+
+
 def test_verdicts_are_left_out_only_where_the_tail_is_exact():
     """Red if a request without the exact tail, or a client's text, could lose its
     verdicts to measured times."""
