@@ -7,17 +7,21 @@ many has a choice of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
-# Guesses of a request in a step: as many as published heads are right about in a row,
-# one, which takes no step of the head beside the one that reads, and none.
-LENGTHS = (4, 1, 0)
-LONGEST = LENGTHS[0]
+# Guesses of a request in a step: none, one, which takes no step of the head beside the
+# one that reads, and as many as published heads are right about in a row.
+LENGTHS = (0, 1, 4)
+LONGEST = LENGTHS[-1]
 # Phases of a trial. The first is not counted: its texts are new to the head.
 TRIAL = 6
+# A trial ends where two phases are so much slower than the fastest length, and what is
+# longer is not tried then: one guess shows whether the head agrees at all.
+HOPELESS = 1.5
+# A head has to be this much faster than none, as two trials differ by chance.
+MARGIN = 1.05
 # Phases of a length that its speed is a mean of.
 MEMORY = 32
-# Phases between trials, of another length each time: these take 0.4% of the phases.
+# Phases between trials.
 PERIOD = 1500
 
 
@@ -44,32 +48,38 @@ class _Load:
         self._phases: dict[int, deque[tuple[int, float]]] = {
             length: deque(maxlen=MEMORY) for length in LENGTHS
         }
-        self._begin(LENGTHS)
-        self._num_since = self._turn = 0
+        self._begin()
 
-    def _begin(self, lengths: Sequence[int]) -> None:
-        """Try these lengths, one after the other."""
-        self._trial = deque(length for length in lengths for _ in range(TRIAL))
-        self._is_new = True
+    def _begin(self) -> None:
+        """Try all lengths, one after the other."""
+        self._trial = [length for length in LENGTHS for _ in range(TRIAL)]
+        self._num_tried = self._num_since = 0
 
     def choose(self) -> int:
         return self._trial[0] if self._trial else max(LENGTHS, key=self._speed)
 
     def note(self, most: int, num_tokens: int, seconds: float) -> None:
-        if not self._is_new:
+        if not self._trial or self._num_tried:
             self._phases[most].append((num_tokens, seconds))
         if not self._trial:
             self._num_since += 1
             if self._num_since >= PERIOD:
-                self._num_since, best = 0, self.choose()
-                others = [length for length in LENGTHS if length != best]
-                self._turn += 1
-                self._begin(others[self._turn % 2 :][:1])
+                self._begin()
             return
-        self._trial.popleft()
-        self._is_new = bool(self._trial) and self._trial[0] != most
+        del self._trial[0]
+        self._num_tried += 1
+        if self._num_tried > 2 and self._is_hopeless(most):
+            self._trial = [length for length in self._trial if length < most]
+        if most not in self._trial:
+            self._num_tried = 0
 
-    def _speed(self, most: int) -> float:
-        """Tokens a second."""
-        phases = self._phases[most]
-        return sum(num for num, _ in phases) / max(1e-9, sum(s for _, s in phases))
+    def _is_hopeless(self, most: int) -> bool:
+        """Whether the trial of this length, which is the last one, is far behind."""
+        fastest = max(self._speed(length) for length in LENGTHS if length != most)
+        return HOPELESS * self._speed(most, self._num_tried - 1) < fastest
+
+    def _speed(self, most: int, num_last: int = MEMORY) -> float:
+        """Tokens a second over the last phases of a length."""
+        phases = list(self._phases[most])[-num_last:]
+        speed = sum(n for n, _ in phases) / max(1e-9, sum(s for _, s in phases))
+        return speed if most else MARGIN * speed

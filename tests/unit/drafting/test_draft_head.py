@@ -159,18 +159,29 @@ def test_the_clock_decides_for_each_load(monkeypatch):
     assert found[-1] == 1
 
 
-def test_a_head_that_never_agrees_costs_little():
-    """Red if trials of a head that makes drafting three times as slow take more than 1%
-    of the time, its first trial left out."""
+@pytest.mark.parametrize("num_phases", [2500, 10 * PERIOD])
+def test_a_head_that_never_agrees_costs_little(num_phases):
+    """Red if trials of a head that makes drafting two to four times as slow take more
+    than 1% of the time, the first ones of three loads included."""
+    cost = {0: 1.0, 1: 2.0, 4: 3.8}
     pace, took = Pace(), 0.0
-    for _ in range(TRIAL * len(LENGTHS)):
-        pace.note(1, pace.choose(1), 20, 3.0 if pace.choose(1) else 1.0)
-    for _ in range(10 * PERIOD):
-        most = pace.choose(1)
-        seconds = 3.0 if most else 1.0
-        pace.note(1, most, 20, seconds)
-        took += seconds
-    assert 10 * PERIOD < took < 1.01 * 10 * PERIOD
+    for i in range(num_phases):
+        load = (1, 2, 4)[i % 3]
+        most = pace.choose(load)
+        pace.note(load, most, 20, cost[most])
+        took += cost[most]
+    assert num_phases < took < 1.01 * num_phases
+
+
+def test_a_head_that_is_hardly_faster_is_off():
+    """Red if a head writes that looks 2% faster, which two trials do by chance, or if
+    one that is 10% faster does not."""
+    for faster, chosen in ((1.02, 0), (1.1, 1)):
+        pace, speeds = Pace(), {0: 100.0, 1: 100.0 * faster, 4: 80.0}
+        for _ in range(TRIAL * len(LENGTHS)):
+            most = pace.choose(1)
+            pace.note(1, most, 20, 20 / speeds[most])
+        assert pace.choose(1) == chosen
 
 
 def test_without_adaptive_windows_all_chains_are_long():
