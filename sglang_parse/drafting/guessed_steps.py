@@ -46,6 +46,7 @@ def write_guessed(
     if max(lane.lead for lane in lanes) > most_rows(model.runner):
         write_plainly(model, lanes, table, sampling_info, phase)
         return
+    depth = 0
     while True:
         chains = chains_of(model.runner, lanes, guess)
         owner = [lane for lane, tokens, _ in chains for _ in tokens]
@@ -71,7 +72,8 @@ def write_guessed(
         if follow is not None:
             follow(read, output)
         num_done = sum(lane.is_complete for lane in lanes)
-        depth = max(lane.num_forwarded for lane in lanes)
+        # A step counts for one where the lanes that are furthest are complete.
+        depth = max(depth + 1, *(lane.num_forwarded for lane in lanes))
         if lanes.is_over(depth, num_done, phase):
             return
 

@@ -121,18 +121,21 @@ class CostModel:
 
     def learn(self, done: Round, *, by_head: bool = False) -> float:
         """Milliseconds of a round. done: of the requests whose drafts were complete.
-        by_head: whether a head wrote all drafts."""
+        by_head: whether a head wrote all their drafts."""
         bs, seconds, steps = done.num_running, done.seconds, done.num_draft_steps
         ms, draft_ms = 1000 * sum(seconds.values()), 1000 * seconds["draft"]
+        # A token or so of each request tells nothing of what reading costs.
+        read = done.num_read if done.num_read > bs else 0
         if by_head:
-            self.head.add(ms, 1, max(bs, done.num_rows), bs)
+            # Meanwhile the draft model may have written for other requests.
+            model_ms = self.draft.ms(1, steps, steps * bs, read) if steps else 0.0
+            own_ms = ms - min(draft_ms, model_ms)
+            self.head.add(own_ms, 1, max(bs, done.num_rows), bs)
         elif "verify" in seconds:
             self.verify.add(ms - draft_ms, 1, done.num_rows, bs)
             if steps and not any(
                 r.draft.num_token_level > r.draft.num_copied for r in done
             ):
-                # A token or so of each request tells nothing of what reading costs.
-                read = done.num_read if done.num_read > bs else 0
                 self.draft.add(draft_ms, 1, steps, steps * bs, read)
         elif not (steps or done.num_read):
             self.plain.add(ms / done.num_steps, 1, bs)

@@ -27,6 +27,9 @@ ENOUGH_REWRITTEN, ENOUGH_HEADED = 256, 16
 TRIAL_TOKENS, TRIAL_STEPS = 1024, 64
 # Share of the time that trials may lose, and the longest wait for one in milliseconds.
 TRIAL_SHARE, LONGEST_WAIT_MS = 0.01, 300_000.0
+# Rounds that wait for the time of a plain one at a new number of requests. Copies, and
+# what clients have written, may be in each of them.
+MOST_NEW = 8
 # How much faster another way has to look before it is taken.
 MARGIN = 1.05
 # Milliseconds for which a choice is kept: a search takes half of one, and what a way
@@ -99,7 +102,7 @@ class Gate:
         self._due_ms = 0.0
         #: What a trial is compared with, tokens per millisecond; 0 outside of one.
         self._instead = 0.0
-        self._knows_verdicts, self._by_head = False, True
+        self._knows_verdicts, self._by_head, self._num_new = False, True, 0
         #: Whether drafts that are followed, and judged, were made of late.
         self._taken = {False: True, True: True}
 
@@ -159,21 +162,25 @@ class Gate:
         costs = self.costs.at(now.bs)
         plain = Choice(judged=now.can_judge, rate=now.bs / costs.plain)
         is_known = self.costs.is_known or (now.chain > 0 and self.costs.head.is_known)
-        if self.accept.boundary.num_seen >= ENOUGH_DRAFTED and is_known:
+        # The steps of a draft server are never seen, but its drafts are.
+        is_judged = self.accept.boundary.num_seen >= ENOUGH_DRAFTED
+        if is_judged and (is_known or self.costs.verify.is_known):
             self._knows_verdicts = True
+        is_known = is_known or self._knows_verdicts
         knows = self._knows_verdicts or not now.can_judge
-        if not now.most or (is_known and knows and not self.costs.knows_plain(now.bs)):
+        is_new = is_known and knows and not self.costs.knows_plain(now.bs)
+        self._num_new = self._num_new + 1 if is_new else 0
+        if not now.most or 0 < self._num_new <= MOST_NEW:
             self._kept_ms = 0.0
             return plain, ""
         model = Goodput(costs, self.accept, now.suffix_len)
         single = followed = model.followed(now.most)
         if now.chain:
             followed = self.headed(now.bs, now.chain)
-        elif not now.can_follow:
-            followed = plain
         if not now.can_judge:
             return self._weigh(followed, plain), ""
-        other = max(plain, followed, key=lambda c: c.rate)
+        others = (plain, followed) if now.can_follow else (plain,)
+        other = max(others, key=lambda c: c.rate)
         if now.chain:
             single = model.followed(now.most, self.accept.rewritten)
         recovery = single.steps if single.rate > plain.rate else 0

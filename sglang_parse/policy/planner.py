@@ -107,10 +107,15 @@ class RoundPlanner:
         self.head_recovers = bool(by_head)
         # A draft without a boundary would be followed token by token.
         least = ENOUGH_SEGMENTS * self.gate.accept.segment_len if judged else 0.0
-        # Only the shortest texts are read where not all requests draft.
-        for i, r in enumerate(sorted(writing, key=lambda r: r.seq_len)):
-            is_single = r.state.recovering or r.state.is_exact
-            num_new = recovery if judged and steps and is_single else steps
+
+        def is_single(r: RequestRound) -> bool:
+            return bool(judged and (r.state.recovering or r.state.is_exact))
+
+        # Where not all requests draft, those do that are judged, and of these the ones
+        # with the shortest texts, which are read first.
+        order = sorted(writing, key=lambda r: (is_single(r), r.seq_len))
+        for i, r in enumerate(order):
+            num_new = recovery if steps and is_single(r) else steps
             if 0 < writers <= i:
                 num_new = 0
             held = r.state.draft

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from sglang_parse.sgl.fast_paths import PROVEN
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = {"sglang", "torch", "triton", "flashinfer-python", "sglang-kernel"}
-# Arguments in which starts of the same server differ.
+PACKAGES = ("sglang", "torch", "triton", "flashinfer-python", "sglang-kernel")
+# Arguments in which starts of the same server differ, beside SGLang's private ones, one
+# of which is the command line with its port.
 IGNORED = {"host", "port", "nccl_port", "dist_init_addr", "random_seed", "api_key"}
 IGNORED |= {"admin_api_key", "log_level", "log_level_http", "served_model_name"}
 
@@ -37,14 +38,21 @@ def fingerprint(server_args: Any, config: Any, runners: Sequence[Any]) -> str:
     if torch.cuda.is_available():
         driver = getattr(torch._C, "_cuda_getDriverVersion", str)()
         device = [str(torch.cuda.get_device_properties(0)), str(driver)]
-    found = {d.name.lower(): d.version for d in distributions()}
+    versions = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     source = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         source.update(path.read_bytes())
-    flags = {k: v for k, v in vars(server_args).items() if k not in IGNORED}
+    flags = {
+        k: v
+        for k, v in vars(server_args).items()
+        if k not in IGNORED and not k.startswith("_")
+    }
     about = (
         device,
-        sorted((k, v) for k, v in found.items() if k in PACKAGES),
+        versions,
         source.hexdigest(),
         [runner.model_config.hf_config.to_json_string() for runner in runners],
         sorted((k, v) for k, v in flags.items() if isinstance(v, str | int | float)),

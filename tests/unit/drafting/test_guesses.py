@@ -10,7 +10,7 @@ import torch
 
 from sglang_parse.drafting import draft_model
 from sglang_parse.drafting.draft_model import MOST_LEARNT
-from sglang_parse.drafting.guessed_steps import chains_of
+from sglang_parse.drafting.guessed_steps import chains_of, write_guessed
 from sglang_parse.drafting.guesses import LEAST_SHARE, MOST_RUNS, GuessTable
 from sglang_parse.drafting.lanes import DraftPhase, DraftRequest, Lane, Lanes
 from sglang_parse.sgl.fast_paths import GUESSED_ROWS, OFF
@@ -101,6 +101,29 @@ def test_no_lane_waits_for_rows_for_ever():
             lane.follow(tokens, [2] * len(tokens), num)
             seen.add(lane)
     assert seen == set(lanes)
+
+
+@pytest.mark.parametrize(("most_idle", "num_steps"), [(14.0, 11), (1e9, 13)])
+def test_a_draft_that_is_complete_does_not_wait_for_others(most_idle, num_steps):
+    """Red if a draft whose guesses hold waits for one whose guesses do not, or if
+    nobody looks for new requests meanwhile, as no lane gets further than it."""
+    model, table = KvDraft(97), torch.arange(2 * WIDTH).reshape(2, -1)
+    model.sample = lambda logits, *_: torch.full((len(logits),), 1)
+    lanes = Lanes(
+        Lane(DraftRequest(i, [1, 1], 1, 40, frozenset(), i), 1) for i in range(2)
+    )
+
+    def guess(some, most):
+        return [
+            [1] * min(num, 7) if one is lanes[0] else []
+            for one, num in zip(some, most, strict=True)
+        ]
+
+    phase = DraftPhase(most_idle=most_idle, is_due=lambda: len(model.batches) > 10)
+    model.kv[0] = model.kv[WIDTH] = 1
+    write_guessed(model, lanes, table, None, phase, guess=guess)
+    assert lanes[0].is_complete and not lanes[1].is_complete
+    assert len(model.batches) == num_steps
 
 
 def test_a_path_that_fails_leaves_the_plain_drafts():

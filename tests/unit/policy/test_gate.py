@@ -9,7 +9,13 @@ import pytest
 from benchmarks.simulate.drafts import HOSTILE, Drafts
 from benchmarks.simulate.scenarios import bound, pair_costs, scenarios
 from benchmarks.simulate.world import Scenario, World, target_alone
-from sglang_parse.policy.gate import ENOUGH_DRAFTED, Gate, Situation
+from sglang_parse.policy.gate import (
+    ENOUGH_DRAFTED,
+    KEPT_MS,
+    MOST_NEW,
+    Gate,
+    Situation,
+)
 from sglang_parse.requests.round_records import Round
 
 COSTS = pair_costs("32b+1.7b-h200")
@@ -144,6 +150,60 @@ def test_a_plain_round_is_timed_once_verdicts_are_known(bs):
             time_plain(one, bs)
         plain.append(not choice.steps)
     assert plain[0] and (bs > 1 or sum(plain) == 2)
+
+
+def test_a_new_number_of_requests_does_not_wait_for_ever():
+    """Red if nothing but copies is drafted at a new number of requests, since one of
+    them is in each round and so no plain step is timed."""
+    one, now = Gate(), Situation(8, most=64, suffix_len=12)
+    for _ in range(4):
+        time_rounds(one, 1, 64.0, 30.0)
+        time_plain(one, 1)
+    one.accept.boundary.observe(ENOUGH_DRAFTED, 8)
+    steps = [one.choose(now)[0].steps for _ in range(MOST_NEW + 1)]
+    assert steps[:-1] == [0] * MOST_NEW and steps[-1]
+    for _ in range(20):  # and not again at its next choices
+        one.ms += KEPT_MS
+        assert one.choose(now)[0].steps
+
+
+def test_drafts_without_steps_are_known_too():
+    """Red if what a draft server writes, whose steps nobody times, is taken for
+    unknown for ever: few requests drafted then, and bad drafts were made on and on."""
+    for fails, pays in ((0, True), (400, False)):
+        one, now = Gate(), Situation(32, most=256, suffix_len=12)
+        for num in (33, 66):
+            one.costs.verify.add(20.0 + num / 10, 1, num, 32)
+        first, _ = one.choose(now)
+        assert first.writers and first.judged
+        one.accept.boundary.observe(ENOUGH_DRAFTED, 20)
+        one.accept.valid.observe(ENOUGH_DRAFTED, fails)
+        one.accept.followed.observe(ENOUGH_DRAFTED, fails)
+        assert not one.choose(now)[0].steps
+        for _ in range(2):
+            time_plain(one, 32)
+        one._due_ms = 1e9  # no trial
+        one.ms += KEPT_MS
+        choice, _ = one.choose(now)
+        assert bool(choice.steps) == pays and not choice.writers
+
+
+@pytest.mark.parametrize("can_follow", [True, False])
+def test_a_head_takes_no_verdicts_that_have_to_be(can_follow):
+    """Red if a request without the exact tail, or a client's text, loses its verdicts
+    to a head that is faster."""
+    one = Gate()
+    now = Situation(1, most=64, suffix_len=12, can_follow=can_follow, chain=4)
+    for _ in range(50):
+        time_rounds(one, 1, 160.0, 20.0)
+        time_plain(one, 1)
+        one.costs.head.add(11.0, 1, 5, 1)
+        one.accept.head.observe(20, 1)
+    one.accept.boundary.observe(ENOUGH_DRAFTED, 20)
+    one.accept.valid.observe(1500, 50)
+    one._due_ms = 1e9
+    choice, reason = one.choose(now)
+    assert choice.judged != can_follow and bool(reason) == can_follow
 
 
 def test_a_fresh_server_judges_its_first_requests():

@@ -356,6 +356,13 @@ def test_few_of_many_requests_try_what_nobody_knows():
     assert windows_of(Choice(24, writers=2)) == [0, 24, 0, 24]
     assert windows_of(Choice(24, writers=4)) == [24] * 4
     assert windows_of(Choice(24)) == [24] * 4
+    # Those in exact mode have their turn after those that are judged.
+    chosen(plan, Choice(24, writers=2))
+    round = make_round(state("exact"), state(recovering=1), state(), state())
+    for r, n in zip(round, (20, 20, 50, 40), strict=True):
+        r.seq_len = n
+    plan.plan(round)
+    assert all_windows(round) == [0, 0, 24, 24]
     one = Gate()
     for bs in (1, 64):
         first, _ = one.choose(Situation(bs, 256, 16))
@@ -410,6 +417,21 @@ def test_rounds_of_a_head_are_measured():
     ):
         head_round(plan, name, num)
         assert plan.gate.costs.head.count == counted
+
+
+def test_a_heads_time_is_its_own():
+    """Red if what the draft model wrote meanwhile for other requests counts as a head's
+    time."""
+    plan = planner()
+    costs = plan.gate.costs
+    for _ in range(50):
+        costs.draft.add(16.0, 1, 16, 16, 0)
+    for num_steps in (0, 16, 16, 0):
+        round = make_round(state("exact"), num_draft_steps=num_steps, num_rows=5)
+        draft_ms = 2.0 + num_steps
+        round.seconds = {"draft": draft_ms / 1000, "verify": 0.008}
+        costs.learn(round, by_head=True)
+    assert costs.head.ms(1, 5, 1) == pytest.approx(10.0, rel=0.02)
 
 
 def test_a_few_of_many_requests_do_not_decide_a_trial():

@@ -194,8 +194,9 @@ def test_a_fingerprint_changes_with_what_may_change_results_alone():
         config.prove = prove
         return fingerprint(SimpleNamespace(**flags), config, [runner])
 
-    one = of(dtype="auto", port=1, api_key="a")
-    assert one == of(dtype="auto", port=2, api_key="b", prove="full")
+    one = of(dtype="auto", port=1, api_key="a", _launch_command="--port 1")
+    other = {"port": 2, "api_key": "b", "_launch_command": "--port 2"}
+    assert one == of(dtype="auto", **other, prove="full")
     assert one != of(dtype="half", port=1, api_key="a")
     model.to_json_string = lambda: '{"layers": 2}'
     assert one != of(dtype="auto", port=1, api_key="a")
