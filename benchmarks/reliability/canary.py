@@ -9,7 +9,7 @@ from benchmarks.reliability.cases import GENERATE, Case
 from benchmarks.reliability.traffic import answer, difference, greedy
 from sglang_parse.embedded.task import make_problems
 
-NUM_CANARIES = 4
+NUM_CANARIES = 2
 SEED = 77
 
 

@@ -163,6 +163,9 @@ FLAGS = {
     # The ranks have to agree on what a draft in text becomes.
     "other-ranks": (*COMMON, *OTHER, *EAGLE, "--tp", "2"),
 }
+# Servers that prove their fast paths at start, as users' do; so do those of
+# test_fast_paths.py, which sees faults found.
+PROVING = ("parse", "default", "ranks")
 WRITTEN = {
     "permuted": partial(write_permuted_draft, names=OTHER_MARKERS),
     "short": partial(write_short_draft, most=SHORT),
@@ -230,6 +233,8 @@ class ServerPool:
             if name in WRITTEN:
                 draft = WRITTEN[name](self.log_dir / name)
                 flags = (*flags, "--speculative-draft-model-path", str(draft))
+            if "PARSE" in flags and name not in PROVING:
+                flags = (*flags, "--speculative-parse-prove", "off")
             process = WarmServer(flags, name, self.log_dir / f"{name}.log")
         self.alive[name] = process
         process.start()

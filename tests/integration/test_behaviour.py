@@ -306,7 +306,7 @@ def test_context_end_of_several_requests_at_once(target, parse, tokenizer):
 )
 def test_unicode_prompt_equals_target(target, parse, text):
     """Red if cut characters in a prompt or a draft break the segmenter."""
-    sampling = {"max_new_tokens": 40, "ignore_eos": True}
+    sampling = {"max_new_tokens": 20, "ignore_eos": True}
     expected = outcome(target.generate(text, **sampling))
     for custom in AS_TARGET.values():
         assert outcome(parse.generate(text, custom=custom, **sampling)) == expected

@@ -20,7 +20,7 @@ CONFIG = {
     "server_args": ["--max-running-requests", "32"],
     "concurrency": [4],
     "warm_up": 1,
-    "datasets": [{"name": "embedded", "problems": 12}],
+    "datasets": [{"name": "embedded", "problems": 8}],
     "arms": ["target", "cascade", "exact", "parse"],
 }
 

@@ -147,7 +147,7 @@ def draft_of(result) -> tuple:
 def test_answers_are_those_without_the_head(served, prompts):
     """Red if a draft, its verdicts or the answer depend on the head."""
     found = [
-        served[name][0].generate_all(prompts, 1, custom={"parse_report": True})
+        served[name][0].generate_all(prompts[:12], 1, custom={"parse_report": True})
         for name in ("without", "with")
     ]
     without, with_head = ([draft_of(r) for r in results] for results in found)
@@ -161,14 +161,15 @@ def test_drafts_are_those_of_the_plain_loop(
 ):
     """Red if a token that the draft model would not have written is drafted."""
     server, log = served[name]
+    asked = prompts[: max(8, NUM if concurrency > 1 else NUM // 3)]
     if name == "twice-by-runs" and concurrency == 1:  # pays after about 30 answers
         warm_up = [chat_ids(tokenizer, p.prompt) for p in make_problems(40, seed=7)]
         server.generate_all(warm_up, 8)
     before = len(told(log))
-    server.generate_all(prompts, concurrency)
+    server.generate_all(asked, concurrency)
     words = told(log)[before:]
     assert not [w for w in words if w[0] == "differ"]
-    assert sum(int(w[0]) for w in words if w[1:] == ["compared"]) >= len(prompts)
+    assert sum(int(w[0]) for w in words if w[1:] == ["compared"]) >= len(asked)
 
 
 def test_the_head_halves_the_drafts_steps(served, prompts):

@@ -66,7 +66,7 @@ def test_the_head_of_an_answer_is_the_targets(parse, prompts, expected, draft, n
 
 @pytest.mark.parametrize(
     ("mode", "num", "concurrency"),
-    [("exact", 6, 1), ("exact", 16, 16), ("off", 2, 1), ("off", 8, 8)],
+    [("exact", 6, 1), ("exact", 16, 16), ("off", 2, 1)],
 )
 def test_exact_and_off_equal_target(parse, prompts, expected, mode, num, concurrency):
     """Red if token-level verification emits a token the target did not choose.
@@ -111,7 +111,7 @@ def test_exact_mode_equals_target_under_default_flags(
 
 
 SAMPLED = {"temperature": 3.0, "top_k": 2, "max_new_tokens": 6, "ignore_eos": True}
-NUM_SAMPLED, WIDTH = 1200, 4
+NUM_SAMPLED, WIDTH = 600, 4
 # 99.99th percentile of chi-square by degrees of freedom.
 CHI_SQUARE_LIMITS = {4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9, 8: 31.8, 9: 33.7, 10: 35.6}
 RARE = 5  # outcomes expected less often count as one

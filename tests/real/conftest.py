@@ -27,8 +27,10 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 OTHER_CONTEXT = 2048  # what the draft with another tokenizer reads
 POOL = (
     *("--max-total-tokens", "24576", "--max-running-requests", "16"),
-    *("--chunked-prefill-size", "1024"),
+    *("--chunked-prefill-size", "1024", "--skip-server-warmup"),
 )
+# To prove fast paths takes a minute here, and integration tests do.
+UNPROVEN = ("--speculative-parse-prove", "off")
 TOOL_CALLS = ("--tool-call-parser", "qwen25")
 
 
@@ -56,6 +58,7 @@ def servers(models, tmp_path_factory):
         return
     target = ("--model-path", str(models.target), *POOL, *TOOL_CALLS)
     parse = ("--speculative-algorithm", "PARSE", "--speculative-parse-mode", "exact")
+    parse += UNPROVEN
     # On a busy machine measured times may say that no draft pays.
     parse += ("--no-speculative-parse-adaptive", "--speculative-parse-window", "4")
     draft = ("--speculative-draft-model-path", str(models.draft))
@@ -91,6 +94,7 @@ def drafters(servers, models, tmp_path_factory):
     flags = (
         *("--model-path", str(models.target), *POOL),
         *("--speculative-algorithm", "PARSE", "--no-speculative-parse-adaptive"),
+        *UNPROVEN,
         *("--speculative-parse-drafters", "ngram,remote,model"),
         *("--speculative-parse-draft-url", f"{servers['target'].url}/v1"),
         *("--speculative-draft-model-path", str(OTHER_DRAFT_PATH)),

@@ -188,16 +188,15 @@ def errors_under(target, ours, theirs) -> list[int]:
     return [i for i, (a, b) in enumerate(pairs) if outcome(a) != outcome(b)]
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_tool_calls_arrive_as_from_the_target_alone(target, parse, is_streamed):
+def test_tool_calls_arrive_as_from_the_target_alone(target, parse):
     """Red if a call, its arguments, prose before it or a count differ from the stock
     server's, where a step has several tokens of them. A grammar gives the words."""
     calls = call("get_weather", NESTED) + "\n" + call("get_time")
     answer = "Let me look.\n" + calls
     body = {"tools": TOOLS, "regex": re.escape(answer), "messages": ASKED}
     body |= {"max_tokens": 300}
-    found, usage = answered(parse, is_streamed, **body)
-    expected, counts = answered(target, is_streamed, **body)
+    found, usage = answered(parse, True, **body)
+    expected, counts = answered(target, True, **body)
     assert found == expected
     _, text, calls = found
     assert text == "Let me look." and len(calls) == 2

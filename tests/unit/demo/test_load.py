@@ -152,6 +152,6 @@ def test_measure_names_a_server_that_is_not_there(monkeypatch):
 def test_a_tokenizer_that_only_the_server_has_is_one_sentence(monkeypatch):
     """Red if a server that was started with a relative path ends a command in another
     folder with words about huggingface.co."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"no tokenizer at 'target' here.*whole path"):
         load.load_tokenizer("target")
