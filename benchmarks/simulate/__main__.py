@@ -6,7 +6,6 @@ scenarios of `scenarios.py`; `--only "good c=1"` picks the scenarios by name.
 
     python -m benchmarks.simulate bound --out bound.jsonl
     python -m benchmarks.simulate followed
-    python -m benchmarks.simulate middle
     python -m benchmarks.simulate regret --oracle oracle.json --out regret.jsonl
     python -m benchmarks.simulate plot bound.jsonl --svg bound.svg
 
@@ -26,16 +25,11 @@ from benchmarks.simulate.report import (
     bound_table,
     followed_row,
     followed_table,
-    middle_row,
-    middle_table,
     plot_bound,
     regret_row,
     regret_table,
 )
 from benchmarks.simulate.scenarios import PAIRS, scenarios
-
-# Pairs, and a model of the same family that is smaller than the pair's draft.
-CHAINS = (("235b+8b-h100-tp8", "qwen3-0.6b"), ("32b+1.7b-h200", "qwen3-0.6b"))
 
 
 def main() -> None:
@@ -70,12 +64,6 @@ def parser() -> argparse.ArgumentParser:
     followed.add_argument("--head", choices=("EAGLE-3", "MTP"), default="EAGLE-3")
     followed.add_argument("--out", type=Path)
     followed.set_defaults(command=followed_command)
-    middle = commands.add_parser("middle", help="a model between draft and target")
-    middle.add_argument("--agreement", nargs="+", type=float, default=[0.7, 0.9])
-    middle.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
-    middle.add_argument("--kept", type=float, default=0.9)
-    middle.add_argument("--out", type=Path)
-    middle.set_defaults(command=middle_command)
     regret = commands.add_parser("regret", help="against the best fixed setting")
     regret.add_argument("--only", default="", help="scenarios whose name holds this")
     regret.add_argument("--oracle", type=Path, help="settings found before; kept here")
@@ -124,19 +112,6 @@ def followed_command(args: argparse.Namespace) -> None:
             kind=args.head,
         )
         print(followed_table([row], header=not rows), flush=True)
-        rows.append(row)
-    write(args.out, rows)
-
-
-def middle_command(args: argparse.Namespace) -> None:
-    rows: list[dict[str, Any]] = []
-    for (pair, small), agreement, concurrency in product(
-        CHAINS, args.agreement, args.concurrency
-    ):
-        row = middle_row(
-            pair, small, agreement=agreement, concurrency=concurrency, kept=args.kept
-        )
-        print(middle_table([row], header=not rows), flush=True)
         rows.append(row)
     write(args.out, rows)
 

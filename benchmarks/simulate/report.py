@@ -8,13 +8,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.simulate.costs import GpuCosts
 from benchmarks.simulate.drafts import Drafts
-from benchmarks.simulate.middle import Chain
 from benchmarks.simulate.oracle import Setting, best_fixed, run_fixed
 from benchmarks.simulate.scenarios import bound, pair_costs
 from benchmarks.simulate.world import Result, Scenario, World, target_alone
-from sglang_parse.cli.estimate import ModelShape
 
 Row = dict[str, Any]
 KINDS = ("judged", "recovering", "followed", "plain")
@@ -178,49 +175,6 @@ def regret_table(rows: Sequence[Row], *, header: bool) -> str:
         lines.append(
             f"| {row['scenario']} | {row['speedup']:.2f}x | {row['oracle']:.2f}x "
             f"| {row['setting']} | {row['regret']:.1%} | {times} |"
-        )
-    return "\n".join(lines)
-
-
-def middle_row(
-    pair: str, small: str, *, agreement: float, concurrency: int, kept: float
-) -> Row:
-    """A pair with a small model before its draft, and what the pair could reach at most
-    if the small model's drafts were as good as the middle one's, at no further cost."""
-    costs = pair_costs(pair)
-    assert isinstance(costs, GpuCosts)
-    chain = Chain(costs, ModelShape.find(small), agreement)
-    steps, chain_ms = chain.best(concurrency)
-    free = replace(costs, draft=chain.small)
-    return {
-        "pair": pair,
-        "small": small,
-        "agreement": agreement,
-        "concurrency": concurrency,
-        "alone_ms": costs.step_ms(concurrency),
-        "small_ms": free.step_ms(concurrency),
-        "steps": steps,
-        "chain_ms": chain_ms,
-        "bound": bound(costs, concurrency, kept),
-        "free_bound": bound(free, concurrency, kept),
-    }
-
-
-def middle_table(rows: Sequence[Row], *, header: bool) -> str:
-    """Markdown; all figures are simulated."""
-    lines = []
-    if header:
-        lines = [
-            "| pair | small model | agreement | c | ms a token: middle alone | small "
-            "alone | small, then middle | bound | bound if judging were free |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-    for row in rows:
-        lines.append(
-            f"| {row['pair']} | {row['small']} | {row['agreement']} "
-            f"| {row['concurrency']} | {row['alone_ms']:.2f} | {row['small_ms']:.2f} "
-            f"| {row['chain_ms']:.2f}, {row['steps']} steps | {row['bound']:.2f}x "
-            f"| {row['free_bound']:.2f}x |"
         )
     return "\n".join(lines)
 

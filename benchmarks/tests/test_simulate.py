@@ -11,7 +11,6 @@ import pytest
 from benchmarks.simulate.costs import MeasuredCosts
 from benchmarks.simulate.drafts import WRONG, Drafts, error_rate
 from benchmarks.simulate.measure import leaving_rate
-from benchmarks.simulate.middle import MOST_STEPS, Chain
 from benchmarks.simulate.oracle import Setting, run_fixed
 from benchmarks.simulate.scenarios import (
     PAIRS,
@@ -23,7 +22,6 @@ from benchmarks.simulate.validate import compare, drafts_of
 from benchmarks.simulate.waves import compare as compare_waves
 from benchmarks.simulate.waves import table as waves_table
 from benchmarks.simulate.world import Scenario, World, target_alone
-from sglang_parse.cli.estimate import ModelShape
 
 REPOSITORY = Path(__file__).parents[2]
 COSTS = pair_costs("32b+1.7b-h200")
@@ -81,27 +79,6 @@ def test_arrivals_wait_while_a_round_runs():
     result = world.run()
     assert max(result.waits_ms) > 50
     assert len(world.active) <= 4
-
-
-def test_a_chain_costs_what_its_tokens_cost():
-    """Red if the tokens of a cycle are not those that a chance of agreement gives, or
-    a pass of the middle model is left out: a middle model would seem to pay."""
-    chain = Chain(COSTS, ModelShape.find("qwen3-0.6b"), 0.7)
-    rng, steps, tokens = random.Random(3), 4, 0
-    for _ in range(20_000):
-        tokens += 1
-        for _ in range(steps):
-            if rng.random() >= chain.agreement:
-                break
-            tokens += 1
-    inner = chain.inner
-    assert inner.plain_ms(1) < COSTS.plain_ms(1)
-    spent = steps * inner.step_ms(1) + inner.pass_ms(steps + 1, 1) + inner.host_ms(1)
-    expected = spent * 20_000 / tokens
-    assert chain.cycle_ms(steps, 1) == pytest.approx(expected, rel=0.02)
-    always = replace(chain, agreement=1.0)
-    assert always.best(1)[0] == MOST_STEPS
-    assert always.best(1)[1] < chain.best(1)[1] < replace(chain, agreement=0).best(1)[1]
 
 
 def test_there_are_24_scenarios():
