@@ -111,7 +111,7 @@ def test_exact_mode_equals_target_under_default_flags(
 
 
 SAMPLED = {"temperature": 3.0, "top_k": 2, "max_new_tokens": 6, "ignore_eos": True}
-NUM_SAMPLED, WIDTH = 600, 4
+NUM_SAMPLED, WIDTH = 1200, 4
 # 99.99th percentile of chi-square by degrees of freedom.
 CHI_SQUARE_LIMITS = {4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9, 8: 31.8, 9: 33.7, 10: 35.6}
 RARE = 5  # outcomes expected less often count as one
