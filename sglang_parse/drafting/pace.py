@@ -69,7 +69,8 @@ class _Load:
         del self._trial[0]
         self._num_tried += 1
         if self._num_tried > 2 and self._is_hopeless(most):
-            self._trial = [length for length in self._trial if length < most]
+            ended = [n for n in LENGTHS if n >= most] if most else [0]
+            self._trial = [length for length in self._trial if length not in ended]
         if most not in self._trial:
             self._num_tried = 0
 

@@ -23,7 +23,7 @@ def test_blocks_are_those_of_plain_pytorch(tmp_path, markov):
 
 
 def test_as_many_tokens_of_a_block_are_kept_as_sglangs_worker_keeps():
-    """Red if SGLang's worker, which refuses a CPU, would keep another number of the
+    """Red if SGLang's worker, which needs a GPU, would keep another number of the
     same block's tokens in front of the same choices of the target, or write another
     token behind them. With the test above: the accept length is that of its worker."""
     from sglang.kernels.ops.speculative.dflash import (

@@ -157,6 +157,9 @@ def test_the_clock_decides_for_each_load(monkeypatch):
     # The card is slow with long chains from now on, and a later trial sees it.
     found = [run(16, {**slow_together, 1: 900.0}) for _ in range(3 * PERIOD)]
     assert found[-1] == 1
+    # Or shorter ones get faster than those in use, while none are far slower.
+    found = [run(1, {**fast_alone, 1: 900.0}) for _ in range(3 * PERIOD)]
+    assert found[-1] == 1
 
 
 @pytest.mark.parametrize("num_phases", [2500, 10 * PERIOD])
